@@ -1,22 +1,25 @@
 r"""Fig. 2 and 3 of Nyströmformer: a softmax matrix, the three factors of its approximation, and their product.
 
 $S = \mathrm{softmax}(Q K^\top / \sqrt d)$ is approximated by $\hat S = F Z B$ (eq. 15) with 64 segment means and six
-iterations for the inverse, in float64. Of each head, all entries of both matrices taken as two long vectors:
+iterations for the inverse, in float64. For each head, these compare the two matrices:
 
-- the cosine similarity and Pearson's correlation of the two,
-- the relative error $\|\hat S - S\|_F / \|S\|_F$,
-- the total variation $\tfrac12 \sum_j |\hat S_{ij} - S_{ij}|$ of a row, mean over the rows; rows of S sum to 1 and
-  those of $\hat S$ nearly so, and were no entry negative it would be the part of the weight that is elsewhere.
+- the cosine similarity and Pearson's correlation of all entries, taken as two long vectors;
+- the relative error $\|\hat S - S\|_F / \|S\|_F$;
+- the total variation $\tfrac12 \sum_j |\hat S_{ij} - S_{ij}|$ of a row, averaged over the rows. Rows of S sum to 1 and
+  those of $\hat S$ nearly so. If no entry were negative, this would be the share of the weight that falls on other
+  tokens.
 
-Rows hold the mean over the heads and texts of a layer, and quartiles. Beside Nyström attention they are of near_far's
-matrix with its defaults, on which no claim rests.
+Rows hold the mean over the heads and texts of a layer, with quartiles. The matrix of near_far is measured beside that
+of Nyström attention, with near_far's default options except `exact_up_to=0`: at 512 tokens it would otherwise be exact.
+No claim rests on it.
 
-Claim and the rule that decides on it, for pretrained weights:
+Claim, and the rule that decides it, for pretrained weights:
 
-- "The attention patterns are quite similar": in at least half of the heads the cosine similarity is at least 0.9; where
-  half is within what is known of the share (`nystrom_lab.studies.reproduce.known`), the rows cannot tell.
+- "The attention patterns are quite similar": the cosine similarity is at least 0.9 in at least half of the heads. It is
+  undecided if one half lies within the uncertainty of the share (`nystrom_lab.studies.reproduce.known`).
 
-Fig. 2 illustrates and claims nothing; it shows the head, of the six of Fig. 3, whose similarity is the third smallest.
+Fig. 2 illustrates and claims nothing. Of the six heads of Fig. 3, it shows the one whose similarity is the third
+smallest.
 
 Source: Xiong et al. (2021), arXiv:2102.03902, eq. 13 and 15, Fig. 2 and 3, without numbers.
 """
@@ -48,7 +51,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _LANDMARKS, _LIKE = 64, 0.9
-# With their landmarks.
+# Methods, with their numbers of landmarks.
 _METHODS = {"nystrom": _LANDMARKS, "near_far": None}
 _COSINE, _CORRELATION = "cosine similarity", "correlation"
 _ERROR, _VARIATION = "relative error of the matrix", "total variation of a row"
@@ -85,7 +88,7 @@ def _measure(heads: LayerHeads, folder: Path) -> Iterable[Row]:
 def similarity(
     exact: Float[Tensor, "b h n s"], approximate: Float[Tensor, "b h n s"]
 ) -> dict[str, Float[Tensor, "b h"]]:
-    """How alike the matrices of each head are, by the names of quantities."""
+    """Measures of how alike the two matrices of each head are, by the names of quantities."""
     x, y = exact.flatten(-2), approximate.flatten(-2)
     cosine = torch.cosine_similarity(x, y, dim=-1)
     about = [each - each.mean(dim=-1, keepdim=True) for each in (x, y)]
@@ -122,7 +125,7 @@ def _tables(rows: Sequence[Row]) -> Sequence[Table]:
 
 
 def _only(rows: Sequence[Row], quantity: str, method: str, **words: str) -> Row:
-    """The one row of a method, over all layers that the words leave."""
+    """The one row of a method, averaged over all layers with these facts."""
     of = over_layers(row for row in rows_of(rows, quantity, **words) if row.method == method)
     return only_row(of, f"{quantity} of {method} {words or ''}".strip())
 

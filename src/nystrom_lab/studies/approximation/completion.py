@@ -1,28 +1,33 @@
 r"""Lemma 1 of Skyformer and eq. 4: which matrices of queries and keys are positive semi-definite.
 
-With $X = (Q; K)$ the 2n queries and keys of a head and c the scale of the scores, of each head:
+With $X = (Q; K)$ the 2n queries and keys of a head and c the scale of the scores, these are measured for each head:
 
-- "softmax kernel, Q": $\mathrm{SM}(Q, Q) = \exp(c\, Q Q^\top)$, Lemma 1,
-- "softmax kernel, completed": $\mathrm{SM}(X, X)$, eq. 4 with that kernel,
-- "Gaussian, completed": $\kappa(X, X)$, eq. 4 as Skyformer takes it,
-- "Gaussian": the scores $C = \kappa(Q, K)$ themselves, "softmax": $S = D^{-1} \mathrm{SM}(Q, K)$, and "softmax,
-  completed": $D^{-1} \mathrm{SM}(X, X)$, the softmax matrix of all 2n tokens.
+- "softmax kernel, Q": $\mathrm{SM}(Q, Q) = \exp(c\, Q Q^\top)$, Lemma 1;
+- "softmax kernel, completed": $\mathrm{SM}(X, X)$, eq. 4 with that kernel;
+- "Gaussian, completed": $\kappa(X, X)$, eq. 4 as Skyformer takes it;
+- "Gaussian": the scores $C = \kappa(Q, K)$ themselves;
+- "softmax": $S = D^{-1} \mathrm{SM}(Q, K)$;
+- "softmax, completed": $D^{-1} \mathrm{SM}(X, X)$, the softmax matrix of all 2n tokens.
 
-The last three are not symmetric: $x^\top M x \ge 0$ for every x is asked of their symmetric part. The first three are
-so by $\mathrm{SM}(x, y) = e^{c \|x\|^2 / 2} \kappa(x, y)\, e^{c \|y\|^2 / 2}$ and Bochner's theorem. Measured is the
-smallest eigenvalue over the largest one in size, in float64. With N rows it is known to about
-$N \epsilon\, (1 + c \max \|x\|^2)$, since the exponents round with the norms: a matrix is positive semi-definite but
-for rounding where it is not below minus four times that.
+The last three are not symmetric: whether $x^\top M x \ge 0$ for every x is decided by their symmetric part. The first
+three are positive semi-definite by $\mathrm{SM}(x, y) = e^{c \|x\|^2 / 2} \kappa(x, y)\, e^{c \|y\|^2 / 2}$ and
+Bochner's theorem.
 
-Inputs are real heads and made ones: random tokens, every token twice, keys opposite to the queries, long tokens,
-tokens in a small cluster, and tokens that a gradient descent on the smallest eigenvalue of each matrix has found.
+Measured is the smallest eigenvalue over the largest in absolute value, in float64. For a matrix of N rows its rounding
+error is about $N \epsilon\, (1 + c \max \|x\|^2)$, since the exponents are rounded in proportion to the norms. Four
+times that is the "rounding" of the rows. A value below minus the rounding shows that a matrix is not positive
+semi-definite.
 
-Claims and the rules that decide on them:
+Inputs are real heads and synthetic ones: random tokens, every token twice, keys opposite to the queries, long tokens,
+tokens in a small cluster, and tokens found by gradient descent on the smallest eigenvalue of each matrix.
 
-- Lemma 1: no head of any kind of input has a smallest eigenvalue below rounding; and eq. 4, the same of the Gaussian
-  scores completed. It cannot be told where a kind of input is missing or rounding is above $10^{-6}$.
-- Both attention matrices are "non-PSD": in at least three quarters of the real heads S and C are below rounding;
-  refused where one of them is in a quarter at most.
+Claims, and the rule that decides each:
+
+- Lemma 1: for no kind of input is the value of $\mathrm{SM}(Q, Q)$ below minus the rounding in any head.
+- Eq. 4: the same for the completed Gaussian scores. Either claim is undecided where a kind of input is missing, or
+  where the rounding is above $10^{-6}$.
+- Both attention matrices are "non-PSD": in at least three quarters of the real heads the value is below minus the
+  rounding, for S and for C. It is refuted if for one of them this is so in at most a quarter.
 
 Source: Chen et al. (2021), arXiv:2111.00035, Lemma 1 and eq. 4. Its inline Gaussian lacks the minus sign.
 """
@@ -72,7 +77,7 @@ def matrices(q: _Heads, k: _Heads) -> dict[str, Float[Tensor, "t r r"]]:
 
 
 def least_eigenvalue(matrix: Float[Tensor, "t r r"]) -> Float[Tensor, " t"]:
-    """The smallest eigenvalue of each matrix over the largest in size."""
+    """The smallest eigenvalue of each matrix over the largest in absolute value."""
     values = torch.linalg.eigvalsh(matrix)
     return values[:, 0] / values.abs().amax(dim=-1)
 
@@ -97,8 +102,8 @@ def eigenvalue_rows(q: _Heads, k: _Heads, inputs: str, *, layer: int | None = No
     Args:
         q: Queries, in float64.
         k: As many keys.
-        inputs: What the rows call them.
-        layer: Of an encoder.
+        inputs: Their name in the rows.
+        layer: Their layer in an encoder.
     """
     for name, matrix in matrices(q, k).items():
         yield from _rows_of(name, matrix, torch.cat([q, k], dim=1), inputs, layer)
@@ -120,7 +125,7 @@ def _rows_of(
 
 
 def made_heads(inputs: str) -> tuple[_Heads, _Heads]:
-    """Queries and keys of one of the kinds that are drawn."""
+    """Queries and keys of one of the kinds of drawn input."""
     q, k = torch.randn(2, 8, 64, 32, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     return {
         "random": (q, k),
@@ -143,12 +148,12 @@ def _measure_searched(folder: Path) -> Iterable[Row]:
 
 
 def searched(x: Float[Tensor, "t s d"], which: str, *, steps: int = 100) -> Float[Tensor, "t s d"]:
-    """Queries and keys moved against the smallest eigenvalue of a matrix, by Adam.
+    """Queries and keys that Adam has moved towards a smaller least eigenvalue of a matrix.
 
     Args:
-        x: Where to start, the queries above the keys.
+        x: Tokens to start from, the queries above the keys.
         which: Name of the matrix.
-        steps: How many.
+        steps: Number of steps.
     """
     x, half = x.clone().requires_grad_(), x.shape[1] // 2
     optimizer = torch.optim.Adam([x], lr=0.05)

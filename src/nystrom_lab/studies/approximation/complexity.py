@@ -1,33 +1,35 @@
 r"""Counted multiplications and stored numbers of every method over n and m, beside the formulas.
 
-One sequence, one head, $d = d_v = 64$, float32, forward. Multiplications are those of products, and stored numbers the
-peak beyond the inputs, as `nystrom_lab.measure.counting` defines both; every number is counted, none is timed. m is
-what a method's cost grows with: landmarks, features, mixtures, queries and samples, the window; the options of reformer
-and bigbird are the defaults, and linear has none.
+One sequence, one head, $d = d_v = 64$, float32, forward pass. Multiplications are those of matrix products, and stored
+numbers are the peak beyond the inputs, both as defined by `nystrom_lab.measure.counting`. Everything is counted, and
+nothing is timed. m is what the cost of a method grows with: landmarks, features, mixtures, queries and samples, or the
+window. reformer and bigbird have their default options, and linear has none.
 
 Nyströmformer's formulas are $n + m^3 + n m^2 + m n d_v$ multiplications and $m d + nm + m^2 + mn + n d_v$ stored
 numbers (section 3, "Complexity analysis"), up to a constant. This library multiplies the inverse with the m x $d_v$
-result of the right factor rather than with the n x m left one, so that $n m^2$ does not arise; by hand it needs, in the
+result of the right factor rather than with the n x m left factor, so $n m^2$ does not arise. By hand it needs, in the
 order of the computation,
 $$\underbrace{m^2 d}_{\tilde Q \tilde K^\top} + \underbrace{6 \cdot 4\, m^3}_{\text{eq. 14}} +
 \underbrace{m n d}_{\tilde Q K^\top} + \underbrace{m n d_v}_{\cdot V} + \underbrace{m^2 d_v}_{Z \cdot} +
 \underbrace{n m d}_{Q \tilde K^\top} + \underbrace{n m d_v}_{\cdot}.$$
-Softmax attention has $n^2 d + n^2 d_v$. The exponent of a count is the slope of its logarithm over that of n, by least
-squares over the three longest n; those are 128 m at least at the small size, since the claims are for m far below n.
-Quadratic methods end earlier. Counts have no noise; where a claim has no rows, a count has fewer than three lengths, or
-those are below 32 m, the rule cannot tell.
+Softmax attention needs $n^2 d + n^2 d_v$.
 
-Claims and the rules that decide on them:
+The exponent of a count is the slope of its logarithm over that of n, by least squares over the three longest n. At the
+small size these are at least 128 m, since the claims are for m far below n. Quadratic methods are counted up to a
+shorter n.
+
+Claims, and the rule that decides each. Counts have no noise. A claim is undecided where it has no rows, a count has
+fewer than three lengths, or the three longest n are below 32 m.
 
 - Nyströmformer "scales linearly": the exponents of multiplications and stored numbers are at most 1.05, at every m.
-  The numbers beside are the exponents at n up to 2048, where the terms of m alone weigh.
+  The verdict also has the exponents up to n = 2048, where the terms in m alone weigh.
 - Its multiplications are $O(n + m^3 + n m^2 + m n d_v)$, and its memory is $O(m d + nm + m^2 + mn + n d_v)$: at every m
-  they grow with n no faster than that, by an exponent that is at most .05 above the formula's. The numbers beside are
-  how many times the formula they are.
-- Softmax attention is quadratic: the exponent of its multiplications is within 1.95 and 2.05, as is that of the numbers
-  stored by the materialised form.
-- The count by hand is what is counted: for nystrom and softmax in every cell.
-- Besides softmax and kernelized no method takes more than linear time: its exponent of multiplications is at most
+  they grow with n no faster than that; their exponent is at most 0.05 above that of the formula. The verdict also has
+  the ratios of the counts to the formula.
+- Softmax attention is quadratic: the exponent of its multiplications is between 1.95 and 2.05, as is that of the
+  numbers stored by the materialised form.
+- The count by hand equals the counted one, for nystrom and softmax in every cell.
+- Besides softmax and kernelized, no method takes more than linear time: its exponent of multiplications is at most
   1.05.
 - The costs in the table of methods agree: evaluated at the same sizes, their exponents are within 0.05 of the counted
   ones.
@@ -65,10 +67,10 @@ MULTIPLICATIONS, STORED = "multiplications", "stored numbers"
 COST, HAND = "cost in the table of methods", "multiplications by hand"
 PAPER, PAPER_STORED = "n + m^3 + n m^2 + m n d_v", "m d + 2 n m + m^2 + n d_v"
 _WIDTH, _STEPS = 64, 6
-# Exponents up to which a count is linear and between which two are one, and how many times m the n of a claim are.
+# The largest exponent of a linear count, the largest gap of equal exponents, and the least n of a claim over m.
 _LINEAR, _APART, _FAR = 1.05, 0.05, 32
 _DEFAULTS = ("reformer", "bigbird")
-# The longest n of quadratic methods; materialised scores have a quarter of a gigabyte there.
+# The longest n of quadratic methods; materialised scores take a quarter of a gigabyte there.
 _LIMITS = {"softmax": 16384, "kernelized": 16384, "softmax-materialised": 8192}
 
 
@@ -106,7 +108,7 @@ def count_rows(n: int, sizes: Sequence[int]) -> Iterable[Row]:
             torch.manual_seed(0)
             heads = build_attention(method.partition("-")[0], num_heads=1, head_dim=_WIDTH, **options).eval()
             call = partial(heads, q, k, v)
-            # What a first call sets up is not its own.
+            # Leaves what the first call sets up out of the count.
             call()
             yield row(MULTIPLICATIONS, method, count_multiplications(call), m)
             yield row(STORED, method, count_stored_numbers(call), m)
@@ -120,7 +122,7 @@ def count_rows(n: int, sizes: Sequence[int]) -> Iterable[Row]:
 
 
 def count_by_hand(n: int, m: int) -> int:
-    """Multiplications of Nyström attention by hand, see above."""
+    """Multiplications of Nyström attention, counted by hand as in the docstring of this module."""
     return 4 * n * m * _WIDTH + 2 * m**2 * _WIDTH + _STEPS * 4 * m**3
 
 
@@ -128,7 +130,7 @@ def cost_of(words: str, letters: Mapping[str, float]) -> float:
     """The value of a cost such as "(n + s) m d + m^3".
 
     Args:
-        words: Sums of products that are written side by side, with brackets, powers, and log of a letter.
+        words: Sums of products, whose factors stand side by side, with brackets, powers, and log of a letter.
         letters: Values of the names in it.
     """
     return _total(iter(re.findall(r"\w+|[()+^]", words)), letters)
@@ -154,7 +156,7 @@ def _total(tokens: Iterator[str], letters: Mapping[str, float]) -> float:
 
 
 def _cells(n: int, sizes: Sequence[int]) -> Iterable[tuple[str, int | None]]:
-    """Methods with the sizes that are counted."""
+    """Methods with the sizes at which they are counted."""
     for method in (*METHODS, "softmax-materialised"):
         sized = method in SIZES and method not in _DEFAULTS
         if n <= _LIMITS.get(method, n):
@@ -170,14 +172,14 @@ def _options(method: str, n: int, m: int | None) -> dict[str, object]:
 
 
 def _letters(method: str, n: int, m: int | None, options: Mapping[str, object]) -> dict[str, float]:
-    """Values of the names in the cost of a method: its options', and those of the shapes."""
+    """Values of the names in the cost of a method: its options and the letters of the shapes."""
     full = asdict(METHODS[method.partition("-")[0]].options(**options))
     numbers = {name: float(value) for name, value in full.items() if isinstance(value, int)}
     return numbers | {"n": n, "s": n, "d": _WIDTH, "m": m or 0}
 
 
 def slope(points: Mapping[int, float]) -> float:
-    """The exponent of a count over n, from the three longest."""
+    """The exponent of a count over n, from the three longest n."""
     longest = sorted(points)[-3:]
     return linear_regression([math.log(n) for n in longest], [math.log(points[n]) for n in longest]).slope
 
@@ -226,7 +228,7 @@ def _verdicts(rows: Sequence[Row]) -> Sequence[Verdict]:
         Verdict(
             "Nyströmformer scales linearly in time and memory.",
             _at_most(ours, _LINEAR),
-            f"its exponents are {_range(ours)} at the longest n, and {_range(early)} to n = 2048.",
+            f"its exponents are {_range(ours)} at the longest n, and {_range(early)} up to n = 2048.",
         ),
         Verdict(
             "Its multiplications are O(n + m^3 + n m^2 + m n d_v).",
@@ -244,27 +246,27 @@ def _verdicts(rows: Sequence[Row]) -> Sequence[Verdict]:
             f"its exponents are {_range(square)}.",
         ),
         Verdict(
-            "The counts by hand are what is counted.",
+            "The counts by hand equal the counted ones.",
             most(ratio == 1 for ratio in exact),
-            f"in {sum(ratio == 1 for ratio in exact)} of {len(exact)} cells of nystrom and softmax.",
+            f"they are equal in {sum(ratio == 1 for ratio in exact)} of {len(exact)} cells of nystrom and softmax.",
         ),
         Verdict(
             "Besides softmax and kernelized no method takes more than linear time.",
             _at_most(linear.values(), _LINEAR),
-            f"so {sum(value <= _LINEAR for value in linear.values())} of {len(linear)}"
-            f"{'; not ' if bent else ''}{', '.join(bent)}.",
+            f"{sum(value <= _LINEAR for value in linear.values())} of {len(linear)} methods and sizes take at most "
+            f"linear time{'; not ' if bent else ''}{', '.join(bent)}.",
         ),
         Verdict(
             "The costs in the table of methods have the counted exponents.",
             _at_most(apart.values(), _APART),
-            f"for {sum(gap <= _APART for gap in apart.values())} of {len(apart)}{'; ' if away else ''}"
-            f"{', '.join(away)}.",
+            f"{sum(gap <= _APART for gap in apart.values())} of {len(apart)} methods and sizes agree"
+            f"{'; counted for stated: ' if away else ''}{', '.join(away)}.",
         ),
     ]
 
 
 def _told(rows: Sequence[Row], quantity: str) -> dict[tuple[str, int | None], float]:
-    """Exponents at the three longest n; NaN where there are fewer, or they are not far above m."""
+    """Exponents over the three longest n; NaN where there are fewer, or where they are not far above m."""
     slopes = _slopes(rows, quantity)
     return {
         cell: slopes[cell] if cell in slopes and min(sorted(points)[-3:]) >= _FAR * (cell[1] or 0) else math.nan
@@ -287,7 +289,7 @@ def _named(cell: tuple[str, int | None]) -> str:
 
 
 def _ratios(rows: Sequence[Row], quantity: str, formula: str) -> list[float]:
-    """Counts over what a formula gives, in every cell that has both."""
+    """Ratios of counts to a formula, in every cell that has both."""
     counts, formulas = _counts(rows, quantity), _counts(rows, formula)
     return [counts[cell][n] / value for cell, of in formulas.items() for n, value in of.items()]
 

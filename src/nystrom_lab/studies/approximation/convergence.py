@@ -1,15 +1,18 @@
 r"""How the iteration for the pseudoinverse converges on the matrices of real heads, step by step.
 
-A is the softmax matrix of the landmarks of one head (segment means), $A^+$ is `numpy.linalg.pinv` in float64. Of each
-head, for k steps of the iteration from $Z_0$, all in float64 whatever the iteration computed in:
+A is the softmax matrix of the landmarks (segment means) of one head, and $A^+$ is `numpy.linalg.pinv` in float64. The
+iteration runs in float64 and in float32; what is measured after k steps from $Z_0$ is always evaluated in float64:
 
 - the residual $\|I - A Z_k\|_2$ and the distance $\|Z_k - A^+\|_F / \|A^+\|_F$;
-- the error of Lemma 1, $e_k = \|A A^+ - A Z_k\|_2$, whether $e_{k+1} \le e_k^3$ where $e_k < 1$, and the observed
-  order $\ln e_{k+1} / \ln e_k$ where $e_k < 1/2$ and $e_{k+1}$ is above rounding.
+- for the iteration in float64, the error of Lemma 1, $e_k = \|A A^+ - A Z_k\|_2$: whether $e_{k+1} \le e_k^3$ where
+  $e_k < 1$, and the observed order $\ln e_{k+1} / \ln e_k$ where $e_k < 1/2$ and $e_{k+1}$ is above 100 times the
+  rounding error;
+- the relative error of the attention matrix that $Z_k$ gives, and of the one that $A^+$ gives.
 
-Rounding is taken as $10\, m\, \epsilon\, \kappa(A)$, what $A A^+$ and the products are known to; a matrix so nearly
-singular that this is above 0.01 says nothing about the lemma. Iterations are of the heads of the first text, start
-values of all texts, over which the authors' code takes its norm.
+The rounding error is taken to be $10\, m\, \epsilon\, \kappa(A)$, the accuracy to which $A A^+$ and the products are
+known. A matrix for which it is 0.01 or more is too nearly singular to say anything about the lemma. The iterations run
+on the heads of the first text. The start values are those of all texts, since the authors' code takes its norm over
+the whole batch.
 """
 
 from collections.abc import Iterable, Sequence
@@ -37,7 +40,7 @@ REGULAR = "share of heads whose start is below 1 but for rounding"
 CUBED, ORDER = "share of steps within the bound of Lemma 1", "observed order of convergence"
 STARTS: tuple[StartValue, ...] = ("paper", "authors", "sequence")
 NEAR_ENOUGH = 0.1
-# Whatever has left the range of the figures, not finite numbers included.
+# Stands for every value beyond the range of the figures, and for every value that is not finite.
 _LOST = 1e30
 _TOO_COARSE = 0.01
 
@@ -49,12 +52,12 @@ def landmark_matrix(heads: LayerHeads, m: int, dtype: torch.dtype = torch.float6
 
 
 def true_inverse(a: Float[Tensor, "*b m m"]) -> Float[Tensor, "*b m m"]:
-    """The pseudoinverse as the paper has it, by numpy."""
+    """The pseudoinverse, computed by numpy as in the paper."""
     return torch.from_numpy(np.linalg.pinv(a.double().numpy()))
 
 
 def convergence_rows(layers: Sequence[LayerHeads], m: int, steps: int) -> Iterable[Row]:
-    """All that is measured of the heads of some layers with m landmarks."""
+    """Rows of all that is measured on A for the heads of some layers, with m landmarks."""
     n, facts = layers[0].q.shape[2], {"weights": layers[0].weights}
     exact = _flat([landmark_matrix(each, m) for each in layers])
     inverse = true_inverse(exact)
@@ -64,7 +67,7 @@ def convergence_rows(layers: Sequence[LayerHeads], m: int, steps: int) -> Iterab
     for dtype in (torch.float64, torch.float32):
         a, name = [landmark_matrix(each, m, dtype) for each in layers], str(dtype).removeprefix("torch.")
         for z0 in STARTS:
-            # The authors' start value is of all the heads of a layer.
+            # The authors' start value takes its norm over all heads of a layer.
             z = _flat([start_value(each, z0=z0) for each in a])
             begun = matrix_norm(exact @ (inverse - z.double()), ord=2)
             for quantity, below in ((STARTS_BELOW, residual(_flat(a), z) < 1), (LEMMA_HOLDS_AT_START, begun < 1)):
@@ -89,7 +92,7 @@ def convergence_rows(layers: Sequence[LayerHeads], m: int, steps: int) -> Iterab
 def _steps(
     layers: Sequence[Float[Tensor, "b h m m"]], exactly: Sequence[Float[Tensor, "b h m m"]], steps: int
 ) -> Iterable[tuple[str, int | None, Tensor]]:
-    """What is measured after each number of iterations, as quantity, step and values; Lemma 1 in float64 alone."""
+    """What is measured after each number of iterations, as quantity, step and values; Lemma 1 only in float64."""
     a, exact = _flat(layers), _flat(exactly)
     inverse, z, errors = true_inverse(exact), start_value(a), []
     for k in range(steps + 1):
@@ -111,7 +114,7 @@ def _condition(a: Float[Tensor, "t m m"]) -> Float[Tensor, " t"]:
 
 
 def attention_rows(layers: Sequence[LayerHeads], m: int, steps: int) -> Iterable[Row]:
-    """Errors of the attention matrices that Z_k, and the true pseudoinverse, give."""
+    """Errors of the attention matrices that Z_k and the true pseudoinverse give."""
     found: dict[tuple[str, int | None], list[Tensor]] = {}
     for heads in layers:
         s, a = heads.softmax(), landmark_matrix(heads, m)
@@ -132,14 +135,15 @@ def attention_rows(layers: Sequence[LayerHeads], m: int, steps: int) -> Iterable
 
 
 def lemma(errors: Float[Tensor, "k t"], rounding: Float[Tensor, " t"]) -> tuple[Tensor, Tensor]:
-    """Whether each step from an error below 1 is within the cube of it, and the observed orders.
+    """Whether each step from an error below 1 ends within the cube of that error, and the observed orders.
 
     Args:
-        errors: Errors of the steps of each matrix.
-        rounding: What its errors are known to; a matrix with 0.01 or more is left out.
+        errors: The error of each matrix after each number of steps.
+        rounding: The rounding error of each matrix; a matrix with 0.01 or more is left out.
 
     Returns:
-        1 or 0 for each step that starts below 1, and the orders of those that start below 1/2 and end above rounding.
+        1 or 0 for each step that starts below 1, and the orders of the steps that start below 1/2 and end above 100
+        times the rounding error.
     """
     before, after = errors[:-1], errors[1:]
     known = rounding < _TOO_COARSE

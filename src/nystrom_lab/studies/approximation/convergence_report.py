@@ -1,4 +1,4 @@
-"""What the rows of the convergence say: tables, the rules that decide on the claims, and lines over the iterations."""
+"""What the rows of the convergence say: tables, verdicts on the claims, and curves over the iterations."""
 
 from collections.abc import Mapping, Sequence
 from itertools import product
@@ -30,13 +30,13 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 SHOWN, ITERATIONS, STEPS = 64, 6, 24
-# The order that is asked for, of at least so many steps; a norm above 1 by more than its rounding.
+# The order required, the least number of steps to see it in, and the norm that is above 1 by more than rounding.
 _ORDER, _FEW, _ABOVE = 2.9, 12, 1 + 1e-9
 _DTYPES, _PRINTED = ("float64", "float32"), (2, 4, 6, 12, 18, 24)
 
 
 def convergence_tables(rows: Sequence[Row]) -> Sequence[Table]:
-    """Distances over the iterations, what holds of Lemma 1, and where the start values are."""
+    """Distances over the iterations, how far Lemma 1 holds, and for how many heads the start value is below 1."""
     starts, distances, lemmas = [], [], []
     for weights, m in product(WEIGHTS, _numbers(rows)):
         condition = _one(rows, CONDITION, "softmax", m, weights=weights)
@@ -67,12 +67,14 @@ def convergence_tables(rows: Sequence[Row]) -> Sequence[Table]:
     return [
         Table("distance to the pseudoinverse after k iterations, medians", heads, distances),
         Table(
-            "Lemma 1; heads within 0.1 of the pseudoinverse after 6 iterations; distance with a ridge",
+            "Lemma 1: steps within the cube, and order; heads within 0.1 of the pseudoinverse after 6 iterations in "
+            "float64 and float32; distance with a ridge",
             ["weights", "m", "cubed", "order", "float64", "float32", "ridge"],
             lemmas,
         ),
         Table(
-            "heads whose start is below 1 as computed: its residual, the norm of Lemma 1",
+            "share of heads whose start value is below 1 as computed, in its residual and in the norm of Lemma 1, each "
+            "in float64 and in float32",
             ["weights", "m", "z0", "|I-AZ|", "float32", "Lemma 1", "float32"],
             starts,
             left=3,
@@ -99,10 +101,10 @@ def _six_are_enough(rows: Sequence[Row]) -> Verdict:
     return Verdict(
         claim,
         share_of(share.value, share.repeats).within(least=0.5),
-        f"after {ITERATIONS}, {share.value:.0%} of {share.repeats} heads are within {NEAR_ENOUGH} of it with {SHOWN} "
-        f"landmarks, and the median norm of I - A Z is {residual:.2f}; half of them are after {half}. The attention "
-        f"matrix is nearest after {best} (median error {errors[best]:.2f}; {errors[ITERATIONS]:.2f} after "
-        f"{ITERATIONS}, {exact:.2f} with the true pseudoinverse).",
+        f"after {ITERATIONS} with {SHOWN} landmarks, {share.value:.0%} of {share.repeats} heads are within "
+        f"{NEAR_ENOUGH} of the pseudoinverse, and the median norm of I - A Z is {residual:.2f}; half of the heads are "
+        f"that close after {half}. The attention matrix is nearest to the exact one after {best} (median error "
+        f"{errors[best]:.2f}; {errors[ITERATIONS]:.2f} after {ITERATIONS}, {exact:.2f} with the true pseudoinverse).",
     )
 
 
@@ -128,8 +130,8 @@ def _third_order(rows: Sequence[Row]) -> Verdict:
     return Verdict(
         claim,
         most([*(row.value == 1 for row in cubed), *seen]),
-        f"{min(row.value for row in cubed):.1%} of the steps from below 1 end within the cube; lower quartiles of the "
-        f"order are {said}, of at least {min(row.repeats for row in orders)} steps.",
+        f"{min(row.value for row in cubed):.1%} of the steps that start below 1 end within the cube; the lower "
+        f"quartiles of the order are {said}, each over at least {min(row.repeats for row in orders)} steps.",
     )
 
 
@@ -139,11 +141,11 @@ def _start(rows: Sequence[Row]) -> Verdict:
     above = [row for row in _pretrained(rows, RESIDUAL) if row.fact("k") == "0" and quartiles_of(row).high > _ABOVE]
     if not regular:
         return Verdict(claim, None, "no head was measured.")
-    beyond = f", and above 1 in a quarter of them at m = {', '.join(str(row.m) for row in above)}" if above else ""
+    beyond = f", above 1 in a quarter of them or more at m = {', '.join(str(row.m) for row in above)}" if above else ""
     return Verdict(
         claim,
         False if above else True if all(row.value == 1 for row in regular) else None,
-        f"it is so in {_shares(regular)} of the heads{beyond}. As computed it is below 1 in {_shares(starts)} in "
+        f"it is below 1 in {_shares(regular)} of the heads{beyond}. As computed it is below 1 in {_shares(starts)} in "
         f"float64, and in {_shares(_pretrained(rows, STARTS_BELOW, 'float32'))} in float32; the others round to 1.",
     )
 

@@ -1,14 +1,14 @@
-r"""Errors of the Nyström method with drawn columns, on the kernel matrix of one head: many draws of each size.
+r"""Errors of the Nyström method with randomly drawn columns, on the kernel matrix of one head: many draws of each size.
 
-$C = \kappa(Q, K)$ is n x n, $\bar C$ its completion of 2n x 2n (Skyformer, eq. 4), $\tilde C$ the approximation of
-$\bar C$ from d columns (eq. 5), all in float64. Of each draw are kept
+$C = \kappa(Q, K)$ is n x n, $\bar C$ its completion of 2n x 2n (Skyformer, eq. 4), and $\tilde C$ the approximation of
+$\bar C$ from d columns (eq. 5), all in float64. For each draw these are kept:
 
-- the error of the block, $\|C - \tilde C_{QK}\|$ (eq. 6), which is what attention has,
-- the error of the whole, the largest eigenvalue of $\bar C - \tilde C$,
-- the smallest eigenvalue of $\bar C - \tilde C$, which rounding alone makes negative.
+- the error of the block, $\|C - \tilde C_{QK}\|$ (eq. 6), which is the error of attention;
+- the error of the whole, the largest eigenvalue of $\bar C - \tilde C$;
+- the smallest eigenvalue of $\bar C - \tilde C$, which only rounding makes negative.
 
-The number of draws that is needed for an error is where the error that a share $\delta$ of the draws exceed meets it,
-between two measured sizes on logarithmic axes.
+The number of draws needed for an error is the size at which only a share $\delta$ of the draws exceeds that error. It
+is interpolated between two measured sizes, on logarithmic axes.
 """
 
 import math
@@ -21,17 +21,17 @@ from torch import Tensor
 
 from nystrom.linalg import Draws, nystrom_psd, spectral_norm
 
-# Entries of the matrices that are computed at a time: 40 MB, of which a draw needs a few times as much.
+# Entries of the matrices that are computed at a time: 40 MB. A draw needs a few times as much.
 _ENTRIES = 5_000_000
 
 
 class DrawErrors(NamedTuple):
-    """Errors over draws of one size.
+    """Errors of the draws of one size.
 
     Attributes:
         block: Spectral norm of the error of C.
-        whole: Largest eigenvalue of the error of its completion; NaN where it was not asked for.
-        least: Smallest eigenvalue of that error.
+        whole: Largest eigenvalue of the error of its completion; NaN where eigenvalues were not requested.
+        least: Smallest eigenvalue of that error, or NaN as above.
     """
 
     block: Float[Tensor, " draws"]
@@ -52,9 +52,9 @@ def measure_draws(
     Args:
         completion: The kernel matrix of queries and as many keys.
         draw: Draws columns.
-        draws: How many times.
+        draws: Number of draws.
         seed: Seed of the first draw; the others follow.
-        eigenvalues: Whether the error of the whole is measured too, which takes most of the time.
+        eigenvalues: Whether the error of the completion is measured too, which takes most of the time.
     """
     n = completion.shape[-1] // 2
     generator = torch.Generator().manual_seed(seed)
@@ -71,16 +71,16 @@ def measure_draws(
 
 
 def rounding(completion: Float[Tensor, "all all"]) -> float:
-    """How far below 0 rounding may put the eigenvalues of a difference of two matrices of this size."""
+    """How far below 0 rounding may move the eigenvalues of a difference of two matrices of this size."""
     norm = torch.linalg.matrix_norm(completion, ord=2).item()
     return 2 * len(completion) * torch.finfo(completion.dtype).eps * norm
 
 
 def needed_draws(sizes: Sequence[int], errors: Sequence[Tensor], limit: float, delta: float) -> float | None:
-    """The size at which a share delta of the draws has an error above a limit; None where no measured size is enough.
+    """The size at which a share delta of the draws has an error above a limit; None if no measured size is enough.
 
     Args:
-        sizes: Numbers of draws, rising.
+        sizes: Numbers of columns drawn, rising.
         errors: Errors of each draw, for each size.
         limit: The error.
         delta: The share.
@@ -90,7 +90,7 @@ def needed_draws(sizes: Sequence[int], errors: Sequence[Tensor], limit: float, d
         return float(sizes[0])
     for place in range(1, len(sizes)):
         if exceeded[place] <= limit:
-            # An error of 0, or of rounding, has no logarithm to speak of.
+            # An error of 0 has no logarithm.
             low, high = (math.log(max(exceeded[i], 1e-300)) for i in (place, place - 1))
             part = (high - math.log(limit)) / (high - low)
             return sizes[place - 1] * (sizes[place] / sizes[place - 1]) ** part

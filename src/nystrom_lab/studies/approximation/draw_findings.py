@@ -1,4 +1,4 @@
-"""What the rows of Theorem 2 say: the verdicts by the rules of `statistical_dimension`, and its figures."""
+"""What the rows of Theorem 2 say: verdicts by the rules of `statistical_dimension`, and its figures."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 DELTA, SCORED = 0.1, 0.1
-# How many times the smaller of two dimensions the larger is, of heads that are compared.
+# Two heads are compared where the larger dimension is at least so many times the smaller.
 _APART = 1.1
 ERROR, TENTH = "relative error", "relative error that a tenth of the draws exceed"
 WHOLE_TENTH = "relative error of the completion that a tenth of the draws exceed"
@@ -30,7 +30,7 @@ KERNELS = ("gaussian", "matern52", "matern32", "laplace")
 
 
 def head_of(row: Row) -> str:
-    """Which head a row is of, for people, such as "pretrained, layer 1, first"."""
+    """The name of the head of a row, for people, such as "pretrained, layer 1, first"."""
     return f"{row.fact('weights')}, layer {int(row.fact('layer')) + 1}, {row.fact('head')}"
 
 
@@ -54,7 +54,7 @@ def decide(rows: Sequence[Row]) -> Sequence[Verdict]:
 
 
 def _chain(rows: Sequence[Row]) -> Verdict:
-    claim = "In the Loewner order the error of C is at most λ, and never above that of its completion."
+    claim = "If the Loewner order holds, the error of C is at most λ; it is never above that of the completion."
     counts = [row for row in rows if row.quantity == BROKEN]
     if not counts:
         return Verdict(claim, None, "no head was measured.")
@@ -70,7 +70,7 @@ def _constant(rows: Sequence[Row]) -> Verdict:
     found = [ratio for ratio in ratios.values() if not math.isnan(ratio)]
     if not found:
         return Verdict(claim, None, "no number of draws that was measured is enough for the order.")
-    # A number that was not found is above the most draws, which refutes the bound where that is below.
+    # A number that was not found is above the largest measured one, and so refutes a bound that is below that.
     answers = [
         roughly(measured / bounds[cell] if math.isnan(ratio) else ratio).within(most=1)
         for cell, ratio in ratios.items()
@@ -89,7 +89,7 @@ def _growth(rows: Sequence[Row]) -> Verdict:
     concordant = []
     for a, b in combinations([cell for cell in needed if cell in dimension], 2):
         apart = max(dimension[a], dimension[b]) >= _APART * min(dimension[a], dimension[b])
-        # What was not found is more than the most draws.
+        # A number that was not found is above the largest measured one.
         few, many = (math.inf if math.isnan(x) else x for x in (needed[a], needed[b]))
         if a[1] == b[1] and apart and few != many:
             concordant.append((dimension[a] < dimension[b]) == (few < many))
@@ -97,7 +97,7 @@ def _growth(rows: Sequence[Row]) -> Verdict:
     return Verdict(
         "The draws that are needed grow with the statistical dimension.",
         share_of(right / max(count, 1), count).within(least=0.75),
-        f"of {count} pairs of heads at one ε, {right} need more draws for the larger dimension.",
+        f"in {right} of {count} pairs of heads at the same ε, the one with the larger dimension needs more draws.",
     )
 
 
@@ -128,7 +128,7 @@ def _short_sequences(rows: Sequence[Row]) -> Verdict:
 
 def _polylogarithmic(rows: Sequence[Row], weights: str) -> Verdict:
     doubt = "" if weights == "initialised" else ", which the paper leaves open"
-    claim = f"The statistical dimension grows as a power of log n ({weights} weights{doubt})."
+    claim = f"The statistical dimension grows no faster than a power of log n ({weights} weights{doubt})."
     heads = [of for head, of in lengths_of(rows).items() if head.startswith(weights) and len(of) > 1]
     if not heads:
         return Verdict(claim, None, "fewer than two lengths were measured.")
@@ -138,8 +138,8 @@ def _polylogarithmic(rows: Sequence[Row], weights: str) -> Verdict:
     return Verdict(
         claim,
         most((roughly(factor, 0.05).within(most=allowed) for factor in growth), 0.75),
-        f"from n = {before} to {last} it grows {min(growth):.2f} to {max(growth):.2f} times; (log n)^2 grows "
-        f"{allowed:.2f} times.",
+        f"from n = {before} to {last} it grows by a factor of {min(growth):.2f} to {max(growth):.2f}; (log n)^2 grows "
+        f"by a factor of {allowed:.2f}.",
     )
 
 
@@ -158,8 +158,8 @@ def _any_kernel(rows: Sequence[Row]) -> Verdict:
     return Verdict(
         claim,
         most([*(fall.within(most=0.5) for fall in falls.values()), *missing]),
-        f"from the fewest to the most draws the mean error falls to {said or 'what was not measured'} of itself, two "
-        "standard errors to either side.",
+        f"with the most draws the mean error is {said or 'an unmeasured share'} of that with the fewest, two standard "
+        "errors to either side.",
     )
 
 
@@ -169,7 +169,7 @@ def _pooled(rows: Sequence[Row]) -> Known:
 
 
 def draw_dimension(rows: Sequence[Row], folder: Path) -> "Mapping[str, Figure]":
-    """The figure of the theorem, and one of the other kernels."""
+    """The figure of the theorem, and one of the errors with each kernel."""
     figure = figure_of(PAGE, 5.8)
     (first, second), (third, fourth) = figure.subplots(2, 2)
     for axes, weights in ((first, "initialised"), (second, "pretrained")):
@@ -192,7 +192,7 @@ def draw_dimension(rows: Sequence[Row], folder: Path) -> "Mapping[str, Figure]":
 
 
 def _shares(axes: "Axes", rows: Sequence[Row], weights: str) -> None:
-    """Definition 2's delta over the draws, a line for each epsilon, of the head whose dimension is in the middle."""
+    """Definition 2's delta over the draws, a line for each epsilon, of the head with the median dimension."""
     import matplotlib
 
     dimension = {
@@ -223,7 +223,7 @@ def _shares(axes: "Axes", rows: Sequence[Row], weights: str) -> None:
 
 
 def _needed(axes: "Axes", rows: Sequence[Row]) -> None:
-    """Draws that are needed, and the bound, over the statistical dimension."""
+    """The number of draws needed, and the bound, over the statistical dimension."""
     dimension = values_of(rows, DIMENSION, "gaussian")
     for quantity, method, label, colour, marker in (
         (BOUND, "gaussian", "the bound, constant 1", REFERENCE, "_"),

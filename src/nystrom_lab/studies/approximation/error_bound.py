@@ -1,25 +1,25 @@
 r"""Proposition 1 and Lemma 2 of Nyströmformer: bounds on the error, beside the error.
 
-With m segment means as landmarks, A their softmax matrix, $Z^*$ its approximate inverse and
-$\|X\|_\infty$ the largest sum of sizes of a row,
+With m segment means as landmarks, A their softmax matrix, $Z^*$ its approximate inverse and $\|X\|_\infty$ the largest
+absolute row sum of X,
 $$E = \|S V - F Z^* B V\|_\infty \le (1 + \|A^+\|_\infty + \|A^+ - Z^*\|_\infty)\, \|V\|_\infty.$$
-Rows of F and B sum to 1, so that $E \le (1 + \|Z^*\|_\infty) \|V\|_\infty$ too, which is never the larger of the two:
-"the norm of Z alone" in what follows. With every token a landmark (Lemma 2), $F = A = B = S$ and
+Rows of F and B sum to 1, so $E \le (1 + \|Z^*\|_\infty) \|V\|_\infty$ holds too. This second bound, "by the norm of Z
+alone", is never the larger of the two. With every token a landmark (Lemma 2), $F = A = B = S$ and
 $$\|S V - S Z_k S V\|_\infty \le \|S^+ - Z_k\|_\infty \|V\|_\infty,$$
-where $Z_k$ is the inverse after k iterations; it is measured on the first 128 tokens.
+where $Z_k$ is the inverse after k iterations. This is measured on the first 128 tokens.
 
-All is in float64 and relative to $\|V\|_\infty$ of the head. Rows hold medians and quartiles over heads and texts;
-$Z^*$ is six iterations ("iterative") or $A^+$ itself ("exact").
+All is in float64 and relative to $\|V\|_\infty$ of the head. Rows hold medians and quartiles over heads and texts.
+$Z^*$ is the result of six iterations ("iterative") or $A^+$ itself ("exact").
 
-Claims and the rules that decide on them:
+Claims, and the rule that decides each:
 
-- Proposition 1: E is at most the bound in every head, for both kinds of weights and inverse, at every m. One head
-  beyond it refutes; where a kind is missing, the rows cannot tell.
-- Lemma 2, the bound: the error is at most the bound in every head after every number of iterations, for both kinds of
-  weights.
-- Lemma 2, "the approximate self-attention will converge to the true self-attention": with pretrained weights the upper
-  quartile of the error is at most 0.001 after 24 iterations. It is refuted where the lower one is above, and cannot be
-  told where they lie on both sides.
+- Proposition 1: E is at most the bound in every head, for both kinds of weights and both inverses, at every m. One head
+  beyond the bound refutes it. Where a kind of weights or an inverse is missing, it is undecided.
+- Lemma 2, the bound: the error is at most the bound in every head, after every number of iterations, for both kinds of
+  weights. One head beyond the bound refutes it.
+- Lemma 2, "the approximate self-attention will converge to the true self-attention": with pretrained weights, the upper
+  quartile of the error is at most 0.001 after 24 iterations. It is refuted if the lower quartile is above 0.001, and
+  undecided if 0.001 lies between the two.
 
 Source: Xiong et al. (2021), arXiv:2102.03902, Lemma 2; its supplement, Lemma 2 and Proposition 1 (eq. 12).
 """
@@ -123,7 +123,7 @@ def _inputs(layers: Sequence[LayerHeads]) -> tuple[list[Tensor], list[Tensor], l
 def proposition(
     heads: LayerHeads, output: Float[Tensor, "b h n e"], m: int, z: Float[Tensor, "b h m m"]
 ) -> dict[str, Float[Tensor, "b h"]]:
-    """The error of each head and the bounds on it, relative to the norm of the values.
+    """The error of each head, and the bounds on it, relative to the norm of the values.
 
     Args:
         heads: The heads.
@@ -141,7 +141,7 @@ def proposition(
 
 
 def infinity_norm(x: Float[Tensor, "*b r c"]) -> Float[Tensor, "*b"]:
-    """The largest sum of sizes of a row."""
+    """The largest absolute row sum of each matrix."""
     return torch.linalg.matrix_norm(x, ord=torch.inf)
 
 
@@ -194,16 +194,16 @@ def _verdicts(rows: Sequence[Row]) -> Sequence[Verdict]:
         Verdict(
             "The error is at most the bound of Proposition 1.",
             _holds(within, kinds >= set(product(WEIGHTS, _INVERSES))),
-            f"it is so in {_least(within)} of the heads; with pretrained weights and six iterations the bound is "
+            f"it holds in {_least(within)} of the heads; with pretrained weights and six iterations the bound is "
             f"{min(ratios):.0f} to {max(ratios):.1g} times the error (medians, by m). The norm of Z alone gives a "
             f"bound of {plain[64]:.0f} at m = 64, Proposition 1 one of {bound[64]:.1g}."
             if ratios and 64 in plain
-            else f"it is so in {_least(within)} of the heads.",
+            else f"it holds in {_least(within)} of the heads.",
         ),
         Verdict(
             "With every token a landmark the error is at most the bound of Lemma 2.",
             _holds(lemma, {row.fact("weights") for row in lemma} >= set(WEIGHTS)),
-            f"it is so in {_least(lemma)} of the heads after any number of iterations.",
+            f"it holds in {_least(lemma)} of the heads after any number of iterations.",
         ),
         Verdict(
             "With every token a landmark the approximation converges to attention.",
@@ -217,7 +217,7 @@ def _verdicts(rows: Sequence[Row]) -> Sequence[Verdict]:
 
 
 def _holds(shares: Sequence[Row], complete: bool) -> bool | None:
-    """Whether a bound holds in every head: one breach refutes it, and without a breach all must have been measured."""
+    """Whether a bound holds in every head: one breach refutes it; it holds only if all was measured."""
     return False if any(row.value < 1 for row in shares) else True if complete else None
 
 

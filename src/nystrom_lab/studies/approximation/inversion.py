@@ -1,35 +1,41 @@
 r"""Inverses of landmark matrices by products and by solvers: time, error, and the rounding of the gradient.
 
-Of a matrix A of m landmarks, in float32:
+Ways to invert a matrix A of m landmarks, in float32:
 
-- "iterations": six of `nystrom.linalg.pinv`, four products each, and "24 iterations",
-- "svd": `torch.linalg.pinv`, "solve": `torch.linalg.solve` (LU), "cholesky": `torch.cholesky_inverse`,
-- "conjugate gradient": 24 steps for all columns of I, a product each, as many as six iterations have.
+- "iterations": six of `nystrom.linalg.pinv`, each of four products; and "24 iterations";
+- "svd": `torch.linalg.pinv`; "solve": `torch.linalg.solve` (LU); "cholesky": `torch.cholesky_inverse`;
+- "conjugate gradient": 24 steps for all columns of I, each of one product, so as many products as six iterations.
 
-The last two need a symmetric positive definite A. Matrices are, of pretrained heads of three layers, the softmax matrix
-of the segment means (Nyströmformer's), and Skyformer's N with $\gamma = 0.1$
-(`nystrom_lab.studies.approximation.preconditioner`); and made ones of 64 rows, symmetric with eigenvalues spread evenly
-in the logarithm from 1 to $1 / \kappa$.
+The last two need a symmetric positive definite A. The matrices are
 
-The error of the inverse Z is relative, in the Frobenius norm, to the float64 inverse (numpy) of the matrix that was
-rounded to float32. Six iterations are not meant to reach it. Numerical stability is a matter of rounding: the gradient
-of $\langle G, Z \rangle$ for a random G, less the one that the same method has in float64, relative to that; of a
-symmetric matrix its symmetric part, since landmarks move A in no other direction. What is not finite, or a batch that a
-solver refuses, counts as $10^{30}$. Rows are medians and quartiles over heads. Times are of eight copies in a batch, in
-turns, as ratios to "iterations" within each turn; medians and quartiles over turns. They are of the CPU, and of the GPU
-where there is one.
+- "softmax": the softmax matrix of the segment means (Nyströmformer's), of pretrained heads of three layers, or of all
+  layers at the size "paper";
+- "N": Skyformer's N with $\gamma = 0.1$ (`nystrom_lab.studies.approximation.preconditioner`), of the same heads;
+- "made": synthetic symmetric matrices of 64 rows, whose eigenvalues are evenly spaced on a logarithmic scale from 1 to
+  $1 / \kappa$.
 
-Claims and the rules that decide on them:
+The error of an inverse Z is relative, in the Frobenius norm, to the float64 inverse (numpy) of the matrix that was
+rounded to float32. Six iterations are not meant to reach that inverse. Numerical stability is a matter of rounding, so
+it is measured apart: take the gradient of $\langle G, Z \rangle$ for a random G, and its distance from the gradient of
+the same method in float64, relative to the latter. For a symmetric matrix this is the symmetric part of the gradient,
+since landmarks move A in no other direction. A result that is not finite, or a batch that a solver refuses, counts as
+$10^{30}$. Rows are medians and quartiles over heads, or over eight synthetic matrices.
 
-- "The matrix inversion on GPU is much slower [...] than the same operation on CPU" (Skyformer): at every m solve takes
-  at least twice the time on the GPU; refused where it takes less at every m.
-- It is "numerically less stable" there: at some m the median error of solve on N is more than twice that on the CPU;
-  refused where at no m it is above by a tenth.
-- "SVD is not very efficient on GPUs", iterations accelerate (Nyströmformer): on the GPU the quartiles of the ratio of
-  svd are above 1 at every m; refused where at some m they are below 1. The same rule for the CPU stands beside it.
+Times are of a batch of eight synthetic matrices of m rows with condition number 100. They are timed in turns, and
+each ratio to "iterations" is taken within a turn; rows are medians and quartiles over turns. All is measured on the
+CPU, and on the GPU where there is one.
+
+Claims, and the rule that decides each:
+
+- "The matrix inversion on GPU is much slower [...] than the same operation on CPU" (Skyformer): at every m, solve takes
+  at least twice the time on the GPU. It is refuted if solve takes less time there at every m.
+- It is "numerically less stable" there: at some m, the median error of solve on N is more than twice that on the CPU.
+  It is refuted if at no m it is above that on the CPU by more than a tenth.
+- "SVD is not very efficient on GPUs", iterations accelerate (Nyströmformer): on the GPU, the quartiles of the ratio of
+  svd are above 1 at every m. It is refuted if at some m both are below 1. The same rule is applied to the CPU.
 - Division-based methods, "such as the conjugate gradient method", are less stable (Skyformer, of training, which is not
-  measured here), a verdict each for conjugate gradients and solve: the median rounding of the gradient on N is more
-  than twice that of six iterations at more than half of the m; refused where it is so at none.
+  measured here): on the CPU, the median rounding of the gradient on N is more than twice that of six iterations at more
+  than half of the m. It is refuted if this is so at no m. Conjugate gradients and solve have a verdict each.
 
 Source: Chen et al. (2021), arXiv:2111.00035, section 4.4; Xiong et al. (2021), arXiv:2102.03902, section 3.
 """
@@ -69,17 +75,17 @@ _Square = Float[Tensor, "t m m"]
 
 
 def conjugate_gradient(a: _Square, *, steps: int = 24) -> _Square:
-    """The inverse of symmetric positive definite matrices: conjugate gradients for every column of I.
+    """Invert symmetric positive definite matrices by conjugate gradients, for all columns of I at once.
 
     Args:
         a: The matrices.
-        steps: A product each.
+        steps: How many, each of one product.
     """
     r = torch.eye(a.shape[-1], dtype=a.dtype, device=a.device).expand_as(a)
     x, p, square = torch.zeros_like(a), r, r.square().sum(dim=-2, keepdim=True)
     for _ in range(steps):
         ap = a @ p
-        # A column that has come to its end divides 0 by 0.
+        # A column that has converged would divide 0 by 0.
         step = square / (p * ap).sum(dim=-2, keepdim=True).clamp(min=torch.finfo(a.dtype).tiny)
         x, r = x + step * p, r - step * ap
         before, square = square, r.square().sum(dim=-2, keepdim=True)
@@ -103,7 +109,7 @@ _GENERAL = ("iterations", "24 iterations", "svd", "solve")
 
 
 def made_matrix(m: int, power: int) -> _Square:
-    """Symmetric matrices of condition 10^power, in float64."""
+    """Symmetric matrices with condition number 10^power, in float64."""
     draws = torch.randn(_BATCH, m, m, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     basis = torch.linalg.qr(draws).Q
     return (basis * torch.logspace(0, -power, m, dtype=torch.float64)) @ basis.mT
@@ -140,11 +146,11 @@ def _places() -> dict[str, torch.device]:
 
 
 def error_rows(matrix: _Square, methods: Sequence[str], facts: Mapping[str, object]) -> Iterable[Row]:
-    """Rows of the errors of float32 inverses and of the rounding of their gradients, on every device that is there.
+    """Rows of the errors of float32 inverses, and of the rounding of their gradients, on every available device.
 
     Args:
         matrix: The matrices, in float64.
-        methods: How they are inverted.
+        methods: Names of `METHODS`.
         facts: What the rows say of them.
     """
     m, a = matrix.shape[-1], matrix.float()
@@ -162,12 +168,12 @@ def error_rows(matrix: _Square, methods: Sequence[str], facts: Mapping[str, obje
 
 
 def _with_gradient(method: str, a: _Square, weights: _Square) -> tuple[_Square, _Square]:
-    """Inverses, and the gradient of their product with weights."""
+    """Inverses, and the gradient of their inner product with weights."""
     x = a.clone().requires_grad_()
     try:
         z = METHODS[method](x)
         (gradient,) = torch.autograd.grad((z * weights.to(z)).sum(), x)
-    except torch.linalg.LinAlgError:  # pyright: ignore[reportPrivateImportUsage] (of the whole batch)
+    except torch.linalg.LinAlgError:  # pyright: ignore[reportPrivateImportUsage] (raised for the whole batch)
         z = gradient = torch.full_like(a, torch.nan)
     return z.detach(), (gradient + gradient.mT) / 2 if torch.equal(a, a.mT) else gradient
 
@@ -193,7 +199,7 @@ def _tables(rows: Sequence[Row]) -> Sequence[Table]:
             cells = [f"{t.value:.3g} ({r.value:.2f})" for t, r in zip(times, ratios, strict=True)]
             lines.append([method, *cells])
         heads = ["inverse", *(f"m={m}" for m in dict.fromkeys(row.m for row in rows_of(rows, TIME)))]
-        tables.append(Table(f"ms of a batch of 8 on the {where} (over iterations), medians", heads, lines))
+        tables.append(Table(f"time of a batch of 8 on the {where} in ms (ratio to iterations), medians", heads, lines))
         for matrix, quantity in ((x, y) for x in ("softmax", "N", "made") for y in (ERROR, GRADIENT)):
             those = rows_of(rows, quantity, matrix=matrix, where=where)
             conditions = rows_of(rows, CONDITION, matrix=matrix)
@@ -231,7 +237,7 @@ def _slower(rows: Sequence[Row]) -> Verdict:
     if not ratios:
         return Verdict(claim, None, "there was no GPU.")
     agrees = True if min(ratios.values()) >= 2 else False if max(ratios.values()) < 1 else None
-    return Verdict(claim, agrees, f"its time over that on the CPU is {_said(ratios)}.")
+    return Verdict(claim, agrees, f"its time relative to that on the CPU is {_said(ratios)}.")
 
 
 def _less_stable(rows: Sequence[Row]) -> Verdict:
@@ -240,7 +246,7 @@ def _less_stable(rows: Sequence[Row]) -> Verdict:
     if not ratios:
         return Verdict(claim, None, "there was no GPU.")
     agrees = True if max(ratios.values()) > 2 else False if max(ratios.values()) <= 1.1 else None
-    return Verdict(claim, agrees, f"its error on N over that on the CPU is {_said(ratios)}.")
+    return Verdict(claim, agrees, f"its error on N relative to that on the CPU is {_said(ratios)}.")
 
 
 def _faster(rows: Sequence[Row], where: str) -> Verdict:
@@ -250,7 +256,7 @@ def _faster(rows: Sequence[Row], where: str) -> Verdict:
         return Verdict(claim, None, f"there was no {where}.")
     ends = [(row.low if row.low is not None else row.value, row.high or row.value) for row in ratios]
     agrees = True if all(low > 1 for low, _ in ends) else False if any(high < 1 for _, high in ends) else None
-    return Verdict(claim, agrees, f"the time of svd over theirs is {_said({r.m: r.value for r in ratios})}.")
+    return Verdict(claim, agrees, f"the time of svd relative to theirs is {_said({r.m: r.value for r in ratios})}.")
 
 
 def _division(rows: Sequence[Row], method: str) -> Verdict:
@@ -260,7 +266,7 @@ def _division(rows: Sequence[Row], method: str) -> Verdict:
         return Verdict(claim, None, "not measured.")
     worse = sum(ratio > 2 for ratio in ratios.values())
     agrees = False if not worse else True if 2 * worse > len(ratios) else None
-    return Verdict(claim, agrees, f"on N, relative to that of six iterations, by {_said(ratios)}.")
+    return Verdict(claim, agrees, f"on N, its rounding relative to that of six iterations is {_said(ratios)}.")
 
 
 def _figures(rows: Sequence[Row], folder: Path) -> "Mapping[str, Figure]":

@@ -1,35 +1,37 @@
 r"""Fig. 1 and 2 of Nyströmformer's supplement: which landmarks, and how many.
 
-With landmarks of queries and keys the softmax matrix $S = \mathrm{softmax}(Q K^\top / \sqrt d)$ is approximated by
+With landmarks of queries and keys, the softmax matrix $S = \mathrm{softmax}(Q K^\top / \sqrt d)$ is approximated by
 $$\hat S = F A^+ B, \quad F = \mathrm{softmax}(Q \tilde K^\top / \sqrt d), \quad
-A = \mathrm{softmax}(\tilde Q \tilde K^\top / \sqrt d), \quad B = \mathrm{softmax}(\tilde Q K^\top / \sqrt d),$$
-$A^+$ being six iterations of eq. 5, or the exact Moore-Penrose inverse. Landmarks, by method:
+A = \mathrm{softmax}(\tilde Q \tilde K^\top / \sqrt d), \quad B = \mathrm{softmax}(\tilde Q K^\top / \sqrt d).$$
+$A^+$ is the result of six iterations (eq. 14), or the exact Moore-Penrose inverse. Landmarks, by method:
 
 - `nystrom`: segment means;
-- `nystrom-kmeans`: five of Lloyd's iterations from the segment means;
+- `nystrom-kmeans`: the centres after five of Lloyd's iterations from the segment means;
 - `nystrom-uniform`: tokens drawn independently, each with the same probability, the same for queries and keys;
-- `nystrom-columns`: none before the softmax, but columns and rows of S itself at those tokens (eq. 3-6 of the paper),
-  for which all of S is needed.
+- `nystrom-columns`: no landmarks before the softmax, but columns and rows of S itself at those tokens (eq. 3-6 of the
+  paper), for which all of S is needed.
 
-Errors of a head are $\|\hat S - S\| / \|S\|$ in the Frobenius and the spectral norm, and
-$\|(\hat S - S) V\|_F / \|S V\|_F$ of the output, in float64. Rows hold the mean over heads, texts and draws of a layer,
-with quartiles. Times are of choosing the landmarks of one tensor in float32, and of the whole attention: medians and
-quartiles of interleaved calls.
+The errors of a head, in float64, are $\|\hat S - S\| / \|S\|$ of the matrix, in the Frobenius and in the spectral
+norm, and $\|(\hat S - S) V\|_F / \|S V\|_F$ of the output. Rows hold the mean over the heads of a layer, the texts and
+the draws, with quartiles. Times, in float32, are of choosing the landmarks of one tensor, and of the whole attention:
+medians and quartiles of interleaved calls.
 
-Claims and the rules that decide on them, for pretrained weights and six iterations. Means, shares and times are known
-to what `nystrom_lab.studies.reproduce.known` says; where a limit lies inside, the rows cannot tell.
+Claims, and the rule that decides each, for pretrained weights and six iterations.
+`nystrom_lab.studies.reproduce.known` says how precisely means, shares and times are known. A claim is undecided where
+its limit lies inside that uncertainty.
 
-- "Segment-means with 64 landmark points outperforms uniform random sampling": its mean error of the matrix is below
-  that of the draws, in the Frobenius and in the spectral norm, and so is the error of more than half of the heads.
-  Measures that contradict each other decide nothing.
-- It "compares favorably to K-means": its mean error is at most 1.1 times that of k-means, in the Frobenius and in the
-  spectral norm. Norms that contradict each other decide nothing.
-- It "is more efficient than the iterative procedure used by K-means": choosing takes less time at each length.
-- "The more landmarks the better the approximation": the mean error of segment means falls from 16 to 64 and from 64 to
-  256, of the matrix and of the output.
-- 16 landmarks are "more efficient", 256 require "more time": the time of attention rises from 16 to 64 and from 64 to
-  256.
-- "64 landmarks is often sufficient to ensure a good approximation" (the paper itself): in at least half of the heads
+- "Segment-means with 64 landmark points outperforms uniform random sampling": the mean error of the matrix with segment
+  means is below that with the draws, in the Frobenius and in the spectral norm, and the error is lower in more than
+  half of the heads. If these three measures disagree, it is undecided.
+- It "compares favorably to K-means": its mean error of the matrix is at most 1.1 times that of k-means, in the
+  Frobenius and in the spectral norm. If the two norms disagree, it is undecided.
+- It "is more efficient than the iterative procedure used by K-means": choosing the landmarks takes less time at each
+  length.
+- "The more landmarks the better the approximation": the mean error of segment means falls from 16 to 64 landmarks and
+  from 64 to 256, both for the matrix and for the output.
+- 16 landmarks are "more efficient", 256 require "more time": the time of attention rises from 16 to 64 landmarks and
+  from 64 to 256.
+- "64 landmarks is often sufficient to ensure a good approximation" (the paper itself): in at least half of the heads,
   the relative error of the output is at most 0.1.
 
 Source: Xiong et al. (2021), arXiv:2102.03902, eq. 3-6, 13 and 16; its supplement, (A), Fig. 1 and 2, without numbers.
@@ -82,7 +84,7 @@ _NAMES = {
     "nystrom-columns": "columns of S",
 }
 _CHOSEN, _NUMBERS, _PICTURED = 64, (16, 32, 64, 128, 256), (16, 64, 256)
-# How many times as large an error that compares favorably may be.
+# An error that compares favorably is at most so many times the other.
 _FAVORABLY = 1.1
 _BAR = "attention weight, mean of 4 x 4 entries (negative: darkest)"
 
@@ -92,7 +94,7 @@ def _plan_choice(setting: Setting) -> Plan:
 
 
 def _plan_numbers(setting: Setting) -> Plan:
-    # Five times as many matrices, so that one inverse and, at the small size, one text and draw do.
+    # There are five times as many matrices, so one inverse and, at the small size, one text and one draw are enough.
     heads = find_heads(setting, small_texts=1)
     return _plan(setting, heads, _NUMBERS, inverses=("iterative",), draws=1, lengths=(LENGTH,))
 
@@ -178,7 +180,7 @@ def _figures_of_numbers(rows: Sequence[Row], folder: Path) -> "Mapping[str, Figu
 def _errors(
     rows: Sequence[Row], quantity: str, *, weights: str = "pretrained", inverse: str = "iterative"
 ) -> list[Row]:
-    """Rows of one quantity, mean over all heads."""
+    """Rows of one quantity, averaged over all heads."""
     return over_layers(
         row
         for row in rows
@@ -273,7 +275,7 @@ def _verdicts_of_choice(rows: Sequence[Row]) -> Sequence[Verdict]:
 
 
 def _against(ours: Mapping[str, Row], others: Mapping[str, Row]) -> str:
-    """Means in both norms, and how many times as large ours are."""
+    """Means in both norms, and the ratio of ours to the others."""
     return " and ".join(
         f"{ours[norm].value:.3f} against {others[norm].value:.3f} in the {name} norm "
         f"({ours[norm].value / others[norm].value:.2f} times as large)"

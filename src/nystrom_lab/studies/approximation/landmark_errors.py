@@ -1,8 +1,8 @@
-r"""How far $F A^+ B$ is from the softmax matrix S, for landmarks chosen in several ways, and what choosing them costs.
+r"""How far $F A^+ B$ is from the softmax matrix S for several choices of landmarks, and what each choice costs.
 
-Methods, by the names of rows: `nystrom` takes segment means, `nystrom-kmeans` the centres of k-means, `nystrom-uniform`
-tokens drawn independently, and `nystrom-columns` columns and rows of S itself at those tokens. Errors are in float64,
-times in float32.
+Methods, by their names in rows: `nystrom` takes segment means, `nystrom-kmeans` the centres of k-means,
+`nystrom-uniform` tokens drawn independently, and `nystrom-columns` columns and rows of S itself at those tokens. Errors
+are in float64, times in float32.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -50,7 +50,7 @@ def error_rows(heads: LayerHeads, numbers: Sequence[int], inverses: Sequence[str
     Args:
         heads: The heads.
         numbers: Numbers m of landmarks.
-        inverses: Of `INVERSES`.
+        inverses: Names of `INVERSES`.
         draws: How often tokens are drawn.
     """
     s = heads.softmax()
@@ -77,14 +77,14 @@ def error_rows(heads: LayerHeads, numbers: Sequence[int], inverses: Sequence[str
 
 
 def _norms(matrix: Float[Tensor, "b h n n"], output: Float[Tensor, "b h n e"]) -> tuple[Tensor, Tensor, Tensor]:
-    # Singular values fall so quickly here that eight powers are near enough for three digits.
+    # Singular values fall so quickly here that eight power iterations give three digits.
     return torch.linalg.matrix_norm(matrix), spectral_norm(matrix, steps=8), torch.linalg.matrix_norm(output)
 
 
 def approximations(
     heads: LayerHeads, s: Float[Tensor, "b h n n"], m: int, inverse: SquareInverse, draws: int
 ) -> dict[str, Iterable[Float[Tensor, "b h n n"]]]:
-    """Approximate matrices by method: one for each, or one for each draw of random tokens."""
+    """Approximate matrices by method: one, or one for each draw of random tokens."""
     q, k = heads.q, heads.k
     indices = [uniform_draws(s.shape[-1], m, torch.Generator().manual_seed(seed)).indices for seed in range(draws)]
     return {
@@ -114,9 +114,9 @@ def _factored(
 
 
 def time_rows(encoder: Encoder, n: int, numbers: Sequence[int]) -> Iterable[Row]:
-    """Times to choose landmarks and of attention with them, of the first layer of one text, in turns.
+    """Times of choosing landmarks, and of attention with them, in turns, for the first layer on one text.
 
-    Random tokens are those of `nystrom.landmarks.uniform`, one of each segment.
+    Random tokens are those of `nystrom.landmarks.uniform`, one from each segment.
     """
     q, k, v = encoder.record(n, 1, (0,))[0]
     facts = {"b": 1, "h": q.shape[1], "d": q.shape[3]}

@@ -1,31 +1,31 @@
 r"""How nearly low-rank attention matrices are, and how well conditioned: softmax, its exponentials, Gaussian scores.
 
-Of every head of some layers, over n, in float64:
+For every head of some layers, over n, in float64:
 
-- "softmax", $D^{-1} A$,
-- "unnormalised", $A = \exp(Q K^\top / \sqrt d)$,
+- "softmax", $D^{-1} A$;
+- "unnormalised", $A = \exp(Q K^\top / \sqrt d)$;
 - "kernelized", $C = D_Q^{-1/2} A D_K^{-1/2}$, the Gaussian scores of Skyformer, eq. 3.
 
-Measured are the singular values relative to the largest, the share of the first 64 in the sum of squares (the energy),
-the effective rank (the exponential of the entropy of the singular values over their sum), and the condition number.
-Float64 resolves condition numbers to about $1 / (n\, \mathrm{eps})$, some $10^{13}$: larger ones count as that. Of two
-matrices the one with the smaller condition number is known where at least one of them is below.
+Measured are the singular values relative to the largest; the share of the first 64 in the sum of their squares (the
+energy); the effective rank (the exponential of the entropy of the singular values over their sum); and the condition
+number. Float64 resolves condition numbers up to about $1 / (n\, \mathrm{eps})$, some $10^{13}$; larger ones count as
+that limit. Which of two matrices has the smaller condition number is known if at least one of them is below the limit.
 
-Claims and the rules that decide on them, at the longest n where nothing else is said and with either kind of weights.
-Means and shares are known to what `nystrom_lab.studies.reproduce.known` says; where a limit lies inside, or a kind of
-weights was not measured, the rows cannot tell.
+Claims, and the rule that decides each. Unless stated otherwise, a rule is applied at the longest n and must hold for
+both kinds of weights. `nystrom_lab.studies.reproduce.known` says how precisely means and shares are known. A claim is
+undecided where its limit lies inside that uncertainty, or where a kind of weights was not measured.
 
 - Attention matrices are nearly low-rank, which makes few landmarks enough: the first 64 singular values of softmax hold
   at least nine tenths of the energy, in the mean over heads.
 - "A very fast rate of singular value decay": the 64th singular value of softmax is at most a tenth of the first, in the
   mean over heads.
 - The decay is "similar to that of an empirical kernel matrix": the effective ranks of softmax and of the Gaussian
-  scores, in the mean over heads, differ by a factor of 2 at most.
-- "The un-normalized attention score matrices tend to have extremely large condition numbers": the mean of the logarithm
-  is at least 6 for A.
-- Kernelized attention has "a more reasonable condition number than self-attention": that of C is below that of
-  $D^{-1} A$ in at least three quarters of the heads for which it is known, all n together; for initialised and for
-  pretrained weights.
+  scores, in the mean over heads, differ by at most a factor of 2.
+- "The un-normalized attention score matrices tend to have extremely large condition numbers": for A, the mean of the
+  logarithm to base 10 is at least 6.
+- Kernelized attention has "a more reasonable condition number than self-attention": the condition number of C is below
+  that of $D^{-1} A$ in at least three quarters of the cases, one for each head at each n, in which it is known which is
+  smaller. Initialised and pretrained weights have a verdict each.
 
 Source: Chen et al. (2021), arXiv:2111.00035, sections 1, 2 and 4.1; Xiong et al. (2021), arXiv:2102.03902, which refers
 to Wang et al. (2020), arXiv:2006.04768. None of them prints numbers of this kind.
@@ -62,7 +62,7 @@ RANK, CONDITION = "effective rank", "logarithm of the condition number"
 BETTER = "share of heads with a smaller condition number than softmax"
 _WEIGHTS: tuple[Weights, ...] = ("initialised", "pretrained")
 _FIRST = 64
-# Singular values that have rows.
+# Places of the singular values that are written to rows.
 _SHOWN = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
 
 
@@ -102,7 +102,7 @@ def spectrum_rows(
     Args:
         q: Queries, in float64.
         k: As many keys.
-        facts: What the rows say of the heads.
+        facts: Facts of the heads, for the rows.
     """
     n, scale = q.shape[2], q.shape[-1] ** -0.5
     limit = 1 / (n * torch.finfo(q.dtype).eps)
@@ -184,7 +184,7 @@ def _verdicts(rows: Sequence[Row]) -> Sequence[Verdict]:
         ),
         decided(
             "The singular values of attention matrices decay very fast.", SINGULAR, _FIRST, "softmax",
-            "the 64th is, relative to the first,", 0.0, 0.1,
+            "relative to the first, the 64th is", 0.0, 0.1,
         ),
         _similar(rows, n, kinds, missing),
         decided(
@@ -200,7 +200,7 @@ def _similar(rows: Sequence[Row], n: int, kinds: Sequence[str], missing: Sequenc
     said = ", ".join(f"{ours.value:.3g} and {kernel.value:.3g} ({w})" for w, (ours, kernel) in ranks.items())
     near = [mean_of(ours).over(mean_of(kernel)).within(0.5, 2) for ours, kernel in ranks.values()]
     return Verdict(
-        "They decay as an empirical kernel matrix does.",
+        "They decay as those of an empirical kernel matrix do.",
         most([*near, *missing]),
         f"the effective ranks of softmax and Gaussian scores are {said or 'not known'} at n = {n}.",
     )
@@ -211,12 +211,12 @@ def _better(rows: Sequence[Row], weights: str) -> Verdict:
     those = [row for row in rows_of(rows, BETTER, weights=weights) if row.method == "kernelized"]
     known = sum(row.repeats for row in those)
     if not known:
-        return Verdict(claim, None, "float64 resolves neither of the two in any head.")
+        return Verdict(claim, None, "float64 resolves neither of the two condition numbers in any head.")
     better = sum(row.value * row.repeats for row in those)
     return Verdict(
         claim,
         share_of(better / known, known).within(least=0.75),
-        f"it is smaller in {better:.0f} of the {known} heads where it is known.",
+        f"it is smaller in {better:.0f} of the {known} cases (a head at one length) where this is known.",
     )
 
 
@@ -245,7 +245,7 @@ def _figures(rows: Sequence[Row], folder: Path) -> "Mapping[str, Figure]":
 
 
 def _panels(rows: Sequence[Row]) -> dict[str, list[Row]]:
-    """Rows by the kind of weights, over the heads of all layers together."""
+    """Rows by kind of weights, averaged over the heads of all layers."""
     panels: dict[str, list[Row]] = {}
     for row in over_layers(rows):
         panels.setdefault(f"{row.fact('weights')} weights", []).append(row)

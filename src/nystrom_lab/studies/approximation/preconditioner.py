@@ -1,24 +1,26 @@
 r"""Lemma 3 of Skyformer, as printed and in its sharp form: the singular values of the scaled landmark matrix.
 
-With M the Gaussian kernel of m landmarks, $\gamma > 0$ and $D = \mathrm{diag}((M + \gamma I) \mathbf 1)$,
+With M the Gaussian kernel matrix of m landmarks, $\gamma > 0$ and $D = \mathrm{diag}((M + \gamma I) \mathbf 1)$,
 $$N = D^{-1/2} (M + \gamma I) D^{-1/2}.$$
-N is symmetric and positive definite, and similar to $D^{-1} (M + \gamma I)$, whose entries are positive and whose rows
-sum to 1. By Perron's theorem its largest eigenvalue is 1, once, with the vector $D^{1/2} \mathbf 1$; by $M \succeq 0$
-its smallest is at least $\gamma / \max D$. So the singular values are in (0, 1], the largest is 1 always, and
-$\|I - N\| = 1 - \sigma_{\min} < 1$: the conclusion of the lemma holds, though "within (0, 1)" does not.
+N is symmetric and positive definite. It is similar to $D^{-1} (M + \gamma I)$, whose entries are positive and whose
+rows sum to 1. By Perron's theorem its largest eigenvalue is therefore 1, with multiplicity 1 and the eigenvector
+$D^{1/2} \mathbf 1$. Since $M \succeq 0$, its smallest eigenvalue is at least $\gamma / \max D$. So the singular values
+are in (0, 1], the largest is always 1, and $\|I - N\| = 1 - \sigma_{\min} < 1$: the conclusion of the lemma holds,
+though "within (0, 1)" does not.
 
-Landmarks are those of real heads and made ones: random, each twice, as draws with replacement have them, and in a small
-cluster. Drawing with the factor $1 / m$ of Definition 1 is the same as the ridge $m \gamma$. All is in float64; N has
-no negative entry and norm 1, so that rounding moves its singular values by some $\epsilon$, and their computation by
-$4 m \epsilon$ at most: what is within that of 1 is 1.
+The landmarks are those of real heads, and synthetic ones: random landmarks; each landmark twice, as happens when they
+are drawn with replacement; and landmarks in a small cluster. The factor $1 / m$ of Definition 1 has the same effect as
+the ridge $m \gamma$. All is in float64. N has no negative entry and norm 1, so rounding moves its singular values by a
+few $\epsilon$, and computing them adds at most $4 m \epsilon$. "Rounding" below is $4 m \epsilon$.
 
-Claims and the rules that decide on them:
+Claims, and the rule that decides each:
 
-- Lemma 3 as printed, "all the singular values are within (0, 1)": 1 less the largest is above rounding in every matrix,
-  and so is the smallest; refused where a matrix has one within rounding of 1, or above it.
-- Its sharp form: the largest is within rounding of 1 in every matrix, and the smallest at least $\gamma / \max D$;
-  it cannot be told where that bound is below rounding.
-- "which implies that $\|I - N\| < 1$": 1 less the norm is above rounding in every matrix.
+- Lemma 3 as printed, "all the singular values are within (0, 1)": in every matrix, the largest is below 1 by more than
+  rounding, and the smallest is above rounding. It is refuted if a matrix has one within rounding of 1, or above it.
+- Its sharp form: in every matrix, the largest is within rounding of 1, and the smallest is at least
+  $\gamma / \max D$. It is undecided where that bound is below rounding.
+- "which implies that $\|I - N\| < 1$": in every matrix, 1 less the norm is above rounding. It is undecided where it is
+  within rounding of 0.
 
 Source: Chen et al. (2021), arXiv:2111.00035, section 4.4, Lemma 3, which is proved and not measured.
 """
@@ -79,7 +81,7 @@ def _measure_real(real: RealHeads, weights: Weights, folder: Path) -> Iterable[R
 
 
 def landmark_kernels(layers: Sequence[LayerHeads], m: int) -> Float[Tensor, "t m m"]:
-    """The Gaussian kernels of the landmarks of all heads of some layers, half of them queries and half keys."""
+    """Gaussian kernel matrices of the landmarks of all heads of some layers, half of them queries and half keys."""
     draws = draw(m, None, torch.device("cpu"))
     return torch.cat([
         kernel_of_landmarks(
@@ -97,11 +99,11 @@ def _measure_made(name: str, folder: Path) -> Iterable[Row]:
 
 
 def singular_rows(kernels: Float[Tensor, "t m m"], landmarks: str) -> Iterable[Row]:
-    """Rows of the singular values of N, of all matrices together: their medians, and the ends that decide.
+    """Rows of the singular values of N over all matrices: their medians, and the extremes that decide.
 
     Args:
-        kernels: Gaussian kernels of landmarks, in float64.
-        landmarks: What the rows call them.
+        kernels: Gaussian kernel matrices of landmarks, in float64.
+        landmarks: Their name in the rows.
     """
     m = kernels.shape[-1]
     for gamma in _RIDGES:
@@ -160,13 +162,13 @@ def _verdicts(rows: Sequence[Row]) -> Sequence[Verdict]:
         Verdict(
             claims[0],
             False if touched else True if positive else None,
-            f"the largest is 1 {'but for' if is_one else 'with a distance up to'} {off:.1g}, the smallest {least:.2g}.",
+            f"the largest is within {off:.1g} of 1, and the smallest is {least:.2g}.",
         ),
         Verdict(
             claims[1],
             False if not (is_one and bounded) else True if known else None,
-            f"the largest is off 1 by {off:.1g} at most, the smallest at least {min(r.value for r in ratios):.3g} "
-            "times the bound.",
+            f"the largest is within {off:.1g} of 1, and the smallest is at least "
+            f"{min(r.value for r in ratios):.3g} times the bound.",
         ),
         Verdict(
             claims[2],

@@ -2,26 +2,26 @@ r"""Fig. 3 and 4 of Nyströmformer's supplement, and Lemma 1: the pseudoinverse 
 
 From $Z_0 = A^\top / (\|A\|_1 \|A\|_\infty)$ the iteration
 $$Z_{k+1} = \tfrac14 Z_k (13 I - A Z_k (15 I - A Z_k (7 I - A Z_k)))$$
-converges to the Moore-Penrose inverse $A^+$ of a softmax matrix of landmarks. What is measured of the heads is said in
-`nystrom_lab.studies.approximation.convergence`; rows hold medians and quartiles over heads and texts, shares their
-means. `method` is the start value: "paper", or those of the authors' code over a batch ("authors") or over the heads of
-one sequence ("sequence"), or "ridge", which inverts with a ridge and needs no iteration.
+converges to the Moore-Penrose inverse $A^+$ of a softmax matrix of landmarks.
+`nystrom_lab.studies.approximation.convergence` says what is measured. Rows hold medians and quartiles over heads and
+texts; for shares they hold means. `method` names the start value: "paper", or that of the authors' code over a batch
+("authors") or over the heads of one sequence ("sequence"). "ridge" inverts with a ridge and needs no iteration.
 
-Claims and the rules that decide on them, for pretrained weights and float64:
+Claims, and the rule that decides each, for pretrained weights and float64:
 
-- "The iterative method achieves a good approximation of the ground truth only with 6 iterations": in at least half of
-  the heads, with 64 landmarks, $\|Z_6 - A^+\|_F \le 0.1 \|A^+\|_F$; where half is within what is known of the share
-  (`nystrom_lab.studies.reproduce.known`), the rows cannot tell.
-- Lemma 1, "converges in the third-order" from $\|A A^+ - A Z_0\| < 1$: every step from an error $e_k < 1$ ends at most
-  at $e_k^3$, but for rounding, and the lower quartile of the observed orders is at least 2.9, at every m. Fewer than 12
-  orders at an m cannot tell.
-- "This choice ensures that $\|I - A Z_0\|_2 < 1$" (the paper itself): it is so in every head at every m. The norm is
-  $1 - \sigma_{\min}^2 / (\|A\|_1 \|A\|_\infty)$, often so near 1 that it is 1 as computed; it counts as below where
-  $\sigma_{\min}$ is above $m\, \epsilon\, \sigma_{\max}$, and cannot be told of the other heads. The claim fails where
-  the upper quartile of the norm is above 1 by more than $10^{-9}$ at some m. The shares as computed are in the table
-  and in the verdict.
+- "The iterative method achieves a good approximation of the ground truth only with 6 iterations": with 64 landmarks,
+  $\|Z_6 - A^+\|_F \le 0.1 \|A^+\|_F$ in at least half of the heads. It is undecided if one half lies within the
+  uncertainty of the share (`nystrom_lab.studies.reproduce.known`).
+- Lemma 1, "converges in the third-order" from $\|A A^+ - A Z_0\| < 1$: at every m, every step from an error $e_k < 1$
+  ends at most at $e_k^3$, up to rounding, and the lower quartile of the observed orders is at least 2.9. An m with
+  fewer than 12 observed orders is undecided.
+- "This choice ensures that $\|I - A Z_0\|_2 < 1$" (the paper itself): the norm is below 1 in every head at every m. It
+  is $1 - \sigma_{\min}^2 / (\|A\|_1 \|A\|_\infty)$, often so near 1 that it is 1 as computed. It therefore counts as
+  below 1 where $\sigma_{\min}$ is above $m\, \epsilon\, \sigma_{\max}$; other heads are undecided. The claim is refuted
+  if at some m the upper quartile of the computed norm is above 1 by more than $10^{-9}$. The shares as computed are in
+  the table and in the verdict.
 
-Fig. 4 shows six of these heads, the distance below each: its claim is the first of these, and is decided there.
+Fig. 4 shows six of these heads, with the distance below each. Its claim is the first of these, and is decided there.
 
 Source: Xiong et al. (2021), arXiv:2102.03902, Lemma 1; its supplement, (B), Fig. 3 and 4, without numbers.
 """
@@ -130,7 +130,7 @@ def _tables_of_six(rows: Sequence[Row]) -> Sequence[Table]:
 
 
 def _shown_maps(folder: Path) -> tuple[dict[str, dict[str, np.ndarray]], dict[str, dict[str, float]]]:
-    """The inverses of each head relative to the largest entry of the true one, and its numbers."""
+    """The inverses of each head, relative to the largest entry of the true inverse, and the numbers of each head."""
     lines, numbers = {}, {}
     for line, found in read_pictures(folder).items():
         largest = float(np.abs(found["true"]).max())

@@ -1,38 +1,44 @@
-r"""Fig. 1 of Skyformer: how far each method's output is from softmax attention's, over features and length.
+r"""Fig. 1 of Skyformer: how far the output of each method is from softmax attention's, over features and length.
 
-For queries, keys and values of the first layer of an encoder, $Q, K, V = X W$ of an embedded text X, the error of a
-method is the spectral norm $\|\hat O - O\|_2$ of the difference of the n x d outputs of a head, and relative to
-$\|O\|_2$. Rows hold the mean over heads and texts, `low` and `high` being the quartiles.
+The queries, keys and values are those of the first layer of an encoder, $Q, K, V = X W$ of an embedded text X. The
+error of a method is the spectral norm $\|\hat O - O\|_2$ of the difference of the n x d outputs of a head, and that
+norm relative to $\|O\|_2$. Rows hold the mean over heads and texts; `low` and `high` are the quartiles.
 
-The methods of the paper's figure, with their size d: random features of performer, queries and samples of informer,
-landmarks of nystrom, and what the figure calls "Skyformer", in two forms:
+The methods of the paper's figure, each with its size d: the random features of performer, the queries and samples of
+informer, the landmarks of nystrom, and what the figure calls "Skyformer", in two forms:
 
 - "skyformer-printed" is eq. 4-6 as printed, in float64: d landmarks drawn independently and uniformly from the 2n
   queries and keys (Definition 1), the Moore-Penrose inverse, no ridge, and then
   $\tilde D = \mathrm{diag}(\tilde A \mathbf 1)$, whatever its sign;
 - "skyformer_softmax" is the method of this library, in float32: landmarks spread evenly over the segments, a ridge of
-  0.1, six iterations for the inverse, and a result that is kept within the values' range.
+  0.1, six iterations for the inverse, and a result that is kept within the range of the values.
 
-Beside them the other methods of this library that approximate softmax attention, d being the mixtures of linformer as
-initialised, and the keys that a query sees: longformer's window, bigbird's eight blocks, and the two chunks of each of
-reformer's two rounds of hashes, with the keys that are given, and near_far's near tokens, heavy keys and clusters
-together. linear has no such number.
+Beside them are the other methods of this library that approximate softmax attention. For linformer, as initialised, d
+is the number of mixtures. For the others it is the number of keys that a query sees:
 
-At n = 512 there is a dense reference in float64: "nystrom-columns", the standard Nyström method on d columns and rows
-of the softmax matrix itself (Nyströmformer, eq. 3-6): the same d tokens for both, drawn without replacement.
+- longformer: its window;
+- bigbird: its eight blocks;
+- reformer: the two chunks of each of its two rounds of hashes, with keys that are separate from the queries;
+- near_far: its near tokens, heavy keys and clusters together.
 
-Rules judge heads, not means, which a single head may decide: the gain of a head is its relative error with the fewest
-features over that with the most. Claims and the rules that decide on them, in every panel of weights and length:
+linear has no such number.
 
-- "Significantly better with the increased number of features", for either form: the lower quartile of the gains is at
-  least 2. It is refuted where the upper quartile is below 2.
+At n = 512 there is a dense reference in float64, "nystrom-columns": the standard Nyström method on columns and rows of
+the softmax matrix itself (Nyströmformer, eq. 3-6), both at the same d tokens, drawn without replacement.
+
+The first two rules judge heads rather than means, since a single head may decide a mean. The gain of a head is its
+relative error with the fewest features over that with the most. Claims, and the rule that decides each, in every panel
+of weights and length:
+
+- "Significantly better with the increased number of features": the lower quartile of the gains is at least 2. It is
+  refuted if the upper quartile is below 2. Each form has a verdict.
 - "For other methods the gain is not obvious": the upper quartile of the gains of nystrom, performer and informer is at
-  most 2. It is refuted where the lower quartile of one of them is above 2.
-- Skyformer has the smallest error of the four methods at the same number of features, for either form: in at least nine
-  tenths of the cells it is the smallest in more than half of the heads, where the share is known to be on that side
-  (`nystrom_lab.studies.reproduce.known`).
+  most 2. It is refuted if the lower quartile of one of them is above 2.
+- Skyformer has the smallest error of the four methods at the same number of features: in at least nine tenths of the
+  cells, each a panel and a number of features, it is the smallest in more than half of the heads, beyond the
+  uncertainty of that share (`nystrom_lab.studies.reproduce.known`). Each form has a verdict.
 
-Where quartiles lie on both sides of a limit, or a panel has no rows of a method, the rows cannot tell.
+A claim is undecided where the limit lies between the quartiles, or where a panel has no rows of a method.
 
 Source: Chen et al. (2021), arXiv:2111.00035, section 4.5 and Fig. 1, which prints no numbers.
 """
@@ -65,14 +71,14 @@ from nystrom_lab.studies.reproduce.study import Part, Plan, Setting, Study
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-# The two forms of the modified Nyström method, and what verdicts call them.
+# The two forms of the modified Nyström method, and their names in verdicts.
 _PRINTED, _OURS = "skyformer-printed", "skyformer_softmax"
 _FORMS = {_PRINTED: "eq. 4-6 as printed", _OURS: "this library's variant"}
 _RIVALS = ("nystrom", "performer", "informer")
 _OTHERS = ("linformer", "longformer", "bigbird", "reformer", "linear", "near_far")
-# A dense reference, and where it is computed.
+# A dense reference, and the length at which it is computed.
 _COLUMNS, _DENSE = "nystrom-columns", 512
-# How many times an error falls that is significantly better.
+# The error falls by at least this factor where it is significantly better.
 _GAINED = 2.0
 _WEIGHTS: tuple[Weights, ...] = ("initialised", "pretrained")
 _ABSOLUTE, _RELATIVE = "spectral norm of the error", "relative spectral norm of the error"
@@ -177,16 +183,16 @@ def printed_form(
     r"""Softmax attention of one head by eq. 4-6 of Skyformer as printed.
 
     $\tilde D^{-1} \tilde A V$ with $\tilde A = \mathrm{SM}(Q, L)\, \mathrm{SM}(L, L)^+\, \mathrm{SM}(L, K)$ and
-    $\tilde D = \mathrm{diag}(\tilde A \mathbf 1)$. By Lemma 1 the exponentials are Gaussians times factors of the
-    tokens: those of the landmarks cancel against the inverse, those of the queries against $\tilde D$, and the keys'
-    are taken relative to the largest, so that nothing overflows.
+    $\tilde D = \mathrm{diag}(\tilde A \mathbf 1)$. By Lemma 1 the exponentials are Gaussians times a factor for each
+    token. The factors of the landmarks cancel against the inverse, and those of the queries against $\tilde D$. Those
+    of the keys are taken relative to the largest, so that nothing overflows.
 
     Args:
         q: Queries.
         k: Keys.
         v: Values.
-        drawn: Landmarks L: queries below n, keys from n on.
-        inverse: Replaces the Moore-Penrose inverse by eigenvalues, which has no gradient where a landmark is drawn
+        drawn: Indices of the landmarks L: queries below n, keys from n on.
+        inverse: Replaces the Moore-Penrose inverse from eigenvalues, which has no gradient where a landmark is drawn
             twice; `torch.linalg.pinv` has one.
     """
     scale = q.shape[-1] ** -0.5
@@ -210,7 +216,7 @@ def _draws(q: Float[Tensor, "b h n d"], draw: Callable[[torch.Generator], Int[Te
     return drawn.unflatten(0, tuple(q.shape[:2]))
 
 
-# By the names of rows; in float64.
+# Methods that are computed densely, in float64, by their names in rows.
 _DENSELY = {_PRINTED: _printed, _COLUMNS: _columns_and_rows}
 
 
@@ -243,7 +249,7 @@ def _figure(rows: Sequence[Row], quantity: str, label: str, methods: Sequence[st
         band="quartiles over heads and texts",
         columns=columns,
     )
-    # The standard Nyström method is off by powers of ten where its sample is singular: panels end above the others.
+    # Where its sample is singular, the standard Nyström method is off by powers of ten: axes end above the others.
     for axes, inside in zip(figure.axes, panels.values(), strict=False):
         top = 3 * max(row.value for row in inside if row.method != _COLUMNS)
         if any(row.value > top for row in inside):
@@ -282,21 +288,23 @@ def _verdicts(rows: Sequence[Row]) -> Sequence[Verdict]:
         of = {title: row for title, panel in _panels(rows, _GAIN).items() for row in panel if row.method == method}
         gains[method] = [quartiles_of(of[title]) if title in of else UNKNOWN for title in _panels(rows, _RELATIVE)]
         medians = [row.value for row in of.values()]
-        said[method] = f"{min(medians):.2g} to {max(medians):.2g} times" if of else "how many times was not measured"
+        said[method] = f"{min(medians):.2g} to {max(medians):.2g}" if of else "unknown size"
     rivals = [gain.within(most=_GAINED) for method in _RIVALS for gain in gains[method]]
     return [
         *(
             Verdict(
                 f"The modified Nyström method gains from more features ({name}).",
                 most(gain.within(least=_GAINED) for gain in gains[form]),
-                f"from the fewest to the most features the error of the median head falls, by panel, {said[form]}.",
+                f"from the fewest to the most features the error of the median head falls by a factor of {said[form]}, "
+                "depending on the panel.",
             )
             for form, name in _FORMS.items()
         ),
         Verdict(
             "For the other methods the gain is not obvious.",
             most(rivals),
-            f"the error falls by panel {', '.join(f'{said[method]} ({method})' for method in _RIVALS)}.",
+            "the error of the median head falls by a factor of "
+            f"{', '.join(f'{said[method]} ({method})' for method in _RIVALS)}.",
         ),
         *(_smallest(rows, form, name) for form, name in _FORMS.items()),
     ]
@@ -310,8 +318,8 @@ def _smallest(rows: Sequence[Row], form: str, name: str) -> Verdict:
     return Verdict(
         f"At the same number of features the modified Nyström method has the smallest error of the four ({name}).",
         most([*answers, *missing], 0.9),
-        f"in {sum(row.value > 0.5 for row in cells)} of {len(cells)} cells it has it in most heads, beyond doubt in "
-        f"{answers.count(True)}.",
+        f"its error is the smallest in most heads in {sum(row.value > 0.5 for row in cells)} of {len(cells)} cells, "
+        f"beyond doubt in {answers.count(True)}.",
     )
 
 

@@ -1,41 +1,49 @@
 r"""Definition 2 and Theorem 2 of Skyformer: the error of independent draws beside the statistical dimension.
 
-$C = \kappa(Q / p^{1/4}, K / p^{1/4})$ is the Gaussian score matrix of a head, $\bar C$ its completion of 2n x 2n,
-$\tilde C$ the approximation from d columns drawn independently and uniformly (Definition 1). With
-$\lambda = \varepsilon \|C\|$, leverage scores $\ell_i$ (the diagonal of $\bar C (\bar C + \lambda I)^{-1}$), the
-statistical dimension $d_{stat} = \sum_i \ell_i$ and $\beta = d_{stat} / (2n \max_i \ell_i)$ the theorem says: with
+$C = \kappa(Q / p^{1/4}, K / p^{1/4})$ is the Gaussian score matrix of a head, $\bar C$ its completion of 2n x 2n, and
+$\tilde C$ the approximation from d columns drawn independently and uniformly (Definition 1). Let
+$\lambda = \varepsilon \|C\|$. The leverage scores $\ell_i$ are the diagonal of $\bar C (\bar C + \lambda I)^{-1}$, the
+statistical dimension is $d_{stat} = \sum_i \ell_i$, and $\beta = d_{stat} / (2n \max_i \ell_i)$. The theorem says: with
 $$d \ge \mathrm{const} \cdot \frac{d_{stat}}\beta \log \frac n\delta$$
-$\tilde C \preceq \bar C \preceq \tilde C + \lambda I$ holds with probability $1 - \delta$, and then
+$\tilde C \preceq \bar C \preceq \tilde C + \lambda I$ (the Loewner order) holds with probability $1 - \delta$, and then
 $\|C - \tilde C\| \le \lambda$.
 
-Measured in float64 at $\delta = 0.1$, on the first and the middle head of the first and the last layer with pretrained
-weights, and on the first head of the first layer with initialised ones, whose heads are alike: over many draws of each
-d the errors, the share of draws that exceed $\varepsilon \|C\|$ (the $\delta$ of Definition 2) and the share in the
-Loewner order; how many draws are needed for each; for the first heads the same with draws in proportion to the leverage
-scores at $\varepsilon = 0.1$. Besides, for all these heads with either kind of weights, $d_{stat}$ over n, and for the
-first heads the errors with other kernels in the place of the Gaussian. The paper states the theorem and measures
-nothing.
+All is measured in float64, at $\delta = 0.1$. The heads are the first and the middle one of the first and the last
+layer with pretrained weights, and the first one of the first layer with initialised weights, whose heads are alike. For
+each:
 
-Claims and the rules that decide on them. Where a limit lies inside of what is known
-(`nystrom_lab.studies.reproduce.known`), the rows cannot tell; a number of one head is known to a tenth.
+- the errors over many draws of each d, the share of draws that exceed $\varepsilon \|C\|$ (the $\delta$ of
+  Definition 2), and the share that are in the Loewner order;
+- how many draws are needed for the error, and how many for the order;
+- for the first heads, the same with draws in proportion to the leverage scores at $\varepsilon = 0.1$.
+
+Measured too are, for these heads of both layers with either kind of weights, $d_{stat}$ over n; and, for the first
+heads, the errors with other kernels in place of the Gaussian, over a tenth of the draws. The paper states the theorem
+and measures nothing.
+
+Claims, and the rule that decides each. `nystrom_lab.studies.reproduce.known` says how precisely a number is known; a
+number of one head is known to a tenth of itself. A claim is undecided where its limit lies inside that uncertainty.
 
 - "If the Loewner order holds, the error is at most $\lambda$": in no draw is the error of C above that of its
   completion, and no draw in the order has an error of C above $\lambda$, at any $\varepsilon$. One breach refutes it.
-- The bound with the constant 1 is enough: where a number of draws was enough for the order, it is at most the bound. It
-  is refuted by a number above, and where none was enough, by a bound that is within the measured draws. Where none was
-  enough for half of the heads and $\varepsilon$ or more, it is open.
-- The draws that are needed grow with $d_{stat}$: of the pairs of heads at the same $\varepsilon$ whose dimensions are
-  at least a tenth apart, the one with the larger dimension needs more draws in at least three quarters; where none were
-  found, it needs more than the most that were measured. (At a smaller $\varepsilon$ both grow by definition.)
-- Limitations: "for small n the statistical dimension might be close to n": at the shortest n it is n/2 or more in some
+- The bound with the constant 1 is enough: for more than half of all pairs of a head and an $\varepsilon$, the draws
+  needed for the order are at most the bound. One pair that needs more than the bound refutes it. A pair for which no
+  measured number was enough needs more than the largest one: it refutes the bound if that is below the largest, and is
+  open otherwise.
+- The number of draws needed grows with $d_{stat}$: of two heads at the same $\varepsilon$ whose dimensions differ by at
+  least a tenth, the one with the larger dimension needs more draws, in at least three quarters of such pairs. Where no
+  measured number was enough, the number needed is above the largest. Pairs whose numbers are equal are left out. (At a
+  smaller $\varepsilon$ both grow by definition.)
+- Limitations: "for small n the statistical dimension might be close to n": at the shortest n it is at least n/2 in some
   head, and d_stat / n falls from the shortest to the longest n in every head ($\varepsilon = 0.1$).
-- "$d_{stat}$ should be $\tilde O(1)$", that is a power of log n: from the last n but one to the last it grows at most
-  as $(\log n)^2$ in at least three quarters of the heads, the growth of a head being known to a twentieth; for
-  initialised and for pretrained weights, for which the paper leaves it open.
-- Equations 4-6 take "any PSD kernel": with each kernel the most draws have at most half of the mean error of the
-  fewest, in the mean over the heads.
+- "$d_{stat}$ should be $\tilde O(1)$", that is a power of log n: from the second longest n to the longest it grows at
+  most as $(\log n)^2$ in at least three quarters of the heads, where the growth of a head is known to a twentieth of
+  itself. Initialised weights have a verdict, and pretrained weights, for which the paper leaves it open.
+- Equations 4-6 take "any PSD kernel": with each kernel, the mean error over the heads with the most draws is at most
+  half of that with the fewest.
 
-That draws in proportion to the leverage scores need fewer columns is no claim of the paper; tables have their numbers.
+That draws in proportion to the leverage scores need fewer columns is no claim of the paper; the tables have their
+numbers.
 
 Source: Chen et al. (2021), arXiv:2111.00035, Definitions 1 and 2, Theorem 2 and Limitations.
 """
@@ -96,7 +104,7 @@ _KERNELS: Mapping[str, Callable[..., Tensor]] = {
 
 
 class _Extent(NamedTuple):
-    """How much is measured: tokens, columns that are drawn, draws of each, and the lengths of the dimension."""
+    """How much is measured: tokens, numbers of columns, draws of each, and lengths for the dimension."""
 
     n: int
     columns: Sequence[int]
@@ -166,10 +174,10 @@ def head_rows(
     Args:
         q: Queries, in float64.
         k: As many keys.
-        columns: Numbers of columns, rising.
+        columns: Numbers of columns d, rising.
         draws: Draws of each number.
         leverage: Whether columns are drawn in proportion to their leverage scores too.
-        facts: What the rows say of the head.
+        facts: Facts of the head, for the rows.
     """
     n, kernel = len(q), partial(gaussian_kernel, scale=q.shape[-1] ** -0.5)
     completion = complete(kernel, q, k)
@@ -251,7 +259,7 @@ def _tables(rows: Sequence[Row]) -> Sequence[Table]:
     heads = [f"ε={eps:g}" for eps in EPSILONS]
     tables = []
     for title, quantity, method in (
-        ("statistical dimension, of 2n", DIMENSION, "gaussian"),
+        ("statistical dimension, out of 2n", DIMENSION, "gaussian"),
         ("draws of the bound with constant 1", BOUND, "gaussian"),
         (f"{NEEDED_ORDER}, δ = {DELTA:g}", NEEDED_ORDER, "uniform"),
         (f"{NEEDED}, δ = {DELTA:g}", NEEDED, "uniform"),

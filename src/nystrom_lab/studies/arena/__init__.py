@@ -1,1 +1,1 @@
-"""What trains on the Long Range Arena, what lifts it there, and what its steps cost."""
+"""What trains on the Long Range Arena, what improves the accuracy there, and what the training steps cost."""

@@ -1,32 +1,37 @@
-"""What each part lifts on Text and ListOps, at equal steps, and what attention adds to all of them.
+"""How far each part of a model lifts the accuracy on Text and ListOps at equal steps, and what attention adds to all.
 
-Each arm is a run of `nystrom train`, in the folder arena-small or arena-paper beside those of the studies, with the
-preset modern-small: two layers of width 128, the same data, batches, steps and training, plain feed-forward blocks, and
-a head with dropout, which the papers' code has not (`nystrom.models.design`). The arms stand on each other: the model
-of the papers (Nyström attention with 32 landmarks, a learned table of positions, mean pooling, a convolution of the
-values with 35 taps, which stays in all arms); a norm of the pooled tokens over the batch
-(`nystrom.models.heads.pooled_norm`); rotary positions in place of the table; short convolutions of queries, keys and
-values, with the preset's 3 taps on ListOps and 13 on Text; denoising on Text, shuffled arguments on ListOps; near_far
-in place of Nyström attention. With all of it, and only the attention another: exact attention, a window of 33 tokens,
-and none, so that the convolutions alone join tokens.
+Each arm is a run of `nystrom train` with the preset modern-small, in the folder arena-small or arena-paper beside those
+of the studies. All arms have two layers of width 128, the same data, batches, steps and training, plain feed-forward
+blocks, a convolution of the values with 35 taps, and a head with dropout, which the papers' code does not have
+(`nystrom.models.design`). Each arm adds a part to the one before it:
 
-A seed of all arms is trained before the next seed, and tables, figures and verdicts are those of the runs that are
-there. "small" has steps for about ten minutes a run of ListOps on one slow core, the mean over the arms, evaluations
-included, and for a quarter of an hour of Text; "paper" has the preset's.
+1. the model of the papers: Nyström attention with 32 landmarks, a learned table of positions, and mean pooling;
+2. a norm of the pooled tokens over the batch;
+3. rotary positions in place of the table;
+4. short convolutions of queries, keys and values, with the preset's 3 taps on ListOps and 13 on Text;
+5. denoising on Text, and shuffled arguments on ListOps;
+6. near_far in place of Nyström attention.
 
-Rules, on the test accuracy. The standard error of an arm's mean over s seeds of N samples is the larger of
-sqrt(p (1 - p) / N) and, from three seeds on, that of the seeds, deviation / sqrt(s); that of a difference is the root
-of the sum of both squared. An arm is above or below another by more than two of these, otherwise they are equal.
+Three more arms have all the parts and differ only in the attention: exact attention, a window of 33 tokens, and none,
+so that only the convolutions join tokens.
 
-- A part lifts the accuracy, if the arm with it is above the one before it on a task and below it on none; it does not
-  where it is below on one; the rows cannot tell where both are equal on all tasks, or were not trained on one. Where
-  neither is above the best guess without a model, the largest class or what the first operator of an expression tells,
-  they are said to be at it, and count as equal.
-- An attention adds to convolutions by the same rule, beside the arm with all of it and none; and what a window does not
-  see adds by the same rule, of exact attention beside the window.
+All arms are trained with a seed before the next seed begins. Tables, figures and verdicts are those of the runs that
+are there. With the size "small", the steps are chosen for about ten minutes a run of ListOps and a quarter of an hour a
+run of Text, on one slow core, evaluations included, as a mean over the arms. "paper" has the preset's steps.
 
-Source: ours; what lifts attention on these tasks is from Ma et al. (2022), arXiv:2209.10655, arXiv:2501.14850, and
-Amos et al. (2023), arXiv:2310.02980, who ask what of it is the attention.
+The rules are applied to the test accuracy. The standard error of an arm's mean over s seeds of N samples is
+sqrt(p (1 - p) / N) or, from three seeds on, that of the seeds, deviation / sqrt(s), if it is larger. That of a
+difference is the square root of the sum of their squares. One arm is above or below another if they differ by more than
+two of these; otherwise they are equal. If neither arm is above the best guess without a model, both count as equal and
+are said to be at the guess. That guess is the largest class, or what the first operator of an expression tells.
+
+- A part lifts the accuracy if the arm with it is above the arm before it on a task, and below it on none. This is
+  refuted if it is below on a task. It is undecided if both are equal on all tasks, or were not trained on one.
+- The same rule decides whether an attention adds to convolutions, by comparison with the arm that has all the parts and
+  no attention; and whether exact attention adds to a window, by comparison with the arm of the window.
+
+Source: ours. What lifts attention on these tasks is from Ma et al. (2022), arXiv:2209.10655, arXiv:2501.14850, and Amos
+et al. (2023), arXiv:2310.02980, who ask how much of it is due to attention.
 """
 
 from collections.abc import Iterable, Mapping
@@ -62,8 +67,8 @@ class Arm(NamedTuple):
     Attributes:
         attention: The method.
         options: Its options.
-        model: What its model has not of all the parts, as arguments of `nystrom_lab.training.train.train`.
-        lifted: Whether its inputs are corrupted or its arguments shuffled.
+        model: Which of the parts its model lacks, as arguments of `nystrom_lab.training.train.train`.
+        lifted: Whether its training inputs are corrupted (Text) or their arguments shuffled (ListOps).
     """
 
     attention: str
@@ -130,13 +135,13 @@ def _longest(folder: Path) -> int:
 
 
 def _listops(setting: Setting) -> Path | None:
-    """ListOps of the data; None where it is drawn."""
+    """The folder of ListOps in --data; None where expressions are generated."""
     folder = None if setting.data is None else setting.data / "listops"
     return folder if folder is not None and (folder / HEADER).is_file() else None
 
 
 def _arguments(setting: Setting, task: str, name: str, seed: int) -> dict[str, Any]:
-    """Arguments of `nystrom_lab.training.train.train`, but for the data of ListOps."""
+    """Arguments of `nystrom_lab.training.train.train`, without the data."""
     arm = ARMS[name]
     base = find_preset(task, PRESET)
     extent = STEPS[task] if setting.size == "small" else {"steps": base.steps, "evaluate_every": base.evaluate_every}
@@ -158,7 +163,7 @@ def _arguments(setting: Setting, task: str, name: str, seed: int) -> dict[str, A
 
 
 def _measure(training: Training, task: str, arm: str, setting: Setting, folder: Path) -> Iterable[Row]:
-    """The results of a run, which is trained or gone on with; missing expressions are drawn first."""
+    """The results of a run, which is trained or continued; missing expressions are generated first."""
     runs = folder.parent / f"arena-{setting.size}"
     if task == "text":
         assert setting.data is not None, "checked before"

@@ -1,4 +1,4 @@
-"""What the ablation of the arena says of its rows: a table, verdicts and a figure."""
+"""What the rows of the ablation of the arena say: a table, verdicts and a figure."""
 
 import math
 import statistics
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 TASKS = ("listops", "text")
-# Arms by what a reader calls them, in the order in which they stand on each other.
+# The arms with their names for readers, in the order in which each builds on the one before.
 NAMES = {
     "papers": "the papers' model",
     "normed": "+ norm of the pooled",
@@ -28,23 +28,23 @@ NAMES = {
     "window": "all, window alone",
     "none": "all, no attention",
 }
-# Claims, by the arm and the one beside it.
+# Claims, by the arm and the arm that it is compared with.
 CLAIMS = {
     ("normed", "papers"): "A norm of the pooled tokens over the batch lifts the papers' model.",
     ("rotary", "normed"): "Rotary positions lift it further.",
     ("convolution", "rotary"): "Short convolutions of queries, keys and values lift it further.",
     ("lifted", "convolution"): "Denoising on Text and shuffled arguments on ListOps lift it further.",
     ("near_far", "lifted"): "Near and far attention lifts it further than Nyström attention.",
-    ("softmax", "none"): "Exact attention adds to all that the convolutions do.",
-    ("lifted", "none"): "Nyström attention adds to all that the convolutions do.",
-    ("near_far", "none"): "Near and far attention adds to all that the convolutions do.",
-    ("window", "none"): "A window adds to all that the convolutions do.",
-    ("softmax", "window"): "Exact attention adds to a window.",
+    ("softmax", "none"): "Exact attention lifts the accuracy above that of the convolutions alone.",
+    ("lifted", "none"): "Nyström attention lifts the accuracy above that of the convolutions alone.",
+    ("near_far", "none"): "Near and far attention lifts the accuracy above that of the convolutions alone.",
+    ("window", "none"): "A window lifts the accuracy above that of the convolutions alone.",
+    ("softmax", "window"): "Exact attention lifts the accuracy above that of a window.",
 }
 _BEFORE = {arm: other for arm, other in CLAIMS if other not in ("none", "window")}
-# What is told of the test samples without a model, by the rows of a training.
+# The guesses without a model that the rows of a training hold: shares of the test samples that they get right.
 GUESSES = ("largest class of test", FIRST_OPERATOR)
-# Seeds from which on their deviation says something.
+# From so many seeds on, their deviation is used.
 _SEEDS = 3
 
 
@@ -52,8 +52,8 @@ class ArmScore(NamedTuple):
     """The test accuracies of an arm on a task.
 
     Attributes:
-        values: Of each seed.
-        samples: Test samples.
+        values: The accuracy of each seed.
+        samples: Number of test samples.
     """
 
     values: tuple[float, ...]
@@ -66,7 +66,7 @@ class ArmScore(NamedTuple):
 
     @property
     def shown(self) -> str:
-        """In per cent, with the deviation over seeds where there are several."""
+        """The mean in percent, with the standard deviation over seeds if there are several."""
         spread = f" ± {100 * statistics.stdev(self.values):.1f}" if len(self.values) > 1 else ""
         return f"{100 * self.mean:.1f}{spread}"
 
@@ -84,7 +84,7 @@ class Gap(NamedTuple):
     Attributes:
         gap: The difference of the means.
         error: Its standard error.
-        seeds: Seeds of both, "3" or "3 and 1".
+        seeds: Numbers of seeds of both, such as "3" or "3 and 1".
     """
 
     gap: float
@@ -93,12 +93,12 @@ class Gap(NamedTuple):
 
     @property
     def side(self) -> int:
-        """1 where it is above, -1 where it is below, 0 where both are equal within two standard errors."""
+        """1 if it is above, -1 if it is below, 0 if both are equal within two standard errors."""
         return 0 if abs(self.gap) <= 2 * self.error else int(math.copysign(1, self.gap))
 
     @property
     def shown(self) -> str:
-        """In points, with the standard error."""
+        """The difference in points, with its standard error."""
         return f"{100 * self.gap:+.1f} ± {100 * self.error:.1f}"
 
 
@@ -126,9 +126,9 @@ def _gap(found: Mapping[tuple[str, str], ArmScore], task: str, arm: str, other: 
 
 
 def tables(rows: Sequence[Row]) -> Sequence[Table]:
-    """The accuracies of all arms, beside the arm that each adds a part to, and beside no attention.
+    """The accuracies of all arms, compared with the arm to which each adds a part and with no attention.
 
-    The minutes of training have a column for each device, since seeds may have been trained on several.
+    The minutes of training have a column for each device, since seeds may have been trained on several devices.
     """
     found, lines = scores(rows), []
     devices = sorted({row.device for row in rows})
@@ -148,7 +148,7 @@ def tables(rows: Sequence[Row]) -> Sequence[Table]:
 
 
 def _minutes(rows: Sequence[Row], task: str, arm: str) -> str:
-    """Mean minutes of the trainings of an arm among rows of one device; "" where there are none."""
+    """Mean minutes of training of an arm among rows of one device; "" if there are none."""
     trainings = [row for row in rows if (row.fact("task"), row.method) == (task, arm)]
     seconds = [row.value for row in trainings if row.quantity == "training time"]
     return f"{statistics.fmean(seconds) / 60:.1f}" if seconds else ""
@@ -161,7 +161,7 @@ def verdicts(rows: Sequence[Row]) -> Sequence[Verdict]:
 
 
 def _guesses(rows: Sequence[Row]) -> dict[str, tuple[float, str]]:
-    """Share of the test samples that the best guess tells, and its name, by task."""
+    """Share of the test samples that the best guess gets right, and its name, by task."""
     found: dict[str, tuple[float, str]] = {}
     for row in rows:
         if row.quantity in GUESSES:
@@ -197,7 +197,7 @@ def _verdict(
 
 
 def figures(rows: Sequence[Row], folder: Path) -> "Mapping[str, Figure]":
-    """The arms on one axis, both tasks: means with two standard errors, seeds as points, and the best guess."""
+    """The arms on one axis, for both tasks: means with two standard errors, seeds as points, and the best guess."""
     found, guesses = scores(rows), _guesses(rows)
     arms = [arm for arm in NAMES if any(of == arm for _, of in found)]
     tasks = [task for task in TASKS if any(of == task for of, _ in found)]

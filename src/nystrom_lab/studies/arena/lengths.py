@@ -1,21 +1,24 @@
 """Beyond the lengths of the arena: which attention still trains here, from 1,024 to 16,384 tokens.
 
-Pathfinder of 32 x 32, 64 x 64 and 128 x 128 pixels (snakes of three dashes) and ListOps of 6,000 to 8,000 tokens, with
-exact attention in one fused call, Nyström attention of 32 landmarks and near_far. The model is that of the preset demo,
-two layers of width 64, without the convolution of the values. A step has about 32,768 tokens at every length, half a
-second of one slow core with Nyström attention.
+The tasks are Pathfinder of 32 x 32, 64 x 64 and 128 x 128 pixels (snakes of three dashes) and ListOps of 6,000 to 8,000
+tokens. The methods are exact attention in one fused call, Nyström attention with 32 landmarks, and near_far. The model
+is that of the preset demo, two layers of width 64, without the convolution of the values. A step has about 32,768
+tokens at every length, and takes half a second on one slow core with Nyström attention.
 
-First the steps of all methods are timed in turn, as `nystrom_lab.studies.arena.settled_steps` says; a step that would
-take longer than two minutes is not run. Then each method is trained, "small" for 300 steps, "paper" for 3,000, in runs
-of `nystrom train` in the folder arena-small or arena-paper beside those of the studies. What would take longer than
-twenty minutes, in "paper" 200, judging by a step of one sample, or would not fit in half of the free memory, is not
-begun: its row says so. The curves are those of the training loss; so few steps are far from what Pathfinder needs to
-leave chance, whose loss is 0.693.
+First the steps of all methods are timed in turn, as `nystrom_lab.studies.arena.settled_steps` describes; a step that
+would take longer than two minutes is not run. Then each method is trained for 300 steps (size "small") or 3,000 (size
+"paper"), in runs of `nystrom train` in the folder arena-small or arena-paper beside those of the studies. A run is not
+begun if, judging by a step of one sample, it would take longer than twenty minutes ("paper": 200), or would not fit in
+half of the free memory; its row says so. The curves are those of the training loss. So few steps are far from
+what Pathfinder needs to do better than chance, whose loss is 0.693.
 
-The rule: at a length only a linear method trains here, where exact attention was not begun for its time or its memory,
-of which it needs at least one and a half times the limit, and Nyström attention or near_far came to the end of its
-steps; it is not so where exact attention came there too, or none did. Where it is nearer to the limit, another machine
-or hour would have begun it, and the rows cannot tell.
+The claim, at each length: only a linear method trains here. The rule:
+
+- it holds if exact attention was not begun, since it would need at least one and a half times the limit of time or
+  memory, and Nyström attention or near_far finished its steps;
+- it is refuted if exact attention finished too, or if no method did;
+- it is undecided if exact attention would need less than one and a half times the limit, since another machine, or the
+  same one at another hour, would have begun it; and as long as runs are missing.
 
 Source: ours; the tasks are those of Tay et al. (2021), arXiv:2011.04006.
 """
@@ -40,7 +43,7 @@ from nystrom_lab.training.run.folder import RunFolder
 from nystrom_lab.training.run_settings import Settings, settle
 
 PRESET = "demo"
-# Of a timed step, in seconds.
+# The limit of a timed step in seconds, and the number of rounds.
 _STEP_LIMIT, _ROUNDS = 120.0, 3
 _READ = ("training time", "peak memory", "test accuracy")
 
@@ -52,7 +55,7 @@ class LengthCase(NamedTuple):
         task: The task.
         n: Tokens of the longest sample.
         batch: Samples of a step.
-        samples: Samples for training; a tenth of them each for validation and test.
+        samples: Samples for training; validation and test have a tenth as many each.
         shortest: Tokens of the shortest sample.
     """
 
@@ -64,11 +67,11 @@ class LengthCase(NamedTuple):
 
 
 class Extent(NamedTuple):
-    """How long is trained.
+    """How long a run trains.
 
     Attributes:
-        steps: Steps.
-        limit: Seconds of a run; one that would take longer is not begun.
+        steps: Number of steps.
+        limit: Seconds that a run may take; one that would take longer is not begun.
     """
 
     steps: int
@@ -85,7 +88,7 @@ EXTENTS = {"small": Extent(300, 1200.0), "paper": Extent(3000, 12000.0)}
 
 
 def settings_of(case: LengthCase, method: str, precision: Precision) -> Settings:
-    """The settings of a step."""
+    """The settings of a training step."""
     attention, options = read_method(method)
     return settle(
         TrainOptions(
@@ -134,7 +137,7 @@ def _measure_steps(name: str, setting: Setting, folder: Path) -> Iterable[Row]:
 
 
 def _measure_run(name: str, method: str, setting: Setting, extent: Extent, folder: Path) -> Iterable[Row]:
-    """The curve and the results of a run, or the estimate for which it is not begun."""
+    """The curve and the results of a run, or the estimate because of which it is not begun."""
     case, runs = CASES[name], folder.parent / f"arena-{setting.size}"
     shared: dict[str, Any] = {
         "study": "", "method": method, "n": case.n, "seed": 0, "dtype": setting.precision, "device": cpu_name(),
@@ -162,7 +165,7 @@ def _measure_run(name: str, method: str, setting: Setting, extent: Extent, folde
 
 
 def _arguments(case: LengthCase, method: str, setting: Setting, extent: Extent) -> Mapping[str, object]:
-    """Of `nystrom_lab.training.train.train`, but for the data."""
+    """Arguments of `nystrom_lab.training.train.train`, without the data."""
     attention, options = read_method(method)
     length = {"max_length": case.n} if case.task == "listops" else {}
     return {
@@ -182,7 +185,7 @@ def _arguments(case: LengthCase, method: str, setting: Setting, extent: Extent) 
 
 
 def _draw(case: LengthCase, to: Path) -> Path:
-    """The samples of a case, drawn where they are missing."""
+    """The folder of the samples of a case, generated if they are missing."""
     train, few = case.samples, case.samples // 10
     if case.task == "pathfinder":
         size = round(case.n**0.5)

@@ -1,4 +1,4 @@
-"""What the study of lengths beyond the arena says of its rows: a table, verdicts and a figure."""
+"""What the rows of the study of lengths beyond the arena say: a table, verdicts and a figure."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -18,18 +18,18 @@ if TYPE_CHECKING:
 EXACT = "softmax"
 METHODS = (EXACT, "nystrom-32", "near_far")
 LOSS, ESTIMATE = "train loss", "estimated training time"
-# How far above the limit exact attention has to be, and the limit, in minutes, of rows that do not say how far it is.
+# How many times the limit exact attention has to need, and the limit in minutes, for rows without the fact "over".
 _CLEARLY, _LIMIT = 1.5, 20.0
 
 
 def _cases(rows: Sequence[Row]) -> dict[str, int]:
-    """Tokens of the cases that are there, by name, the shortest first."""
+    """Tokens of the cases that have rows, by name, the shortest first."""
     found = {row.fact("task"): row.n or 0 for row in rows}
     return dict(sorted(found.items(), key=lambda item: item[1]))
 
 
 def _row(rows: Sequence[Row], case: str, method: str, quantity: str) -> Row | None:
-    """The last row of a quantity, which has one of each case and method, or one of each step."""
+    """The last row of a quantity for a case and method: the only one, or that of the last step."""
     return next((row for row in reversed(_of(rows, case, method, quantity))), None)
 
 
@@ -38,7 +38,7 @@ def _of(rows: Sequence[Row], case: str, method: str, quantity: str) -> list[Row]
 
 
 def _ran(rows: Sequence[Row], case: str, method: str) -> str:
-    """How long a training took, or would take; "" where neither is known."""
+    """How long a training took, or why it was not begun; "" if neither is known."""
     time, estimate = (_row(rows, case, method, quantity) for quantity in ("training time", ESTIMATE))
     if time is not None:
         return f"{time.value / 60:.1f} min"
@@ -46,7 +46,7 @@ def _ran(rows: Sequence[Row], case: str, method: str) -> str:
 
 
 def tables(rows: Sequence[Row]) -> Sequence[Table]:
-    """Costs of a step, and what became of the training, of each case and method."""
+    """Costs of a step, and what became of the training, for each case and method."""
     lines = []
     for case, n in _cases(rows).items():
         for method in METHODS:
@@ -57,12 +57,12 @@ def tables(rows: Sequence[Row]) -> Sequence[Table]:
                 fell = f"{losses[0]:.3f} to {losses[-1]:.3f}" if losses else ""
                 lines.append([case, method, _ran(rows, case, method), str(n), *shown, fell])
     heads = ["task", "attention", "training", "tokens", "ms", "MB", "loss"]
-    title = "a step of about 32,768 tokens, forward and backward; what became of the training; loss at its ends"
+    title = "a training step of about 32,768 tokens: time, memory; what became of the training; its first and last loss"
     return [Table(title, heads, lines, left=3)]
 
 
 def _number(value: float) -> str:
-    """Three digits, or all before the point; "" for what was not run."""
+    """Three digits, or all before the decimal point; "" for what was not run."""
     return "" if math.isnan(value) else f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
 
 
@@ -87,7 +87,7 @@ def _verdict(rows: Sequence[Row], case: str, n: int) -> Verdict:
 
 
 def _over(rows: Sequence[Row], case: str) -> float:
-    """How many times above the limit exact attention would be, which was not begun."""
+    """How many times the limit exact attention, which was not begun, would need."""
     row = _row(rows, case, EXACT, ESTIMATE)
     assert row is not None, "what was not begun has its estimate"
     return float(row.fact("over") or row.value / _LIMIT)

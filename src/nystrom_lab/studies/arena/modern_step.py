@@ -1,19 +1,20 @@
-"""What a training step of the preset "modern" costs beside the plain model of the same size, over the length.
+"""What a training step of the preset "modern" costs, relative to the plain model of the same size, over the length.
 
-The model of Text: four layers of width 128 with Nyström attention of 128 landmarks, one text of n random bytes a step.
-The plain model has a table of positions, plain feed-forward blocks, no short convolutions and no clipping; the parts of
-"modern" are added to it one by one: rotary positions across heads, short convolutions, and gated blocks with clipping,
-which is "modern" itself. See `nystrom_lab.studies.arena.settled_steps` for a step. "small" has 1,024 to 16,384 bytes in
-five rounds, "paper" goes to 65,536 in fifteen.
+The model is that of Text: four layers of width 128 with Nyström attention of 128 landmarks, and one text of n random
+bytes a step. The plain model has a table of positions, plain feed-forward blocks, no short convolutions and no
+clipping. The parts of "modern" are added to it one by one: rotary positions across heads; short convolutions; and gated
+blocks with clipping, which makes it "modern". `nystrom_lab.studies.arena.settled_steps` says what a step is. "small"
+has 1,024 to 16,384 bytes in five rounds, "paper" goes to 65,536 in fifteen.
 
-Claims and the rules that decide on them:
+Claims, and the rule that decides each:
 
-- A step of "modern" costs at most 1.5 times a plain one: the quartiles of the ratios within a round are at most 1.5 at
-  every length; it is not so where both are above it at one.
-- Its time, and its memory, grow linearly: from the longest length but one to the longest the slope of its logarithm
-  over that of n is at most 1.1, by the quartiles of both times. (Twice the tokens then take at most 2.14 times as much;
-  quadratic growth has a slope of 2. Shorter lengths would say less: what a step costs at any length hides there how it
-  grows.) Where the slope is below a half, that or a busy machine hides the growth, and the rows cannot tell.
+- A step of "modern" costs at most 1.5 times a plain one: at every length, the quartiles of the ratios within a round
+  are at most 1.5. It is refuted if both are above 1.5 at one length.
+- Its time, and its memory, grow linearly: from the second longest length to the longest, the slope of the logarithm of
+  the cost over that of n is at most 1.1, by the quartiles at both lengths. (Twice the tokens then take at most 2.14
+  times as much; quadratic growth has a slope of 2. Shorter lengths would say less, since there the costs that do not
+  depend on the length hide the growth.) It is undecided if the slope is below a half, since then such costs, or a busy
+  machine, hide the growth.
 
 Source: ours; the parts are those of `nystrom_lab.training.presets.modern`.
 """
@@ -92,13 +93,13 @@ def _measure(n: int, rounds: int, precision: Precision, folder: Path) -> Iterabl
 
 
 def _by_length(rows: Sequence[Row], quantity: str, name: str) -> dict[int, Row]:
-    """Rows of a model that were measured, by their length."""
+    """Rows of a model by length, without those that were not measured."""
     found = [row for row in rows if (row.quantity, row.method) == (quantity, name) and not math.isnan(row.value)]
     return {row.n: row for row in sorted(found, key=lambda row: row.n or 0) if row.n}
 
 
 def growth(rows: Mapping[int, Row]) -> float | None:
-    """Slope of the logarithm of a cost over that of n, between the two longest; None for fewer than three lengths."""
+    """Slope of the logarithm of a cost over that of n, between the two longest n; None for fewer than three lengths."""
     if len(rows) < 3:
         return None
     *_, n, longest = sorted(rows)
@@ -106,7 +107,7 @@ def growth(rows: Mapping[int, Row]) -> float | None:
 
 
 def _is_linear(rows: Mapping[int, Row]) -> bool | None:
-    """Whether a cost grows no faster than the length, by its quartiles."""
+    """Whether a cost grows linearly with the length, by its quartiles."""
     slope = growth(rows)
     if slope is None or slope < _HIDDEN:
         return None
@@ -128,7 +129,8 @@ def _tables(rows: Sequence[Row]) -> Sequence[Table]:
                     [f"{quantity}{unit and f', {unit}'}", name, *values, "" if slope is None else f"{slope:.2f}"]
                 )
     heads = ["cost", "model", *(f"n = {n}" for n in lengths), "slope"]
-    return [Table("a step of one text: medians; slope of the logarithms between the two longest", heads, cells, left=2)]
+    title = "a step of one text: medians, and slope of the logarithms between the two longest lengths"
+    return [Table(title, heads, cells, left=2)]
 
 
 def _shown(value: float) -> str:
@@ -140,9 +142,9 @@ def _verdicts(rows: Sequence[Row]) -> Sequence[Verdict]:
     said = ", ".join(f"{row.value:.2f} at {n}" for n, row in ratios.items())
     found = [
         Verdict(
-            "A modern step costs at most 1.5 times the plain model's of the same size.",
+            "A modern step costs at most 1.5 times that of the plain model of the same size.",
             most(quartiles_of(row).within(most=_MOST) for row in ratios.values()),
-            f"times plain: {said}." if ratios else "not measured.",
+            f"relative to plain: {said}." if ratios else "not measured.",
         )
     ]
     for quantity in (TIME, MEMORY):
@@ -152,9 +154,9 @@ def _verdicts(rows: Sequence[Row]) -> Sequence[Verdict]:
             Verdict(
                 f"The {quantity.removeprefix('step ')} of a modern step grows linearly with the length.",
                 _is_linear(of_lengths),
-                "fewer than three lengths."
+                "fewer than three lengths were measured."
                 if slope is None
-                else f"slope of the logarithms {slope:.2f} between the two longest.",
+                else f"the slope of the logarithms is {slope:.2f} between the two longest lengths.",
             )
         )
     return found

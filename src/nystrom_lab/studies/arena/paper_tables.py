@@ -1,18 +1,21 @@
 r"""Table 3 of Nyströmformer and Table 1 of Skyformer: accuracies in the Long Range Arena, from trained runs.
 
---runs names the folder of `nystrom lra run`, whose rows of finished runs are read. Of each task the preset and changes
-that most methods were run with are compared, so that only the attention differs. "paper" asks for all methods and tasks
-of the table, with the preset of the paper and three seeds.
+--runs names the folder of `nystrom lra run`; the rows of its finished runs are read. For each task, the runs compared
+are those with the preset, and the changes to it, that most methods were run with, so that only the attention differs.
+The size "paper" requires all methods and tasks of the table, with the preset of the paper and three seeds.
 
-Claims and the rules that decide on them. The standard error of an accuracy over s seeds of N test samples is the
-larger of the binomial one, $\sqrt{p (1 - p) / N}$, and, from three seeds on, that of their mean; a method is above
-another where the difference is more than two standard errors of it. A claim on an average needs all five tasks. Where
-softmax attention is not above the guess without a model by two standard errors, the largest share that classes of equal
-size or, on ListOps, the first operator tell, it has not learned the task, and no claim beside it is decided.
+Claims, and the rule that decides each. The standard error of an accuracy over s seeds of N test samples is the binomial
+one, $\sqrt{p (1 - p) / N}$, or, from three seeds on, that of their mean, if it is larger. A method is above another if
+the difference is more than two standard errors of the difference. A claim on an average needs all five tasks.
 
-- Nyströmformer, "on par with the vanilla self-attention for all tasks": at most two points below it in each, with two
-  standard errors (`nystrom_lab.studies.reproduce.margin`); errors that are wider decide nothing, nor do fewer than all
-  five tasks, but where it is below in one.
+The guess without a model is the largest share that can be told from the number of classes, taken to be of equal size,
+or, on ListOps, from the first operator. Where softmax attention is not above the guess by two standard errors, it has
+not learned the task, and no comparison with it is decided.
+
+- Nyströmformer, "on par with the vanilla self-attention for all tasks": on each task it is at most two points below,
+  even with two standard errors subtracted (`nystrom_lab.studies.reproduce.margin`). It is refuted by one task on which
+  this fails and it is below by more than two standard errors. Otherwise it is undecided where the errors are too wide,
+  or where fewer than all five tasks were measured.
 - "outperforms other efficient self-attention methods": its average is above Reformer's, Linformer's and Performer's.
 - Skyformer, Gaussian kernels come "with boosted performance": kernelized attention's average is above softmax's.
 - "generally better performance" of Skyformer: its average is above softmax's.
@@ -74,10 +77,10 @@ def _plan(setting: Setting, printed: _Printed, preset: str) -> Plan:
 
 
 def _finished(runs: Path) -> dict[str, list[Row]]:
-    """Rows of the finished runs of a folder, by their folders' names.
+    """Rows of the finished runs in a folder, by the name of the run's folder.
 
     Raises:
-        ValueError: There is none.
+        ValueError: There is no finished run.
     """
     found = {}
     for path in sorted(runs.glob("*/run.json")):
@@ -96,14 +99,14 @@ def _is_read(row: Row) -> bool:
 
 
 def _measure(folder: Path, study: Path) -> Iterable[Row]:
-    """The rows of a run; the task goes into the quantity, since the study becomes this one."""
+    """The rows of a run. The task moves from the study to the quantity, since the study becomes this one."""
     for row in read_rows(RunFolder(folder).rows):
         if _is_read(row):
             yield replace(row, quantity=f"{row.study.removeprefix('train ')} {row.quantity}")
 
 
 def _as_trained(rows: Sequence[Row]) -> list[Row]:
-    """The rows as the runs wrote them."""
+    """The rows as the runs wrote them, with the task in the study."""
     parts = [(row, row.quantity.partition(" ")) for row in rows]
     return [replace(row, study=f"train {task}", quantity=quantity) for row, (task, _, quantity) in parts]
 
@@ -111,7 +114,7 @@ def _as_trained(rows: Sequence[Row]) -> list[Row]:
 def _cells(rows: Sequence[Row]) -> dict[tuple[str, str], tuple[str, Accuracy]]:
     """Preset and accuracy by task and method.
 
-    Of each task it is the preset with most methods, of a method the size with most tasks; of equals the first.
+    A task has the preset with the most methods, and a method the size with the most tasks; among equals, the first.
     """
     lines = lra_cells(rows)
     found: dict[tuple[str, str], tuple[str, Accuracy]] = {}
@@ -144,7 +147,7 @@ def _standard_error(accuracy: Accuracy) -> float:
 def _difference(
     cells: Mapping[tuple[str, str], tuple[str, Accuracy]], ours: str, other: str
 ) -> tuple[float, float, list[str]] | None:
-    """How far an average is above another, its standard error, and the tasks; None where no task has both."""
+    """How far one average is above another, its standard error, and the tasks; None if no task has both methods."""
     tasks = [task for task in LRA_TASKS if (task, ours) in cells and (task, other) in cells]
     if not tasks:
         return None
@@ -160,7 +163,7 @@ def _above(
     ours: str,
     others: Sequence[str],
 ) -> Verdict:
-    """Whether an average is above others: False where it is below one, unknown where that is within the errors."""
+    """Whether an average is above others: False if it is below one, None if a difference is within its error."""
     found = {other: _difference(cells, ours, other) for other in others}
     said = ", ".join(
         f"{other} was not measured beside it" if each is None
@@ -183,7 +186,7 @@ def _known(gap: float, error: float) -> Known:
 
 
 def _guesses(rows: Sequence[Row]) -> dict[str, float]:
-    """What is told of each task without a model, in percent."""
+    """The accuracy of a guess without a model for each task, in percent."""
     found = {task: 100 / LRA[task].num_labels for task in LRA_TASKS}
     told = [100 * row.value for row in rows if row.quantity == FIRST_OPERATOR]
     return found | {"listops": max([found["listops"], *told])}

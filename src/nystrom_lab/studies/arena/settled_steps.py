@@ -1,11 +1,12 @@
-"""Time and memory of training steps as the settings of runs have them, in turn on one batch.
+"""Time and memory of training steps, with the settings of real runs, in turn on one batch.
 
-A step is the forward pass with dropout, the loss of the class, the backward pass, clipping by the norm where the
-settings have it, and the update by AdamW. Tokens and classes are drawn at random, all samples being of one length: they
-do not change the cost. Each round takes a step of every run in turn; ratios are taken within a round.
+A step is the forward pass with dropout, the loss of the class, the backward pass, clipping by the norm if the settings
+have it, and the update by AdamW. Tokens and classes are drawn at random, and all samples have one length: neither the
+tokens nor the classes change the cost. Each round takes one step of every run in turn; ratios are taken within a round.
 
-First each takes two steps of one sample. If by these a step would take longer than a limit, or would not fit into half
-of the free memory, it is not run, and a note says so with the estimate.
+First each run takes three steps of one sample: one to warm up, one for the time and one for the memory. If, judging by
+these, a step would take longer than a limit, or would not fit into half of the free memory, it is not run, and a note
+says so with the estimate.
 """
 
 from collections.abc import Mapping
@@ -32,15 +33,15 @@ _CPU = torch.device("cpu")
 
 @dataclass
 class StepCosts:
-    """What steps of a run were measured to cost.
+    """Measured costs of the steps of a run.
 
     Attributes:
-        seconds: Of a step in each round; empty where it was not run.
-        peak: Bytes beyond weights, optimizer and batch; None where it was not run.
-        estimate: Seconds of a step, by that of one sample.
-        weights: Numbers that are learned.
-        note: Why it was not run; "" where it was.
-        over: How many times above the limit that the note names.
+        seconds: Seconds of a step in each round; empty if none was run.
+        peak: Bytes beyond weights, optimizer and batch; None if no step was run.
+        estimate: Seconds of a step, estimated from a step of one sample.
+        weights: Number of learned weights.
+        note: Why no step was run; "" if steps were.
+        over: How many times the limit in the note a step would need.
     """
 
     estimate: float
@@ -52,10 +53,10 @@ class StepCosts:
 
 
 class SettledSteps(TrainingStep):
-    """A model by the settings of a run, with random weights, its optimizer, and steps of it on the CPU.
+    """A model with the settings of a run and random weights, its optimizer, and its training steps on the CPU.
 
     Args:
-        settings: The settings; their seed is that of the weights.
+        settings: The settings; their seed draws the weights.
     """
 
     def __init__(self, settings: Settings):
@@ -72,7 +73,7 @@ class SettledSteps(TrainingStep):
 
     @property
     def weights(self) -> int:
-        """Numbers that are learned."""
+        """Number of learned weights."""
         return sum(weight.numel() for weight in self.model.parameters() if weight.requires_grad)
 
 
@@ -82,7 +83,7 @@ def whole_samples(task: str, n: int, batch: int, seed: int = 0) -> Batch:
 
 
 def estimated(run: SettledSteps, n: int, batch: int, *, limit_seconds: float) -> StepCosts:
-    """What a step would cost, by two steps of one sample.
+    """What a step would cost, estimated from steps of one sample.
 
     Args:
         run: The run.
@@ -112,7 +113,7 @@ def measure_in_turn(
         settings: Settings of each run, by name.
         n: Tokens of a sample.
         batch: Samples of a step.
-        rounds: Timed steps of each.
+        rounds: Timed steps of each run.
         limit_seconds: Skip steps that would take longer.
     """
     runs = {name: SettledSteps(each) for name, each in settings.items()}
@@ -126,14 +127,14 @@ def measure_in_turn(
 
 
 def cost_rows(name: str, costs: StepCosts, settings: Settings, *, n: int, facts: Mapping[str, object]) -> list[Row]:
-    """Rows of the time of a step, in ms with its quartiles, and of its memory in MB; NaN with a note where not run.
+    """Rows of a step: its time in ms with quartiles, and its memory in MB; NaN with a note if it was not run.
 
     Args:
         name: The method of the rows.
         costs: What was measured.
         settings: Settings of the run.
         n: Tokens of a sample.
-        facts: What is added to the number of weights and of threads.
+        facts: Facts beside the numbers of weights and of threads.
     """
     shared: dict[str, Any] = {
         "study": "", "method": name, "n": n, "dtype": settings.precision, "seed": settings.seed, "device": cpu_name(),

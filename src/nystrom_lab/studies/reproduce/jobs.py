@@ -1,4 +1,4 @@
-"""Studies as cluster jobs, one job each: the parts of a study are timed on the same machine."""
+"""Studies as cluster jobs, one job a study, so that all parts of a study are timed on the same machine."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
@@ -14,7 +14,7 @@ from nystrom_lab.training.grid.slurm import Jobs, Work
 
 
 def measure_in_jobs(studies: Sequence[Job], to: Path, slurm: Slurm, *, threads: int) -> list[Failure]:
-    """Measure the missing parts of studies, and wait for them.
+    """Measure the missing parts of studies as jobs, and wait until they end.
 
     Args:
         studies: The studies.
@@ -23,7 +23,7 @@ def measure_in_jobs(studies: Sequence[Job], to: Path, slurm: Slurm, *, threads: 
         threads: Cores of each job.
 
     Returns:
-        The studies that are not measured.
+        The studies that were not measured.
 
     Raises:
         ValueError: SLURM is missing or rejects such a job.
@@ -42,7 +42,7 @@ def measure_in_jobs(studies: Sequence[Job], to: Path, slurm: Slurm, *, threads: 
 
 
 def measure_study(name: str, setting: Mapping[str, Any], to: str, threads: int) -> None:
-    """Run a study.
+    """Run a study, as a job does.
 
     Args:
         name: Its name.

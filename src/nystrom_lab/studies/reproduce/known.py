@@ -1,13 +1,14 @@
-r"""How well the rows know a number, and what that lets a rule say.
+r"""How precisely the rows determine a number, and what a rule may conclude from it.
 
-A rule says True or False where all that is known of a number lies on one side of its limit, and None, "cannot tell",
-where the limit lies inside:
+A rule says True or False if all values that a number may have lie on one side of its limit. It says None, "cannot
+tell", if the limit lies among them. These values are:
 
-- a mean over many heads, texts or draws is known to two standard errors, its standard deviation $\sigma$ being the
-  distance of the farther quartile over 0.6745, as of a normal distribution, so that a long tail widens it;
-- a share of them is known to Wilson's interval of two standard errors;
-- a median of times is known to its quartiles;
-- one measurement without a spread is known to a part of itself that the rule names.
+- for a mean over many heads, texts or draws, two standard errors to either side. The standard deviation $\sigma$ is
+  taken as the distance to the farther quartile over 0.6745, as for a normal distribution, so that a long tail widens
+  it;
+- for a share of them, Wilson's score interval of two standard errors;
+- for a median of times, the range between its quartiles;
+- for one measurement without a spread, the number plus or minus a part of itself that the rule names.
 """
 
 import math
@@ -18,12 +19,12 @@ from nystrom_lab.measure.rows import Row
 
 # In standard errors.
 _WIDTH = 2.0
-# Standard deviations from the mean of a normal distribution to its quartiles.
+# Distance from the mean of a normal distribution to its quartiles, in standard deviations.
 _QUARTILE = 0.6745
 
 
 class Known(NamedTuple):
-    """The ends of what is known of a number; NaN where it was not measured.
+    """The ends of the interval that is known to hold a number; NaN if it was not measured.
 
     Attributes:
         low: The lower end.
@@ -34,17 +35,17 @@ class Known(NamedTuple):
     high: float
 
     def within(self, least: float = -math.inf, most: float = math.inf) -> bool | None:
-        """Whether the number is at least one limit and at most another; None where it cannot be told."""
+        """Whether the number is at least one limit and at most another; None if a limit lies inside the interval."""
         if least <= self.low and self.high <= most:
             return True
         return False if self.high < least or self.low > most else None
 
     def above(self, limit: float = 1.0) -> bool | None:
-        """Whether the number is above a limit; None where it cannot be told, an equal one included."""
+        """Whether the number is above a limit; None if the limit lies inside the interval or at one of its ends."""
         return True if self.low > limit else False if self.high < limit else None
 
     def over(self, other: "Known") -> "Known":
-        """The ratio of two positive numbers."""
+        """The interval of the ratio of two positive numbers."""
         return Known(max(self.low, 0.0) / other.high, self.high / other.low if other.low > 0 else math.inf)
 
 
@@ -52,14 +53,14 @@ UNKNOWN = Known(math.nan, math.nan)
 
 
 def mean_of(row: Row) -> Known:
-    """What is known of a mean; a row without quartiles is taken as exact."""
+    """The interval of a mean; a row without quartiles is taken as exact."""
     farther = max(abs(end - row.value) for end in quartiles_of(row))
     error = _WIDTH * farther / _QUARTILE / math.sqrt(row.repeats)
     return Known(row.value - error, row.value + error)
 
 
 def share_of(share: float, count: int) -> Known:
-    """What is known of a share of a number of cases, which may be 0."""
+    """The interval of a share of a number of cases, which may be 0."""
     if not count:
         return Known(0.0, 1.0)
     square = _WIDTH**2 / count
@@ -69,21 +70,21 @@ def share_of(share: float, count: int) -> Known:
 
 
 def quartiles_of(row: Row) -> Known:
-    """The quartiles of a row, or its value where it has none."""
+    """The quartiles of a row, or its value if it has none."""
     return Known(row.value if row.low is None else row.low, row.value if row.high is None else row.high)
 
 
 def roughly(value: float, part: float = 0.1) -> Known:
-    """A positive number that is known to a part of itself."""
+    """The interval of a positive number that is known to a part of itself."""
     return Known(value * (1 - part), value * (1 + part))
 
 
 def most(answers: Iterable[bool | None], share: float = 1.0) -> bool | None:
-    """Whether at least a share of the answers is True; None where those that cannot be told decide, or there are none.
+    """Whether at least a share of the answers is True; None if answers of None decide that, or there are no answers.
 
     Args:
         answers: The answers.
-        share: At 1 all of them.
+        share: The share; 1 means all of them.
     """
     of = list(answers)
     yes, wanted = of.count(True), share * len(of)
@@ -93,6 +94,6 @@ def most(answers: Iterable[bool | None], share: float = 1.0) -> bool | None:
 
 
 def unanimous(answers: Iterable[bool | None]) -> bool | None:
-    """The answer that several measures of one thing share; None where they contradict each other, or there are none."""
+    """The answer that several measures of one thing share; None if they disagree, or there are none."""
     found = set(answers)
     return found.pop() if len(found) == 1 else None

@@ -4,7 +4,7 @@ A study has a folder of its own, TO/NAME-SIZE:
 
 - setting.json: what is measured, so that rows of another setting are never mixed in;
 - rows.csv: the rows of `nystrom_lab.measure.rows`, appended part by part; the column `part` names the part;
-- arrays for the figures, if any;
+- seconds.json: how long each part took; and arrays for the figures, if any;
 - NAME.png and NAME.svg, and summary.json: the tables, verdicts and provenance, drawn from the rows at the end.
 """
 
@@ -47,11 +47,11 @@ class Job(NamedTuple):
 
 
 def check_study(name: str, setting: Setting, to: Path) -> Job:
-    """Plan a study, and check all that can be checked before any work.
+    """Plan a study, and check what can be checked before any work.
 
     Raises:
-        ValueError: The name is unknown, the study cannot run in this setting, or its folder holds rows of another one
-            or cannot be written.
+        ValueError: The name is unknown, the study cannot run in this setting, or its folder cannot be written or holds
+            rows of another setting.
     """
     study = find_study(name)
     plan = study.plan(setting)
@@ -136,7 +136,7 @@ def draw_study(job: Job) -> Summary:
             for suffix in (".png", ".svg"):
                 save_figure(figure, (job.folder / figures[-1]).with_suffix(suffix))
     entry, commands = CATALOGUE[job.name], list(dict.fromkeys(row.command for row in rows))
-    # Trainings have a command each, and may be older than this sitting.
+    # Each training has its own command, and may be older than this call.
     trained = sum(row.value for row in rows if row.quantity == "training time")
     summary = Summary(
         name=job.name,
@@ -158,9 +158,9 @@ def draw_study(job: Job) -> Summary:
 
 
 def check_setting(folder: Path, wanted: Mapping[str, str]) -> None:
-    """Raise ValueError if the folder of a study holds rows of another setting than the one that is wanted, or no study.
+    """Raise ValueError if a folder holds rows of a setting other than the wanted one, or files that are no study.
 
-    What stands beside rows or a setting is the study's own: arrays and runs may be there before the first rows.
+    Files beside rows or a setting belong to the study: arrays and runs may be there before the first rows.
     """
     file = folder / SETTING
     if not (folder / ROWS).exists():
@@ -176,7 +176,7 @@ def check_setting(folder: Path, wanted: Mapping[str, str]) -> None:
             for name in dict.fromkeys([*wanted, *came]):
                 if came.get(name) != wanted.get(name):
                     raise ValueError(
-                        f"{folder} holds rows with {name} = {came.get(name)!r}, and {wanted.get(name)!r} was "
+                        f"{folder} holds rows with {name} = {came.get(name)!r}, but {wanted.get(name)!r} was "
                         "requested: choose another folder with --to."
                     )
             return
@@ -195,10 +195,10 @@ def _tagged(row: Row, study: str, part: str) -> Row:
 
 
 def rows_of(rows: Sequence[Row], name: str) -> list[Row]:
-    """The rows of a study among rows of several, as its tables and verdicts take them.
+    """The rows of one study among those of several, in the form that its tables and verdicts expect.
 
     Raises:
-        ValueError: There are none.
+        ValueError: There are no rows of it.
     """
     found = [row.with_facts(part=None) for row in rows if row.study == name]
     if not found:

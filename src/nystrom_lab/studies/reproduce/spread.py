@@ -1,4 +1,4 @@
-"""Many values of one quantity as one row: their mean and quartiles."""
+"""Many values of one quantity in one row: their mean and quartiles."""
 
 from collections.abc import Mapping
 
@@ -25,14 +25,14 @@ def spread_row(
 
     Args:
         quantity: What was measured.
-        method: Of what.
-        values: One for each head and text, or whatever the study repeats over.
+        method: The method or matrix that was measured.
+        values: One for each head and text, or for each of whatever the study repeats.
         n: Tokens.
-        m: Landmarks or the like.
-        facts: What else the row is of.
-        dtype: Of the computation.
+        m: Landmarks, or what a method has in their place.
+        facts: What else distinguishes the row.
+        dtype: Dtype of the computation.
         seed: Seed of the draws.
-        unit: Its unit.
+        unit: Unit of the quantity.
         median: Take the median instead of the mean, for values over many powers of ten.
     """
     flat = values.double().flatten()

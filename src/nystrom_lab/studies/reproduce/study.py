@@ -24,9 +24,9 @@ class Setting:
     Attributes:
         size: "small", minutes on two cores, or "paper", the paper's setting, except as stated in `Plan.differs`.
         model: Folder of a Hugging Face encoder; None uses all-MiniLM-L6-v2 of the extra `real`.
-        texts: Text files, may be compressed; by default the language reference that is included in Python.
+        texts: Text files, which may be compressed; by default the language reference that comes with Python.
         data: Folder with the data of each task in a subfolder of its name (listops, text, mlm, mrpc ...); None
-            generates those that can be.
+            generates what can be generated.
         runs: Folder of trained runs of `nystrom lra run`, for the studies that read them, or the file of their curves.
         precision: Precision in which studies of size "small" train.
     """
@@ -40,12 +40,12 @@ class Setting:
 
 
 class Part(NamedTuple):
-    """A part of the work, whose rows are written when it is done, all at once.
+    """A part of the work; its rows are written all at once when it is done.
 
     Attributes:
         name: Its name, unique in the study and without blanks, such as "n=512-m=64"; an interrupted study continues
             with the parts that have no rows.
-        measure: Measures, given the folder of the study, where it may leave arrays for the figures too.
+        measure: Returns the rows. It is given the folder of the study, where it may also leave arrays for the figures.
     """
 
     name: str
@@ -57,8 +57,8 @@ class Plan(NamedTuple):
 
     Attributes:
         parts: The parts, in order.
-        setting: What is measured, by name: "model", "texts", "lengths" ...; a folder that holds rows of another setting
-            is left alone.
+        setting: What is measured, by name: "model", "texts", "lengths" ... A folder that holds rows of another setting
+            is refused.
         differs: How this differs from the paper's setting; "" if it does not.
     """
 
@@ -68,20 +68,20 @@ class Plan(NamedTuple):
 
 
 def beside_none(setting: Setting, left_out: str) -> str:
-    """What `Plan.differs` says of a study that no paper has, with what its small size leaves out."""
+    """`Plan.differs` of a study that is in no paper: what its small size leaves out, and that no paper has it."""
     return NO_PAPER if setting.size == "paper" else f"{left_out}; {NO_PAPER}"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Study:
-    """A study of the papers; its module's docstring states the claims, and the rules that decide on them.
+    """A study of the papers; its module's docstring states the claims, and the rule that decides each.
 
     Attributes:
-        plan: Checks a setting and divides its work into parts; raises ValueError, before any work, for what cannot be
-            run: a model without weights, texts that are too short, a size that needs what is not there.
-        tables: Tables of the rows, the papers' printed numbers beside ours.
-        verdicts: The claims of the paper, and what the rows say of them.
-        figures: Draws the rows, and arrays in the folder; figures by name, "" for the only one.
+        plan: Checks a setting and divides its work into parts. Before any work it raises ValueError for what cannot be
+            run: a model without weights, texts that are too short, a size that needs something missing.
+        tables: Tables of the rows, with the papers' printed numbers beside ours.
+        verdicts: The claims of the paper, and what the rows say about each.
+        figures: Draws the rows, and the arrays in the folder. Returns figures by name, "" for the main one.
     """
 
     plan: Callable[[Setting], Plan]

@@ -1,1 +1,1 @@
-"""Heads of a real encoder: recording them, their pictures, and choosing among their rows."""
+"""Heads of a real encoder: recordings of them, their pictures, and selections of their rows."""

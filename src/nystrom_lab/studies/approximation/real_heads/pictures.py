@@ -1,4 +1,4 @@
-"""Matrices of the heads that figures show, as arrays in the folder of a study: maps-LAYER.npz."""
+"""Matrices of the heads that figures show, kept as arrays in the folder of a study: maps-LAYER.npz."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -15,12 +15,12 @@ _MOST = torch.finfo(torch.float32).max
 
 
 def save_pictures(heads: LayerHeads, maps: Mapping[str, Float[Tensor, "b h *shape"]], folder: Path) -> None:
-    """Leave what figures show of the heads that are shown, in the first text, as arrays in the folder of the study.
+    """Save, for the first text, what figures show of the heads of a layer, as arrays in the folder of the study.
 
     Args:
         heads: The heads of a layer.
-        maps: Matrices, and numbers of each head, by name; a matrix is saved as the means of its blocks.
-        folder: Of the study.
+        maps: By name, a matrix or a number for each head; of a matrix, the means of its blocks are saved.
+        folder: Folder of the study.
     """
     arrays = {
         f"{head}/{name}": block_means(values[0, head]).clamp(-_MOST, _MOST).float().numpy()
@@ -33,7 +33,7 @@ def save_pictures(heads: LayerHeads, maps: Mapping[str, Float[Tensor, "b h *shap
 
 
 def read_pictures(folder: Path) -> dict[str, dict[str, np.ndarray]]:
-    """What `save_pictures` left, by head, such as "layer 2, head 6", and by name.
+    """What `save_pictures` saved, by head, such as "layer 2, head 6", and by name.
 
     Raises:
         ValueError: There are none.
@@ -51,7 +51,7 @@ def read_pictures(folder: Path) -> dict[str, dict[str, np.ndarray]]:
 
 
 def block_means(x: Float[Tensor, "*shape"], most: int = 128) -> Float[Tensor, "*smaller"]:
-    """A matrix whose axes are cut into at most so many stretches of near-equal length: the mean of each block."""
+    """The means of the blocks of a matrix, each of whose axes is cut into at most `most` near-equal stretches."""
     for axis, size in enumerate(x.shape):
         if size > most:
             x = torch.stack([part.mean(dim=axis) for part in x.tensor_split(most, dim=axis)], dim=axis)

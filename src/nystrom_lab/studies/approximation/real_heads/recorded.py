@@ -1,8 +1,9 @@
 """All heads of an encoder on real prose, a layer at a time, and the six of them that figures show.
 
-Rows are over all heads and texts, with the pretrained weights and with initialised ones. The six heads are spread
-evenly over the model before anything is measured: of all its heads, counted from the first layer on, those in the
-middle of each sixth. Their pictures are of the first text.
+Rows are over all heads and texts, a head counting once for each text, with the pretrained weights and with weights that
+are initialised at random. The six heads are chosen before anything is measured, spread evenly over the model: with all
+its heads numbered from the first layer on, they are those in the middle of each sixth. Their pictures are of the first
+text.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -28,9 +29,9 @@ class LayerHeads:
     """The heads of one layer, in float64.
 
     Attributes:
-        weights: Which weights.
-        layer: Number of the layer.
-        shown: Those of its heads that figures show; none of initialised weights.
+        weights: Kind of weights.
+        layer: Number of the layer, from 0.
+        shown: Those of its heads that figures show; none with initialised weights.
         q: Queries.
         k: Keys.
         v: Values.
@@ -60,9 +61,9 @@ class RealHeads:
 
     Attributes:
         encoder: The encoder.
-        size: The size that was asked for.
-        texts: How many windows of the prose.
-        shown: Layer and head of those that figures show.
+        size: The requested size.
+        texts: Number of windows of the prose.
+        shown: Layer and head of each head that figures show.
     """
 
     encoder: Encoder
@@ -95,7 +96,7 @@ class RealHeads:
         ]
 
     def plan(self, parts: Sequence[Part], landmarks: Sequence[int], **said: str) -> Plan:
-        """The plan of a study, with what its setting says besides the model and the texts."""
+        """The plan of a study; `said` adds to its setting, beside the model and the texts."""
         setting = {
             "model": self.encoder.name,
             "texts": self.encoder.prose.name,
@@ -112,14 +113,14 @@ class RealHeads:
 
 
 def find_heads(setting: Setting, *, small_texts: int = 2) -> RealHeads:
-    """The heads of a setting, checked: ten texts at the paper's size, which says only that they are real.
+    """The heads of a setting, checked. At the paper's size there are ten texts: the paper says only that they are real.
 
     Args:
-        setting: What the user asks for.
+        setting: Options of the study.
         small_texts: Windows of the prose at the small size.
 
     Raises:
-        ValueError: No encoder at hand, texts that are too short, or the paper's size without a model.
+        ValueError: No encoder is available, the texts are too short, or the paper's size is requested without a model.
     """
     if setting.size == "paper" and setting.model is None:
         raise ValueError("--size paper needs a trained BERT-base: name its folder with --model.")
@@ -131,7 +132,7 @@ def find_heads(setting: Setting, *, small_texts: int = 2) -> RealHeads:
 
 
 def shown_heads(layers: int, heads: int) -> list[tuple[int, int]]:
-    """Layer and head of up to six heads, spread evenly over a model."""
+    """Layer and head of up to six heads that are spread evenly over a model."""
     every = layers * heads
     count = min(SHOWN, every)
     return [divmod(every * (2 * i + 1) // (2 * count), heads) for i in range(count)]

@@ -1,4 +1,4 @@
-"""Choosing rows by their facts, such as weights="pretrained", layer="3"."""
+"""Selection of rows by their facts, such as weights="pretrained", layer="3"."""
 
 from collections.abc import Iterable
 from dataclasses import replace
@@ -13,12 +13,12 @@ def rows_of(rows: Iterable[Row], quantity: str, **facts: str) -> list[Row]:
 
 
 def step_of(row: Row) -> int | None:
-    """The step of an iteration that a row is of, its fact `k`."""
+    """The step of the iteration that a row belongs to: its fact `k`."""
     return int(step) if (step := row.fact("k")) else None
 
 
 def only_row(rows: Iterable[Row], what: str) -> Row:
-    """The one row of what a study says.
+    """The only row among some, which `what` describes.
 
     Raises:
         ValueError: There is none, or there are several.
@@ -26,16 +26,16 @@ def only_row(rows: Iterable[Row], what: str) -> Row:
     found = list(rows)
     if len(found) != 1:
         raise ValueError(
-            f"the rows have {len(found)} of {what}; expected one, as of a study that is finished: "
-            "`nystrom reproduce` goes on with it."
+            f"there are {len(found)} rows of {what}; expected one, as in a finished study: `nystrom reproduce` "
+            "continues it."
         )
     return found[0]
 
 
 def over_layers(rows: Iterable[Row]) -> list[Row]:
-    """Rows that differ in their layer alone as one: the means of their values and quartiles.
+    """Merge rows that differ only in their layer: the means of their values and quartiles.
 
-    Every layer has as many heads, so that this is the mean over all heads.
+    Every layer has the same number of heads, so this is the mean over all heads.
     """
     groups: dict[tuple[object, ...], list[Row]] = {}
     for row in rows:
