@@ -101,7 +101,7 @@ def validation_batches(source: ArenaTask, split: LabelledSplit, *, batch: int, c
 
 @torch.no_grad()
 def evaluate(model: Model, batches: Sequence[Batch]) -> tuple[float, float]:
-    """Mean loss and accuracy, without dropout."""
+    """Mean loss and accuracy over the batches, without dropout."""
     model.eval()
     device, loss, right, count = next(model.parameters()).device, 0.0, 0, 0
     for samples in batches:
