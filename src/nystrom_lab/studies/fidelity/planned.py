@@ -1,7 +1,7 @@
 r"""Exact attention, Nyström, near_far and plans in a whole encoder: error, time, memory, and a retrieval.
 
-The encoder reads prose at its own length n, and with its table of positions stretched (`nystrom convert`) at 4 n; at
-the size "paper" also at 16 n.
+The encoder reads prose at its own length n, at most 512, and with its table of positions stretched (`nystrom convert`)
+at 4 n; at the size "paper" also at 16 n.
 
 - Retrieval: consecutive passages of twice the length are divided into stretches of some 30 tokens, which go to two
   texts in turn. This gives two texts on the same subject without a shared stretch. Each text is embedded as the mean of
