@@ -1,1 +1,1 @@
-"""Measurements as rows, with the clock and memory measures behind them."""
+"""Measurements as rows, and the counts, times and memory that go into them."""

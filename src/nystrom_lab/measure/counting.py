@@ -2,9 +2,9 @@
 
 **Multiplications** are those of matrix products, fused attention, convolutions, distances and linear systems, forward
 and, where the call has one, backward. torch's `FlopCounterMode` counts two operations for each and lacks some of these;
-their formulas are here. Not counted: arithmetic that takes one step for each number of its result (exponentials, sums,
-scalings), and decompositions (singular values, eigenvalues). The work actually done is counted: a convolution that is
-computed as a product with a band of zeros counts as that product.
+their formulas are here. Elementwise arithmetic and sums (exponentials, scalings) and decompositions (singular values,
+eigenvalues) are not counted. The work actually done is counted: a convolution that is computed as a product with a
+banded matrix counts as that product, zeros included.
 
 **Stored numbers** are the peak of what the call holds at one time beyond its inputs, the result included, in numbers
 of one dtype; masks and indices count by their bytes.
@@ -21,7 +21,7 @@ from nystrom.clock import peak_bytes
 
 
 def _product(a: Sequence[int], b: Sequence[int], **_: object) -> int:
-    """(.., n, k) and (.., k, s) or (k,): twice n k s for each matrix of the batch."""
+    """Operations of (.., n, k) times (.., k, s) or (k,): 2 n k s for each matrix of the batch."""
     return 2 * prod(a) * (b[-1] if len(b) > 1 else 1)
 
 
@@ -70,7 +70,7 @@ _FORMULAS = {
     _aten._cdist_backward: _distances_backward,
     _aten._linalg_solve_ex: _linear_system,
 }
-# Products and systems that would count as nothing.
+# Products and solvers that would count as zero.
 _WITHOUT_FORMULA = {
     _aten.linalg_inv_ex, _aten.linalg_solve_triangular, _aten.triangular_solve, _aten.linalg_lu_solve, _aten.lu_solve,
     _aten.cholesky_solve, _aten.cholesky_inverse, _aten.linalg_lstsq, _aten.addbmm,

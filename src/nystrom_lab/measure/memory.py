@@ -1,7 +1,7 @@
-"""The peak memory of this process, which a run must fit in, and the settings of its allocator.
+"""The peak memory of this process, which says how much memory a run needs, and the settings of its allocator.
 
-On an accelerator this is what torch's allocator had given out at one moment; on the CPU it is what the system counts as
-resident, including the interpreter, the libraries and mapped data.
+On an accelerator this is the most that torch's allocator had given out at one time; on the CPU it is what the system
+counts as resident, including the interpreter, the libraries and mapped data.
 """
 
 import os
@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 
 _STATUS = Path("/proc/self/status")
-# What changes how freed memory is kept: glibc's variables, another allocator, and torch's own on an accelerator.
+# Variables that change how freed memory is kept: those of glibc, another allocator, and torch's own for accelerators.
 _ALLOCATOR = (
     "MALLOC_MMAP_THRESHOLD_",
     "MALLOC_TRIM_THRESHOLD_",
@@ -25,9 +25,9 @@ _ALLOCATOR = (
 
 
 def allocator() -> str:
-    """The allocator settings in the environment, such as "MALLOC_TRIM_THRESHOLD_=8589934592"; "default" for nothing.
+    """The allocator settings in the environment, such as "MALLOC_TRIM_THRESHOLD_=8589934592"; "default" if none.
 
-    A large tensor is otherwise new memory from the system at each call, whose pages are cleared first.
+    By default a large tensor is new memory from the system at each call, whose pages are cleared first.
     """
     told = [f"{name}={os.environ[name]}" for name in _ALLOCATOR if os.environ.get(name)]
     return " ".join(told) or "default"
@@ -41,7 +41,7 @@ def peak_megabytes(device: str) -> float:
     """
     if device == "cuda":
         return torch.cuda.max_memory_allocated() / 1e6
-    # getrusage counts the peak of the process that started this one too, and psutil knows no peak on Linux.
+    # getrusage also counts the peak of the process that started this one, and psutil has no peak on Linux.
     if _STATUS.is_file():
         for line in _STATUS.read_text(encoding="utf-8", errors="replace").splitlines():
             name, _, value = line.partition(":")

@@ -337,7 +337,7 @@ def _columns(path: Path, content: bytes) -> tuple[str, ...]:
     try:
         columns = next(csv.reader([first]), [])
     except csv.Error:
-        # No text at all.
+        # The line is not text.
         columns = []
     if columns[: len(HEADER)] != list(HEADER) or len(set(columns)) < len(columns) or "" in columns:
         raise ValueError(

@@ -1,4 +1,4 @@
-"""Tables and plots of measured rows. Measures nothing and needs no torch."""
+"""Tables and plots of measured rows; measures nothing and needs no torch."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -7,14 +7,16 @@ from nystrom_lab.measure.rows import Row
 
 
 def check_place(study: str, folder: Path) -> None:
-    """Check, before the work, that `show_study` will overwrite nothing: pictures next to rows of a study are its own.
+    """Check, before the work, that `show_study` will overwrite no picture of others.
+
+    Pictures next to the rows of a study are taken to be its own.
 
     Args:
         study: Name of the study.
         folder: Folder that it will write to.
 
     Raises:
-        ValueError: A file that this project did not draw.
+        ValueError: There is a file that this project did not draw.
     """
     from nystrom_lab.report.plots.mark import check_free
 

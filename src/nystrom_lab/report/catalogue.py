@@ -14,7 +14,7 @@ class StudyLine(NamedTuple):
         source: Its place in the papers.
         needs: Requirements of the small size; "" for none.
         paper_needs: Additional requirements of the paper's size.
-        minutes: Minutes of the small size on two cores; "" if not measured.
+        minutes: Minutes that the small size takes on two cores; "" if not measured.
         state: Whether it was run, and at which size.
     """
 

@@ -1,6 +1,6 @@
-"""Measured rows beside the memory floor: derived rows, for tables of runs on a GPU.
+"""Measured rows compared with the memory floor: derived rows, for tables of runs on a GPU.
 
-- "forward time over the floor": time over that of the row "floor" at the same length, which is of the same run.
+- "forward time over the floor": the time divided by that of the row "floor" at the same length, from the same run.
 - "forward extra memory": peak memory without the output (and, with a backward pass, the three gradients), in percent of
   queries, keys, values and output.
 """
@@ -20,7 +20,7 @@ _RESULTS = {"forward": 1, "forward+backward": 4}
 
 
 def with_derived(rows: Sequence[Row]) -> list[Row]:
-    """The rows but those of the bandwidth, and what is derived from them; where there is no floor, the rows alone."""
+    """The rows except those of the bandwidth, and the rows derived from them; without a floor, the rows as they are."""
     floors = {(row.quantity, row.n): row.value for row in rows if row.method == FLOOR}
     if not floors:
         return list(rows)
@@ -46,7 +46,7 @@ def bandwidths(rows: Sequence[Row]) -> list[str]:
 
 
 def _extra(row: Row, results: int) -> float:
-    """Percent of the inputs and the output, which are four tensors of n x d."""
+    """Memory beyond the results, in percent of the inputs and the output, which are four tensors of n x d."""
     one = math.prod(int(row.facts[name]) for name in "bhd") * (row.n or 0) * _BYTES[row.dtype]
     return 100 * (1e6 * row.value - results * one) / (4 * one)
 

@@ -52,7 +52,7 @@ def check_gallery(path: Path) -> None:
     """Check, before the work, that the page can be written: the file is new, or is such a page.
 
     Raises:
-        ValueError: It is something else.
+        ValueError: The file is something else.
     """
     if os.path.lexists(path) and not (path.is_file() and _HEAD.encode() in path.read_bytes()):
         raise ValueError(

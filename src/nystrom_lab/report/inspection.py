@@ -1,9 +1,9 @@
 """The results of an inspection in words: for which layers a method works, and what to change at what cost.
 
-A layer is served well where the mean relative error of its heads is at most a tenth, and badly where it is above three
+A method serves a layer well if the mean relative error of its heads is at most a tenth, and badly if it is above three
 tenths; these are rules of thumb. What decides is the error of the hidden states after the last layer, and the share of
-predictions that change. Times are medians over turns; where the turns leave open which of two methods is faster, and
-what is said depends on it, that is said in its place (`nystrom.turns`).
+predictions that change. Times are medians over turns. Where the advice depends on which of two methods is faster, and
+the turns leave that open, the text says so instead (`nystrom.turns`).
 """
 
 import math
@@ -23,7 +23,7 @@ ENTROPY, DISTANCE, NEAR, RANK = "entropy", "distance", "weight within 32 tokens"
 HIDDEN, CHANGED, TIME = "hidden error", "changed predictions", "attention time"
 RATIO = "attention time / another's"
 
-# NaN, of a method that is not finite there, is badly.
+# NaN, from a method whose output is not finite, counts as badly.
 WELL, BADLY = 0.1, 0.3
 # Columns of the terminal, those for the methods of a table of layers, and those for a list of layers.
 _COLUMNS, _ACROSS, _LIST = 80, 75, 24
@@ -36,7 +36,7 @@ def layer_and_head(row: Row) -> tuple[int, int]:
 
 
 def layer_errors(rows: Sequence[Row]) -> dict[str, dict[int, tuple[float, float, float]]]:
-    """The mean error of the heads by method and layer, with the means of their interval ends."""
+    """The mean error of the heads by method and layer, with the means of the ends of their intervals."""
     heads: dict[str, dict[int, list[Row]]] = {}
     for row in rows:
         if row.quantity == ERROR:
@@ -89,9 +89,9 @@ def plan_text(said: str, found: Mapping[str, Any], *, file: Path) -> str:
     """A description of a plan for a budget, and how to use it, at most 80 columns wide.
 
     Args:
-        said: The layers and their methods.
+        said: The layers and their methods, in words.
         found: The measurements behind the plan, `nystrom.attention.plan.AttentionPlan.found`.
-        file: Where it is.
+        file: The file of the plan.
     """
     mean, exact = found["mean ms of a layer's attention"], found["ms of a layer's attention"]["softmax"]
     changed = found["changed predictions"]
@@ -184,7 +184,7 @@ def _spread(row: Row) -> str:
 
 
 def _open_orders(rows: Sequence[Row], names: Sequence[str]) -> dict[tuple[str, str], Quartiles]:
-    """The pairs of these methods of which the turns do not tell the faster, and the ratios of their times."""
+    """The pairs of these methods for which the turns do not tell which is faster, and the ratios of their times."""
     ratios = {}
     for row in rows:
         if row.quantity == RATIO:
@@ -195,19 +195,19 @@ def _open_orders(rows: Sequence[Row], names: Sequence[str]) -> dict[tuple[str, s
 
 
 def _cost(time: float, first: str, times: Mapping[str, float], *, told: bool) -> str:
-    """What a way out costs, and whether exact attention in all layers would cost less, where that was told."""
+    """What an alternative costs, and whether exact attention in all layers would cost less, if the turns told that."""
     slower = ", slower than exact attention here" if told and time > times["softmax"] else ""
     return f"at {time / times[first]:.2f} times the time of {first}{slower}"
 
 
 def _listed(layers: Sequence[int]) -> str:
-    """Layers, or how many there are where the list is long."""
+    """The layers, or only their number if the list is long."""
     text = ranges(layers)
     return text if len(text) <= _LIST // 2 else f"{len(layers)} layers"
 
 
 def _advice(rows: Sequence[Row], errors: dict[str, dict[int, tuple[float, float, float]]]) -> list[str]:
-    """What to do, for the first method and with the others as ways out."""
+    """What to do about the first method, with the other methods as alternatives."""
     hidden, times = _by_method(rows, HIDDEN), _by_method(rows, TIME)
     first = next(iter(errors))
     badly = [layer for layer, error in errors[first].items() if not error[0] <= BADLY]

@@ -17,7 +17,7 @@ def gallery_markdown(
     Args:
         summaries: What the studies found.
         missing: Why others were not run, by name.
-        takes: Requirements of the paper's size of a study, by name.
+        takes: What the paper's size of a study requires, by name.
         pictures: The folder of the figures, as the page links to it.
         tables: The page of the tables, as this one links to it.
     """
@@ -93,7 +93,7 @@ def _claims(summary: Summary, takes: str, pictures: str, tables: str) -> str:
 
 def _numbers(summary: Summary) -> str:
     setting = "; ".join(f"{name}: {value}" for name, value in summary.setting.items())
-    # Rows that were gathered elsewhere say nothing of it.
+    # Rows that were gathered elsewhere do not say how long they took.
     time = f" in {summary.minutes:.1f} minutes" if summary.minutes else ""
     return (
         f"## {summary.name}\n\n{tables_markdown(summary.tables)}\nSetting: {setting}. {summary.rows} rows{time}. "

@@ -1,7 +1,7 @@
 """The numbers printed in the two papers: accuracies in percent, and ratios of instability scores, by registry name.
 
 Accuracies in the Long Range Arena: Table 3 of Xiong et al. (2021), arXiv:2102.03902, and Table 1 of Chen et al. (2021),
-arXiv:2111.00035, which gives means over three seeds. Neither says how far they move with the seed.
+arXiv:2111.00035, which gives means over three seeds. Neither says how far they vary with the seed.
 
 Fine-tuning: Table 2 of Xiong et al. and Table 1 of its supplement. F1 for MRPC and QQP, accuracy elsewhere; MNLI
 matched, and mismatched beside it. The supplement's caption says F1 for QQP alone, beside the same number for MRPC.

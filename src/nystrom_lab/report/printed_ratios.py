@@ -1,10 +1,10 @@
 """The times and memory printed in the two papers, and the comparison of measured ratios with theirs.
 
-Absolute numbers of other machines say little; ratios against exact attention that stores its n x n matrix, the papers'
-first row, are what both can be compared in. Table 1 of Nyströmformer prints its ratios, and they are given as printed,
-though some differ in the last place from those of the printed times (13.4 where 155.4 / 11.5 is 13.5). Table 2 of
-Skyformer prints hours and gigabytes alone: its ratios are computed from them. Where rows hold no such method, or the
-papers no such setting, there is no ratio.
+Absolute numbers from other machines say little, so ratios to exact attention that stores its n x n matrix, the papers'
+first row, are compared. Table 1 of Nyströmformer prints its ratios, and they are given as printed, though some differ
+in the last digit from those of the printed times (13.4 where 155.4 / 11.5 is 13.5). Table 2 of Skyformer prints only
+hours and gigabytes, from which its ratios are computed. Where the rows lack a method, or the papers a setting, there is
+no ratio.
 
 Source: Table 1 of Xiong et al. (2021), arXiv:2102.03902 (one NVIDIA 1080 Ti, forward); Table 2 of Chen et al. (2021),
 arXiv:2111.00035 (one NVIDIA V100, 50,000 steps of training).
@@ -75,8 +75,8 @@ class Compared:
         what: "time" or "memory".
         method: As rows name it.
         column: Length or task.
-        measured: NaN where it was not measured, or exact attention was not.
-        printed: As the paper prints it, or of what it prints.
+        measured: NaN if the method or exact attention was not measured.
+        printed: As the paper prints it, or computed from what it prints.
     """
 
     what: str
@@ -90,7 +90,7 @@ def compare_with_paper(rows: Sequence[Row]) -> list[Compared]:
     """Ratios of the rows next to those of the corresponding table of the paper.
 
     Args:
-        rows: Of the study "efficiency" (its forward passes are compared) or "training".
+        rows: Rows of the study "efficiency" (its forward passes are compared) or "training".
 
     Raises:
         ValueError: Rows of another study, or none that the papers have a number for.

@@ -16,11 +16,11 @@ class StepCost:
         tokens: Tokens of the sequence.
         ranks: Ranks.
         attention: Name of the attention.
-        compute: Seconds.
+        compute: Seconds of computation.
         sent: Bytes that a rank sends for attention, in all layers, forward and backward.
-        communication: Seconds, including weight gradients and latencies.
-        step: Seconds of both, or of the longer one if they overlap.
-        memory: Bytes of a rank.
+        communication: Seconds of communication, including weight gradients and latencies.
+        step: Seconds of both together, or of the longer one if they overlap.
+        memory: Bytes on a rank.
         fits: Whether it fits in memory.
     """
 
@@ -71,7 +71,7 @@ def tokens_word(tokens: int) -> str:
 def _scaled(value: float, units: Sequence[tuple[float, str]]) -> str:
     size, unit = next((entry for entry in units if value >= entry[0]), units[-1])
     number = f"{value / size:.3g}"
-    # Four digits and more without an exponent.
+    # Numbers of four digits or more are written without an exponent.
     return f"{round(value / size):,} {unit}" if "e" in number else f"{number} {unit}"
 
 

@@ -16,8 +16,8 @@ class Table(NamedTuple):
     Attributes:
         title: Its title; "" for none.
         heads: Heads of the columns.
-        lines: Cells of each line; on the terminal a single cell is a heading of those below, and a line whose first
-            cell begins with a blank is dimmed.
+        lines: Cells of each line; on the terminal a line with a single cell is a heading for those below, and a line
+            whose first cell begins with a blank is dimmed.
         left: Number of leading columns that hold words; all others hold numbers.
         notes: Below the table.
     """
@@ -80,7 +80,7 @@ def print_table(table: Table, console: "Console | None" = None) -> None:
         style = "bold" if len(cells) == 1 else "dim" if cells[0].startswith(" ") else ""
         first = f"[{style}]{escape(cells[0])}[/{style}]" if style else escape(cells[0])
         shown.add_row(first, *map(escape, cells[1:]))
-    # What is measured is never more than there is room for.
+    # Cells are measured in a wide console, as rich measures no cell wider than the console.
     wide = to.options.update(width=_WIDE)
     cells = [[to.measure(cell, options=wide) for cell in (each.header, *each.cells)] for each in shown.columns]
     widths = [max(cell.maximum for cell in column) for column in cells]
@@ -89,7 +89,7 @@ def print_table(table: Table, console: "Console | None" = None) -> None:
         0 if column.no_wrap else width - max(cell.minimum for cell in measured)
         for column, width, measured in zip(shown.columns, widths, cells, strict=True)
     ]
-    # A column's padding and what divides it from the next are a character each; none stand at the table's end.
+    # A column's padding and the divider to the next column are a character each; the last column has neither.
     between, before = 2 * len(widths) - 2, to.width
     while sum(widths) + between > before and any(spare):
         widest = max((width, place) for place, width in enumerate(widths) if spare[place])[1]

@@ -1,8 +1,8 @@
 """Tables of rows, for the terminal and as Markdown.
 
-The table of a study has one part per quantity ("forward time", "forward memory", ...), in it a line per method and a
-column per number of tokens (efficiency, model, ranks) or per task (training). After each value comes, as in Table 1 of
-the Nyströmformer paper (arXiv:2102.03902), how many times less it is than that of the first method: "12.3 (12.7×)". A
+The table of a study has one part per quantity ("forward time", "forward memory", ...), with a line per method and a
+column per number of tokens (efficiency, model, ranks) or per task (training). As in Table 1 of the Nyströmformer paper
+(arXiv:2102.03902), each value is followed by how many times less it is than that of the first method: "12.3 (12.7×)". A
 dash marks what was not measured; the notes below say why. Where there is a memory floor, parts derived from it follow:
 see `nystrom_lab.report.floor`.
 """
@@ -70,7 +70,7 @@ def study_markdown(rows: Sequence[Row]) -> str:
 
 
 def only_quantities(rows: Sequence[Row], wanted: Sequence[str]) -> list[Row]:
-    """The rows of some quantities, which a study of tasks has for each task.
+    """The rows of some quantities; a study of tasks has these for each task.
 
     Raises:
         ValueError: A quantity that no row has.
@@ -117,17 +117,17 @@ def _cell(row: Row | None, first: Row | None) -> str:
 
 
 def _short(value: float) -> str:
-    """Two figures below one and three above, without an exponent: 0.021, 0.15, 1.53, 15.3, 153, 1530."""
+    """Two significant digits below one and three above, without an exponent: 0.021, 0.15, 1.53, 15.3, 153, 1530."""
     if value <= 0:
         return f"{value:g}"
     figures = 3 if value >= 1 else 2
-    # Rounded first: 99.96 has the places of 100.
+    # Round first: 99.96 has as many decimal places as 100.
     size = math.floor(math.log10(float(f"{value:.{figures - 1}e}")))
     return f"{value:.{max(0, figures - 1 - size)}f}"
 
 
 def _column(row: Row) -> str:
-    """Of a row of the study "training" the task, else the number of tokens."""
+    """The column of a row: the task in the study "training", else the number of tokens."""
     return row.quantity.partition(" ")[0] if row.study == "training" else f"n = {row.n}"
 
 
@@ -137,7 +137,7 @@ def _quantity(row: Row) -> str:
 
 
 def _columns(rows: Sequence[Row]) -> list[str]:
-    """Lengths in ascending order, tasks as they come."""
+    """The columns: lengths in ascending order, tasks in the order of the rows."""
     studies = {row.study for row in rows}
     if len(studies) != 1 or not studies <= set(STUDIES):
         raise ValueError(
@@ -149,7 +149,7 @@ def _columns(rows: Sequence[Row]) -> list[str]:
 
 
 def _title(rows: Sequence[Row]) -> str:
-    """Common to all rows: shared facts, dtype, device, torch, date."""
+    """What all rows have in common: shared facts, dtype, device, torch, commit, date."""
     common = [f"{name}={value}" for name, value in rows[0].facts.items() if {row.fact(name) for row in rows} == {value}]
     shared = [
         (row.dtype, row.device, f"torch {row.torch}", f"commit {row.commit or 'unknown'}", row.date) for row in rows
@@ -158,7 +158,7 @@ def _title(rows: Sequence[Row]) -> str:
 
 
 def _spread(rows: Sequence[Row]) -> str:
-    """Half the distance between the quartiles of times, in per cent of their medians."""
+    """Half the distance between the quartiles of times, in percent of the medians: the middle one and the largest."""
     far = sorted(50 * (row.high - row.low) / row.value for row in rows if row.low and row.high)
     return f", quartiles ±{far[len(far) // 2]:.0f} % (at most ±{far[-1]:.0f} %)" if far else ""
 

@@ -1,1 +1,1 @@
-"""Measurements: each study runs, writes its rows and returns them; `nystrom_lab.report` draws them."""
+"""Measurements: each study runs, writes its rows and returns them; `nystrom_lab.report` shows and draws them."""

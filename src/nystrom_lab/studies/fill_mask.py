@@ -1,11 +1,11 @@
 """The masked word of the Hugging Face post on Nyströmformer: its sentence, its five words and their scores.
 
 The post gives "Paris is the [MASK] of France." to uw-madison/nystromformer-512 and prints the five most probable words
-with their scores. Here a folder with that model fills the same mask by `nystrom.models.fill_mask`.
+with their scores. Here `nystrom.models.fill_mask` fills the same mask with that model, read from a folder.
 
-Claim and the rule that decides on it: the post's words and scores are the model's. The five most probable words are
-the same in the same order, and each score is within .0005 of the printed one, which leaves room for other kernels.
-Fewer words decide nothing.
+Claim: the words and scores of the post are those of the model. Rule: the five most probable words are the same in the
+same order, and each score is within .0005 of the printed one, which leaves room for other kernels. Fewer than five
+words decide nothing.
 
 Source: the post "Nyströmformer: Approximating self-attention in linear time and memory via the Nyström method"
 (Hugging Face, 2022).
@@ -46,8 +46,8 @@ def _plan(setting: Setting) -> Plan:
     folder = setting.model
     if folder is None:
         raise ValueError(
-            "the post's scores are of uw-madison/nystromformer-512: name the folder of that model, with its tokenizer "
-            "and its weights as safetensors, with --model."
+            "the post's scores are those of uw-madison/nystromformer-512: name the folder of that model, with its "
+            "tokenizer and its weights as safetensors, with --model."
         )
     if not folder.is_dir():
         raise ValueError(f"--model {folder} is not a folder; expected one with config.json and safetensors.")

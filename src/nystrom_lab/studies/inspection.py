@@ -28,9 +28,9 @@ from nystrom_lab.report.inspection import (
 def inspection_rows(found: Inspection, *, device: str | None = None) -> list[Row]:
     """The rows of an inspection, of the study "inspect".
 
-    `low` and `high` are the ends of intervals at 95 %; of times they are the quartiles over the turns. Facts name the
-    layer and the head, from 0, and under `exact` the layers that had exact attention; `r` is how many queries were
-    sampled of each text; `beside` is the method whose time in the same turn a time is divided by.
+    `low` and `high` are the ends of 95 % intervals; for times they are the quartiles over the turns. The facts are the
+    layer and the head, from 0; `exact`, the layers that kept exact attention; `r`, the number of queries sampled from
+    each text; and `beside`, the method whose time in the same turn divides a ratio of times.
 
     Args:
         found: The inspection.

@@ -34,7 +34,7 @@ class TrainingStep:
         self.device = next(model.parameters()).device
 
     def backward(self, batch: Batch) -> Tensor:
-        """Clear the gradients and compute those of a batch on the model's device; returns the loss."""
+        """Clear the gradients, compute those of a batch on the model's device, and return the loss."""
         self.optimizer.zero_grad(set_to_none=True)
         with torch.autocast(self.device.type, DTYPES[self.precision], enabled=self.precision != "float32"):
             loss = self.model(**batch).loss
@@ -50,17 +50,17 @@ class TrainingStep:
         self.optimizer.step()
 
     def step(self, batch: Batch) -> Tensor:
-        """Take a step; returns the loss."""
+        """Take a step, and return the loss."""
         loss = self.backward(batch)
         self.update()
         return loss
 
     def seconds(self, batch: Batch) -> float:
-        """Of a step."""
+        """The time of a step."""
         self.optimizer.zero_grad(set_to_none=True)
         return seconds(lambda: self.step(batch), self.device)
 
     def peak_bytes(self, batch: Batch) -> int:
-        """Of a step, beyond weights, optimizer and batch."""
+        """The peak memory of a step, beyond weights, optimizer and batch."""
         self.optimizer.zero_grad(set_to_none=True)
         return peak_bytes(lambda: self.step(batch), self.device)

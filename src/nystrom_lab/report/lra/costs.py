@@ -1,7 +1,7 @@
-"""What runs of the Long Range Arena took: hours and gigabytes, beside those that Table 2 of Skyformer prints.
+"""The hours and gigabytes that runs of the Long Range Arena took, beside those that Table 2 of Skyformer prints.
 
-A cell is the mean over the seeds, of the whole training with its evaluations and checkpoints. The paper's runs had
-50,000 steps on one NVIDIA V100 in half precision; what the runs of the rows had is said below the table.
+A cell is the mean over the seeds, for the whole training with its evaluations and checkpoints. The paper's runs had
+50,000 steps on one NVIDIA V100 in half precision; notes below the table give the steps and devices of the runs here.
 """
 
 import statistics
@@ -19,7 +19,7 @@ _PRINTED = "  Skyformer T2"
 
 
 def cost_lines(rows: Sequence[Row], *, time: bool, memory: bool) -> list[tuple[str, list[str]]]:
-    """The lines of the table: what each is of, and a cell per task.
+    """The lines of the table: a name, and a cell per task.
 
     Args:
         rows: Of `nystrom lra run` or `nystrom train`; training time, peak memory and steps are read.
@@ -126,7 +126,7 @@ def _title(time: bool, memory: bool) -> str:
 
 
 def _notes(rows: Sequence[Row]) -> list[str]:
-    """Steps of the runs, a line each for the methods that share them, and where they ran."""
+    """Notes on the steps of the runs, one for all methods that share them, and on where the runs were made."""
     shared: dict[str, dict[str, None]] = {}
     for row in rows:
         if row.study.startswith("train ") and row.quantity == _STEPS:

@@ -1,10 +1,10 @@
 """Training curves over time or steps, as in Fig. 2 of Skyformer (Chen et al. 2021, arXiv:2111.00035).
 
-A panel per task and a line per method: the mean over the seeds at each step, a band from the lowest to the highest.
-Time is that of the runs' own clocks, including evaluations and checkpoints. Each axis of accuracies begins at zero and
-has a line at chance, so that noise around it does not look like progress; norms of gradients have a logarithmic axis. A
-run with a single point has no curve. If a seed's value is not finite, there is neither mean nor band, and the figure
-names the method: the remaining seeds alone would look like a good run.
+There is a panel per task and a line per method: the mean over the seeds at each step, with a band from the lowest to
+the highest. Time is that of the runs' own clocks, including evaluations and checkpoints. Each axis of accuracies begins
+at zero and has a line at chance, so that noise around chance does not look like progress; gradient norms have a
+logarithmic axis. A run with a single point has no curve. If a seed's value is not finite, there is neither mean nor
+band, and the figure names the method: the remaining seeds alone would look like a good run.
 """
 
 import csv
@@ -37,18 +37,18 @@ if TYPE_CHECKING:
 
 Shown = Literal["accuracy", "loss", "gradient-norm"]
 Axis = Literal["seconds", "steps"]
-# In the files of curves.
+# Their names in the files of curves.
 _QUANTITIES: dict[Shown, str] = {
     "accuracy": "validation accuracy",
     "loss": "validation loss",
     "gradient-norm": "gradient norm",
 }
 _CHANCE = "chance"
-# Of what is said below the panels, in an inch.
+# Characters per inch of the text below the panels.
 _CHARACTERS = 16
 GATHERED = ("run", "step", "quantity", "value", "seconds")
 
-# TASK-METHOD-PRESET-seedSEED, with what the encoder came from and the positions, and a suffix of a copy.
+# TASK-METHOD-PRESET-seedSEED, with the origin of the encoder and the positions, and a suffix of a copy.
 _RUN_NAME = re.compile(
     r"(?P<task>\w+)-(?P<method>.+?)-(?P<preset>modern-small|[a-z]\w*(?:-1000)?)"
     r"(?:-(?P<start>pretrained))?(?:-(?P<positions>\d+))?-seed\d+(?:-(?P<besides>\w+))?"
@@ -70,9 +70,9 @@ class ArenaRun(NamedTuple):
     Attributes:
         task: Its task.
         method: Its attention, with the size.
-        preset: Its preset, with what its encoder came from.
+        preset: Its preset, with the origin of its encoder.
         curve: Seconds of training and value, by step.
-        name: Of its folder.
+        name: Name of its folder.
     """
 
     task: str
@@ -116,8 +116,8 @@ def lra_curves_figure(
 
     Args:
         found: The runs; one with a single point is left out.
-        source: Where they are from, for an error.
-        quantity: What their curves are of.
+        source: Where they are from, for error messages.
+        quantity: The quantity of their curves.
         over: "seconds" of training, or "steps".
 
     Raises:
@@ -187,11 +187,11 @@ def gather_curves(folder: Path, to: Path) -> None:
 
 
 def read_lra_curves(sources: Sequence[Path], shown: Shown) -> list[ArenaRun]:
-    """The runs of all sources, none of them twice, and of each source some that can be drawn.
+    """The runs of all sources; no run comes twice, and each source has at least one that can be drawn.
 
     Args:
         sources: Folders of `nystrom lra run`, and CSV files that `gather_curves` wrote.
-        shown: What the curves are of.
+        shown: The quantity of the curves.
 
     Raises:
         ValueError: A source that does not exist or has no run with two points, a run that two sources hold, curves
@@ -220,7 +220,7 @@ def _has_two(run: ArenaRun) -> bool:
 
 
 def _by_method(found: Sequence[ArenaRun]) -> dict[tuple[str, str], list[_Curve]]:
-    """Curves of all seeds by task and method; the preset is named where there are several."""
+    """Curves of all seeds by task and method; with several presets, the method's name includes the preset."""
     several = len({run.preset for run in found}) > 1
     runs: dict[tuple[str, str], list[_Curve]] = {}
     for run in found:
@@ -256,7 +256,7 @@ def _shown_steps(curve: _Curve) -> str:
 
 
 def _diverged(runs: Mapping[tuple[str, str], Sequence[_Curve]]) -> list[str]:
-    """The methods of which a seed has values that are not finite, each with its task and how many of its seeds."""
+    """The methods with seeds whose values are not all finite, each with its task and the number of these seeds."""
     said = []
     for (task, method), curves in sorted(runs.items()):
         wild = sum(not all(math.isfinite(value) for _, value in curve.values()) for curve in curves)
@@ -292,9 +292,9 @@ def _read_runs(folder: Path, quantity: str, before: _Settings) -> Iterator[Arena
 
 
 def _classifying(folder: Path) -> Iterator[tuple[Path, dict[str, Any]]]:
-    """The curves of the runs in a folder that learn the classes of a task, each with its run.json.
+    """The curves of the runs in a folder that train a classifier on a task, each with its run.json.
 
-    What a folder holds beside them, such as the pretraining of their encoder, is left out.
+    Other runs in the folder, such as the pretraining of their encoder, are left out.
     """
     for path in sorted(folder.glob("*/run.json")):
         try:
@@ -336,11 +336,11 @@ def _read_gathered(path: Path, wanted: str) -> Iterator[ArenaRun]:
 
 
 def _draw(axes: "Axes", curves: Sequence[_Curve], method: str, look: Look, over: Axis, factor: float) -> None:
-    """One line with its band, over the steps that all its seeds have come to."""
+    """One line with its band, over the steps that all its seeds have reached."""
     steps = _shared_steps(curves)
     times = [statistics.fmean(curve[step][0] for curve in curves) if over == "seconds" else step for step in steps]
     values = [_finite([factor * curve[step][1] for curve in curves]) for step in steps]
-    # Without a marker here and there, lines of a fifth size would look like those of the first.
+    # Without some markers, lines of a fifth size would look like those of the first.
     every = 1 if len(steps) <= 50 else len(steps) // 10
     means = [statistics.fmean(each) for each in values]
     style: dict[str, Any] = {"color": look.colour, "linestyle": look.line, "marker": look.marker}
@@ -352,5 +352,5 @@ def _draw(axes: "Axes", curves: Sequence[_Curve], method: str, look: Look, over:
 
 
 def _finite(values: list[float]) -> list[float]:
-    """The values of all seeds at a step; none of them is drawn where one is not finite."""
+    """The values of all seeds at a step, or NaN for all if one is not finite, so that none is drawn."""
     return values if all(map(math.isfinite, values)) else [math.nan] * len(values)

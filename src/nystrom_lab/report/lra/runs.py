@@ -3,9 +3,9 @@
 A run is the rows of one study, method with its size, preset with what was changed of it, and seed. Runs that differ in
 the seed alone make a cell; a mean over different settings would say nothing, so it raises an error.
 
-Rows of Linformer say whether its projections were trained. Those that do not are of a time when the design "authors",
-that of both papers' presets, froze one projection for all layers: they are shown as what was changed of the presets as
-they are, which follow each paper's code.
+Rows of Linformer say whether its projections were trained. Rows that do not say it are older: at their time the design
+"authors", that of both papers' presets, froze one projection for all layers. They are shown as a change of today's
+presets, which follow each paper's code.
 """
 
 import math
@@ -18,7 +18,7 @@ from typing import NamedTuple
 from nystrom_lab.measure.rows import Row
 
 FIRST_OPERATOR = "first operator of test"
-# Facts of a run's rows that its preset and its changes say already.
+# Facts of a run's rows that follow from its preset and the changes to it.
 PROJECTIONS = "projections"
 OF_MODEL = ("layers", "width", "heads", PROJECTIONS)
 
@@ -47,13 +47,13 @@ class Accuracy:
     """Accuracy of one method on one task, in percent.
 
     Attributes:
-        mean: Over the seeds.
-        deviation: Standard deviation over the seeds; None for a single one.
-        seeds: How many.
-        error: Binomial standard error of a single run: how far another draw of as many test samples moves it.
+        mean: Mean over the seeds.
+        deviation: Standard deviation over the seeds; None for a single seed.
+        seeds: Number of seeds.
+        error: Binomial standard error of a single run: how far another draw of as many test samples would move it.
         samples: Test samples.
-        steps: Of training; None where the rows do not say.
-        positions: Of the model; None where the rows do not say.
+        steps: Training steps; None where the rows do not say.
+        positions: Positions of the model; None where the rows do not say.
     """
 
     mean: float
@@ -69,7 +69,7 @@ def lra_cells(rows: Sequence[Row]) -> dict[Line, dict[str, Accuracy]]:
     """Cells of the table by line and task, in the order of the rows.
 
     Args:
-        rows: Of `nystrom lra run` or `nystrom train`; only the accuracy on the test split and the steps are read.
+        rows: Rows of `nystrom lra run` or `nystrom train`; only the accuracy on the test split and the steps are read.
 
     Raises:
         ValueError: No accuracy on a test split, two different runs of one seed, or seeds with different settings.
@@ -145,13 +145,13 @@ def line_of(row: Row) -> Line:
 
 
 def lra_departures(rows: Sequence[Row]) -> list[str]:
-    """What differs from the presets as they are in rows that do not say it, a sentence for each line."""
+    """How older rows that do not say it differ from today's presets, a sentence for each line."""
     found = {line_of(row): before.says for row in rows if (before := _before(row)) is not None}
     return [f"{line.method} ({line.preset}): {says}" for line, says in found.items()]
 
 
 class _Before(NamedTuple):
-    """A setting of before, as a change of a preset and in words."""
+    """An earlier setting, as a change of today's preset and in words."""
 
     change: str
     says: str
@@ -170,7 +170,7 @@ _SHARED = _Before(
 
 
 def _before(row: Row) -> _Before | None:
-    """What the projections of Linformer were in a row that does not say it; None for what they are now."""
+    """The earlier setting of Linformer's projections in a row that does not say it; None if it is today's."""
     preset = row.fact("preset")
     of_skyformer = preset.startswith("skyformer")
     design = row.fact("design") or ("authors" if of_skyformer or preset.startswith("nystromformer") else "")

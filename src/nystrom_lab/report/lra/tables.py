@@ -1,9 +1,9 @@
 """The table of the Long Range Arena: measured accuracies next to those printed in the two papers.
 
-A line per method with its size and per preset, and below the lines of a method what the papers print for it.
-"37.4 ± 0.5 (3; 1.1)" is the mean and the standard deviation over seeds in percent, the number of seeds, and the
-binomial standard error of one run. A dash means not run, or not printed. A cell of fewer than 500 steps, which no
-preset has, names them, and the papers' lines are left out where a method has no other.
+The table has a line for each method with its size and each preset; below the lines of a method is what the papers print
+for it. "37.4 ± 0.5 (3; 1.1)" is the mean and the standard deviation over seeds in percent, the number of seeds, and the
+binomial standard error of one run. A dash means not run, or not printed. No preset has fewer than 500 steps: a cell
+from runs with fewer names them, and a method that has only such cells gets no lines of the papers.
 """
 
 import shlex
@@ -25,13 +25,13 @@ _CAPTION = (
 
 
 def lra_lines(rows: Sequence[Row]) -> list[tuple[str, list[str]]]:
-    """The lines of the table: what each is of, and a cell per task and one for the mean over all five.
+    """The lines of the table: a name, a cell per task, and one for the mean over all five.
 
     Args:
-        rows: As `nystrom_lab.report.lra.runs.lra_cells` takes them.
+        rows: Rows as for `nystrom_lab.report.lra.runs.lra_cells`.
 
     Raises:
-        ValueError: As `lra_cells`, or a task that is not of the Long Range Arena.
+        ValueError: As for `lra_cells`, or a task that is not in the Long Range Arena.
     """
     cells = _known(lra_cells(rows))
     lines = []
@@ -53,7 +53,7 @@ def lra_lines(rows: Sequence[Row]) -> list[tuple[str, list[str]]]:
 
 
 def in_short(lines: Iterable[tuple[str, Sequence[str]]]) -> list[list[str]]:
-    """Lines of a table whose first column is narrow: names break between words, and never take a number's room."""
+    """Lines of a table whose first column is narrow: long names are broken between words, to leave room for numbers."""
     wrap: dict[str, Any] = {"subsequent_indent": "  ", "break_long_words": False, "break_on_hyphens": False}
     return [[fill(name, _LABEL, **wrap), *cells] for name, cells in lines]
 
@@ -85,7 +85,7 @@ def lra_markdown(rows: Sequence[Row]) -> str:
 
 
 def _any_seed(row: Row) -> str:
-    """The command of a run, the same for all its seeds; where it wrote does not matter."""
+    """The command of a run without its seed and its folder, so that it is the same for all seeds."""
     kept: list[str] = []
     words = iter(shlex.split(row.command))
     for word in words:
@@ -119,7 +119,7 @@ def _known(cells: dict[Line, dict[str, Accuracy]]) -> dict[Line, dict[str, Accur
 
 
 def _notes(rows: Sequence[Row]) -> list[str]:
-    """Steps, test samples, positions, landmarks, guesses and where it ran; a line each for what several share."""
+    """Notes on steps, test samples, positions, departures, guesses, and where it ran; one for all that share it."""
     shared: dict[tuple[str, str], list[str]] = {}
     for line, row in lra_cells(rows).items():
         for task, cell in row.items():

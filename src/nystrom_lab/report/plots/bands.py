@@ -1,4 +1,4 @@
-"""Lines over a size or over the steps of an iteration, in panels: medians, and bands of what lies around them."""
+"""Lines over a size or over the steps of an iteration, in panels: medians, with bands around them."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -25,17 +25,17 @@ def draw_bands(
     log_x: bool = False,
     columns: int = 2,
 ) -> "Figure":
-    """Draw a panel for each group of lines, on a logarithmic axis, with one legend below all.
+    """Draw a panel for each group of lines, on a logarithmic axis, with one legend below all panels.
 
     Args:
         panels: Rows of each line, by panel and by name of the line.
-        over: Where on the horizontal axis a row lies; None for a level line.
-        looks: The place of a line's colour, and whether it is dashed, by name; in the order of the legend.
+        over: The place of a row on the horizontal axis; None for a level line.
+        looks: The index of a line's colour, and whether it is dashed, by name; in the order of the legend.
         band: What `low` and `high` are, for the legend.
         x_label: Name of the horizontal axis.
         y_label: Name of the vertical axis.
         limits: Ends of the vertical axis; values beyond are drawn at the end.
-        log_x: Whether the horizontal axis is logarithmic, with a tick at each place that is measured.
+        log_x: Whether the horizontal axis is logarithmic, with a tick at each measured place.
         columns: Panels in a row.
     """
     high = math.ceil(len(panels) / columns)
@@ -67,7 +67,7 @@ def draw_bands(
         [handles[name] for name in names],
         names,
         loc="outside lower center",
-        # As many in each line of the legend, up to four.
+        # Lines of the legend of equal length, up to four names each.
         ncols=max(1, math.ceil(len(names) / max(1, math.ceil(len(names) / 4)))),
         title=f"lines: medians; bands: {band}",
         title_fontsize=7.5,

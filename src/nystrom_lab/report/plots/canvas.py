@@ -1,4 +1,4 @@
-"""Shared by all figures: colours, markers, the canvas and the formats.
+"""What all figures share: colours, markers, the canvas and the formats.
 
 Colours are distinguishable by colour-blind readers, and each comes with a marker for print in grey. Figures are drawn
 with matplotlib's own canvases: no window is opened, and no state is shared with a caller's figures.
@@ -60,7 +60,7 @@ class Look(NamedTuple):
     line: str = "-"
 
 
-# Methods that are kin share a colour and differ in marker and line.
+# Related methods share a colour and differ in marker and line.
 METHOD_LOOKS: dict[str, Look] = {
     "softmax": Look(REFERENCE, "", "-"),
     "softmax-materialised": Look(REFERENCE, "", "--"),
@@ -80,7 +80,7 @@ METHOD_LOOKS: dict[str, Look] = {
     "reformer": Look("#56B4E9", "P"),
     "longformer": Look("#332288", "d"),
     "bigbird": Look("#AA4499", "H"),
-    # Kernels and matrices in the place of methods, and what was not measured but derived.
+    # Kernels and matrices that figures show in the place of methods, and values that were derived, not measured.
     "gaussian": Look("#882255", "X"),
     "matern52": Look("#0072B2", "o"),
     "matern32": Look("#56B4E9", "s", "--"),
@@ -91,18 +91,18 @@ METHOD_LOOKS: dict[str, Look] = {
 
 
 def method_look(name: str) -> Look:
-    """How a method looks, by its name in rows, such as "nystrom-64" or "nystrom, 4000": what follows does not count."""
+    """How a method looks, by its name in rows; additions, as in "nystrom-64" or "nystrom, 4000", do not count."""
     base = re.sub(r"(-\d+)*(\+skip)?(,.*| \(.*)?$", "", name)
     known = METHOD_LOOKS.get(base)
     if known is not None:
         return known
-    # The same word has the same place each time, in every figure and process.
+    # The same name gets the same look each time, in every figure and process.
     colour, marker = look(zlib.crc32(base.encode()))
     return Look(colour, marker, "-.")
 
 
 def method_looks(names: Iterable[str]) -> dict[str, Look]:
-    """The looks of the methods in one figure: those that share a colour but differ in size get different line styles.
+    """The looks of the methods in one figure: methods that differ only in size get different line styles.
 
     If there are more of them than line styles, they also get other markers.
     """
@@ -122,7 +122,7 @@ def method_looks(names: Iterable[str]) -> dict[str, Look]:
 
 @contextmanager
 def house_style() -> Iterator[None]:
-    """Fonts, lines and grids of all figures, legible at printed width; also a decorator."""
+    """Fonts, lines and grids of all figures, legible at printed width; can also be used as a decorator."""
     import matplotlib
 
     with matplotlib.rc_context(_STYLE):
@@ -130,7 +130,7 @@ def house_style() -> Iterator[None]:
 
 
 def check_figure(path: Path) -> None:
-    """Check a user's file name for a figure, and create its folder, before the work.
+    """Check, before the work, a user's file name for a figure, and create its folder.
 
     Raises:
         ValueError: It ends in neither .png nor .svg, its folder cannot be written, or the file exists and is not a
@@ -147,7 +147,7 @@ def _check_name(path: Path) -> None:
 
 
 def figure_of(width: float, height: float) -> "Figure":
-    """A figure of a size in inches, on a canvas of its own."""
+    """A figure of this width and height in inches, on its own canvas."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -157,7 +157,7 @@ def figure_of(width: float, height: float) -> "Figure":
 
 
 def save_figure(figure: "Figure", path: Path) -> None:
-    """Write a figure in the format that the name of the file ends in; the same figure gives the same file.
+    """Write a figure in the format that the file's name ends in; the same figure gives the same file.
 
     Raises:
         ValueError: The name ends in neither .png nor .svg, or its folder cannot be written.
@@ -172,7 +172,7 @@ def save_figure(figure: "Figure", path: Path) -> None:
 
 
 def look(place: int) -> tuple[str, str]:
-    """Colour and marker of the line at an index; beyond the last colour they repeat with other markers."""
+    """Colour and marker of the line at an index; beyond the last colour, colours repeat with other markers."""
     return COLOURS[place % len(COLOURS)], MARKERS[(place + 3 * (place // len(COLOURS))) % len(MARKERS)]
 
 

@@ -14,9 +14,9 @@ _SPLITS = ("train", "validation", "test")
 
 @house_style()
 def draw_curves(csv_path: Path, path: Path) -> None:
-    """Draw training curves: a panel for each kind of quantity, in it a line per split.
+    """Draw training curves: a panel for each kind of quantity, with a line per split.
 
-    "train loss" and "validation loss" share a panel; "learning rate", which is of no split, has its own.
+    "train loss" and "validation loss" share a panel; "learning rate", which belongs to no split, has its own.
 
     Args:
         csv_path: A file with the columns step, quantity, value and, if any, seconds, such as
@@ -26,7 +26,7 @@ def draw_curves(csv_path: Path, path: Path) -> None:
     Raises:
         ValueError: The file is missing, has other columns, a cell that is no number, or no rows.
     """
-    # Of layers there may be dozens; their mean is drawn.
+    # There may be dozens of layers; only their mean is drawn.
     shown = {name: points for name, points in read_curves(csv_path).items() if " of layer " not in name}
     curves = {name: [(step, value) for step, value, _ in points] for name, points in shown.items()}
     kinds = list(dict.fromkeys(_kind(name) for name in curves))
@@ -46,7 +46,7 @@ def draw_curves(csv_path: Path, path: Path) -> None:
             axes.plot(steps, values, color=colour, marker=marker, label=split or kind)
         values = [value for name in curves if _kind(name) == kind for _, value in curves[name]]
         if min(values) >= 0 > axes.get_ylim()[0]:
-            # What is never negative has no axis below zero.
+            # The axis of what is never negative begins at zero.
             axes.set_ylim(0, None if max(values) > 0 else 1)
         axes.set_ylabel(kind)
         axes.set_xlabel("step")
@@ -57,7 +57,7 @@ def draw_curves(csv_path: Path, path: Path) -> None:
 
 
 def _kind(name: str) -> str:
-    """What a quantity is, without the split that it is of: "loss" of "train loss"."""
+    """The kind of a quantity, without its split: "loss" for "train loss"."""
     first, _, rest = name.partition(" ")
     return rest if first in _SPLITS and rest else name
 

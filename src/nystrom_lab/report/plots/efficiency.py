@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 _PASSES = ("forward", "forward+backward")
 _REFERENCE_LINES = ("--", "-", ":")
-# Of methods that share a colour, such as nystrom-64 and nystrom-32; dashes are for skips.
+# For methods that share a colour, such as nystrom-64 and nystrom-32; dashes are for skips.
 _KIN_LINES: tuple[Any, ...] = ("-", ":", "-.", (0, (3, 1, 1, 1, 1, 1)))
 
 
@@ -45,9 +45,9 @@ def draw_efficiency(rows: Sequence[Row], path: Path) -> None:
 def efficiency_figure(rows: Sequence[Row]) -> "Figure":
     """Time and memory over the number of tokens, on logarithmic axes.
 
-    A column of panels holds the methods of one family, a row one quantity of one pass. Exact attention is in every
-    panel, in grey. A line is the median, its band the quartiles; a method with its skip has the colour of the one
-    without, and dashes. Missing measurements are omitted.
+    A column of panels holds the methods of one family, a row of panels one quantity of one pass. Exact attention is in
+    every panel, in grey. A line is the median, its band the quartiles. A method with its skip is dashed, in the colour
+    of the method without. Missing measurements are omitted.
 
     Args:
         rows: Rows of the study "efficiency".
@@ -88,7 +88,7 @@ def _those(rows: Iterable[Row], quantity: str) -> list[Row]:
 
 
 def _looks(references: Sequence[str], methods: Sequence[str]) -> dict[str, dict[str, Any]]:
-    """How each line of a panel is drawn: references in grey, a method and the same with its skip in one colour."""
+    """How each line of a panel is drawn: references in grey, a method with and without its skip in one colour."""
     looks: dict[str, dict[str, Any]] = {
         name: {"color": REFERENCE, "linestyle": style, "marker": "", "label": name}
         for name, style in zip(references, _REFERENCE_LINES, strict=False)

@@ -1,9 +1,9 @@
-"""Which panel a method of the speed measurements belongs to, and which methods every panel shows for comparison."""
+"""The panel of each method of the speed measurements, and the methods that every panel shows for comparison."""
 
 import re
 from collections.abc import Iterable, Mapping
 
-# In the order of the panels. Names are those of rows, without the number behind them.
+# In the order of the panels. Names are those of the rows, without the number at the end.
 _FAMILIES: Mapping[str, tuple[str, ...]] = {
     "landmarks, clusters and Gaussian kernels": (
         "nystrom",
@@ -39,5 +39,5 @@ def families(methods: Iterable[str]) -> dict[str, list[str]]:
 
 
 def family_name(method: str) -> str:
-    """The name without its skip and the number behind it: "nystrom" of "nystrom-64+skip"."""
+    """The name without its skip and its number: "nystrom" for "nystrom-64+skip"."""
     return re.sub(r"-\d+$", "", method.removesuffix("+skip"))

@@ -34,8 +34,8 @@ def inspection_figures(rows: Sequence[Row], family: Callable[[str], str]) -> "Ma
     """All figures of an inspection, by name, see `FIGURES`.
 
     Args:
-        rows: Of one inspection.
-        family: The name of a method without its size.
+        rows: Rows of one inspection.
+        family: Function from the name of a method to that without its size.
     """
     figures = {"errors": draw_errors(rows), "attention": draw_attention(rows)}
     if any(row.quantity == ERROR and row.m is not None for row in rows):
@@ -51,7 +51,7 @@ def draw_errors(rows: Sequence[Row]) -> "Figure":
     methods = list(dict.fromkeys(row.method for row in rows if row.quantity == ERROR))
     maps = {method: _map(rows, ERROR, method) for method in methods}
     figure, panels = _grid(maps)
-    # Above 1 a zero would be nearer.
+    # Above 1, an output of zero would be nearer.
     norm, colours = Normalize(0, 1), "magma_r"
     for axes, (method, values) in zip(panels, maps.items(), strict=True):
         axes.imshow(values, norm=norm, cmap=colours, aspect="auto", interpolation="nearest")
@@ -63,7 +63,7 @@ def draw_errors(rows: Sequence[Row]) -> "Figure":
 
 
 def draw_attention(rows: Sequence[Row]) -> "Figure":
-    """What exact attention of each head looks like, each fact on its own scale."""
+    """Properties of exact attention in each head, each on its own scale."""
     from matplotlib.colors import LogNorm
 
     maps = {quantity: _map(rows, quantity, "softmax") for quantity in _FACTS}
@@ -103,7 +103,7 @@ def draw_sizes(rows: Sequence[Row], family: Callable[[str], str]) -> "Figure":
 
 
 def _grid(maps: Mapping[str, "np.ndarray"], *, extra: float = 0.0) -> "tuple[Figure, list[Axes]]":
-    """A panel for each map, `extra` inches higher; layers from the top and heads from the left count from 0."""
+    """A panel for each map, `extra` inches higher; layers count from 0 at the top, heads from 0 at the left."""
     layers, heads = next(iter(maps.values())).shape
     columns = min(_COLUMNS, len(maps))
     lines = math.ceil(len(maps) / columns)
@@ -134,7 +134,7 @@ def _map(rows: Sequence[Row], quantity: str, method: str) -> "np.ndarray":
 
 
 def _spread(rows: Sequence[Row]) -> Row:
-    """Heads of all layers as one row."""
+    """The mean and the quartiles over the heads of all layers, as one row."""
     values = [row.value for row in rows]
     low, _, high = quantiles(values, n=4, method="inclusive") if len(values) > 1 else values * 3
     return replace(rows[0], value=sum(values) / len(values), low=low, high=high, facts={})

@@ -1,4 +1,4 @@
-"""Lines of methods over a size, in panels, with bands; many lines are named at their ends."""
+"""Lines of methods over a size, in panels, with bands; if there are many lines, they are named at their ends."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -12,11 +12,11 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from matplotlib.lines import Line2D
 
-# Of numbers along the horizontal axes of panels side by side.
+# Characters of numbers that fit along the horizontal axes of panels side by side.
 _CHARACTERS = 80
-# Lines that a legend can still name; more are named beside their ends, where two panels at most stand side by side.
+# Lines that a legend can still name; more are named beside their ends, if at most two panels are side by side.
 _LEGEND = 7
-# Of the height of a panel, from one name to the next.
+# Distance from one name to the next, as a share of the height of a panel.
 _GAP = 0.068
 
 
@@ -32,18 +32,18 @@ def draw_lines(
     log_y: bool = True,
     share_y: bool = True,
 ) -> "Figure":
-    """Draw a panel for each group of rows, in it a line for each method, named in a legend or at its end.
+    """Draw a panel for each group of rows, with a line for each method, named in a legend or at its end.
 
     Args:
         panels: Rows by the title of their panel.
-        over: What a row lies at on the horizontal axis; None for a method that has no such size: it is a level line.
+        over: The place of a row on the horizontal axis; None for a method without such a size: it is a level line.
         x_label: Name of the horizontal axis.
         y_label: Name of the vertical axis, with the unit.
         band: What `low` and `high` are, for the legend, such as "quartiles over heads and texts"; "" for no bands.
         columns: Panels in a row.
         log_x: Whether the horizontal axis is logarithmic; then it has a number for each size.
         log_y: Whether the vertical axis is logarithmic.
-        share_y: Whether panels side by side have one vertical axis.
+        share_y: Whether panels side by side share the vertical axis.
     """
     columns = min(columns, len(panels))
     lines = math.ceil(len(panels) / columns)
@@ -65,7 +65,7 @@ def draw_lines(
                 handles.setdefault(method, _line(axes, method, looks[method], those, over, bool(band)))
         if log_x:
             axes.set_xscale("log", base=2)
-            # Names beside the ends take as much room as a panel.
+            # Names beside the ends take as much room as another panel.
             room = _CHARACTERS / (columns + (named and columns))
             _number_sizes(axes, sorted({x for row in rows if (x := over(row)) is not None}), room)
         axes.minorticks_off()
@@ -95,8 +95,8 @@ def draw_lines(
 
 
 def _number_sizes(axes: "Axes", sizes: Sequence[float], room: float) -> None:
-    """A tick and a number for each size, or for every second where all would touch, the last among them."""
-    # Nine figures: 1048576, not 1.04858e+06.
+    """A tick and a number for each size; a number for every second one, including the last, if all would touch."""
+    # Nine digits: 1048576, not 1.04858e+06.
     texts = [f"{size:.9g}" for size in sizes]
     crowded = sum(map(len, texts)) > room
     shown = [text if not crowded or (len(texts) - place) % 2 else "" for place, text in enumerate(texts)]
@@ -121,7 +121,7 @@ def _line(
 
 
 def _name_ends(axes: "Axes") -> None:
-    """Write the name of each line beside its end, one below the other where they would overlap."""
+    """Write the name of each line beside its end; names that would overlap are moved apart."""
     lines = axes.get_lines()
     axes.set_ylim(axes.get_ylim())
     to_panel = axes.transData + axes.transAxes.inverted()
@@ -149,13 +149,13 @@ def _name_ends(axes: "Axes") -> None:
 
 
 def spread(heights: Sequence[float], gap: float) -> list[float]:
-    """Heights in the same order that lie at least a gap apart, as near to where they were as that allows.
+    """Heights in the same order, but at least a gap apart, and as near to the given ones as that allows.
 
-    Squares of what they move are least, by pooling neighbours that would overlap; then all are kept between 0 and 1
-    where they fit.
+    Neighbours that would overlap are pooled, which minimises the sum of the squared moves; then all are kept between 0
+    and 1, if they fit.
     """
     order = sorted(range(len(heights)), key=lambda place: heights[place])
-    # Less the gaps below them, they only have to rise: sums and counts of pools whose means do.
+    # Less the gaps below them, heights only have to increase. A pool is a sum and a count; the means of pools increase.
     pools: list[tuple[float, int]] = []
     for number, place in enumerate(order):
         total, count = heights[place] - number * gap, 1

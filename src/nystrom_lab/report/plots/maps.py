@@ -1,4 +1,4 @@
-"""Grids of matrices as pictures, with one scale of colours for all of them."""
+"""Grids of matrices as pictures, with one colour scale for all of them."""
 
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
@@ -13,9 +13,9 @@ if TYPE_CHECKING:
 
 Scale = Literal["weights", "signed"]
 
-# The same weight has the same colour in every figure; what is below, and what is negative, has the darkest.
+# The same weight has the same colour in every figure; smaller and negative weights have the darkest.
 _LEAST, _MOST = 1e-4, 1e-1
-# Inches that a matrix is wide at most.
+# Largest width of a matrix in inches.
 _SIDE = 1.15
 
 
@@ -32,13 +32,13 @@ def draw_maps(
     """Draw a grid of matrices: a line for each head, a column for each kind of matrix.
 
     Args:
-        lines: Matrices by the name of their line and of their column.
+        lines: Matrices by the names of their line and their column.
         columns: Titles of the columns, by name, in order.
         bar: What a colour means.
-        scale: As `scale_of` has it.
+        scale: The colour scale, as for `scale_of`.
         captions: Text below a matrix, by line and column.
         across: Groups of columns side by side, so that many lines need less height.
-        title: Of the whole figure.
+        title: Title of the whole figure.
     """
     heights = -(-len(lines) // across)
     wide = across * len(columns)
@@ -67,7 +67,7 @@ def draw_maps(
 
 
 def draw_map(axes: "Axes", matrix: "np.ndarray", norm: "Normalize", style: Mapping[str, Any]) -> None:
-    """Draw one matrix, without ticks, with a thin frame, stretched to the shape of its panel."""
+    """Draw one matrix without ticks, in a thin frame, stretched to the shape of its panel."""
     axes.set_axis_on()
     axes.imshow(matrix, norm=norm, aspect="auto", interpolation="nearest", **style)
     axes.set_box_aspect(1)
@@ -79,19 +79,19 @@ def draw_map(axes: "Axes", matrix: "np.ndarray", norm: "Normalize", style: Mappi
 
 
 def scale_of(matrices: Sequence["np.ndarray"], scale: Scale) -> tuple["Normalize", dict[str, Any]]:
-    """The scale of colours that matrices share, and the map of colours that goes with it.
+    """The colour scale that matrices share, and the colour map that goes with it.
 
     Args:
-        matrices: All that share it.
-        scale: "weights" for attention weights, from 0.0001 to 0.1 whatever they are; "signed" for numbers around 0,
-            linear up to a thousandth of the largest and logarithmic beyond.
+        matrices: All matrices that share it.
+        scale: "weights" for attention weights, always from 0.0001 to 0.1; "signed" for numbers around 0, linear up to a
+            thousandth of the largest and logarithmic beyond.
     """
     import numpy as np
     from matplotlib.colors import LogNorm, SymLogNorm
 
     if scale == "weights":
         return LogNorm(_LEAST, _MOST, clip=True), {"cmap": "viridis"}
-    # Few numbers, those that an inverse has blown up, are beyond the end of the scale.
+    # The few numbers that an inverse has blown up are beyond the end of the scale.
     sizes = np.abs(np.concatenate([matrix.ravel() for matrix in matrices]))
     largest = float(np.quantile(sizes, 0.999)) or 1.0
     return SymLogNorm(largest / 1000, vmin=-largest, vmax=largest, clip=True), {"cmap": "RdBu_r"}
@@ -106,15 +106,15 @@ def add_bar(
     *,
     below: bool = False,
 ) -> None:
-    """Draw the scale of colours beside panels, or below them, with its meaning.
+    """Draw the colour scale beside panels, or below them, with its meaning.
 
     Args:
         figure: The figure.
         panels: The panels that share the scale.
         norm: The scale.
-        style: The map of colours.
+        style: The colour map.
         label: What a colour means.
-        below: Below the panels, which then stay where they are.
+        below: Draw it below the panels, which then stay where they are.
     """
     from matplotlib.cm import ScalarMappable
 

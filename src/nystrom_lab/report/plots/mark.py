@@ -1,4 +1,4 @@
-"""Pictures drawn by this project carry its name, so that they can be replaced and no other picture is overwritten.
+"""The mark in pictures drawn by this project: they may be replaced, and no other picture is overwritten.
 
 The name is stored where the formats name the program: in PNG the text `Software`, in SVG the creator.
 """
@@ -8,11 +8,11 @@ import re
 from pathlib import Path
 
 MARK = "nystrom"
-# Of a PNG file a chunk of text with its length, as matplotlib and Pillow write it before the pixels.
+# In a PNG file, a chunk of text with its length, as matplotlib and Pillow write it before the pixels.
 _TEXT = f"Software\0{MARK}".encode()
 _PNG = len(_TEXT).to_bytes(4, "big") + b"tEXt" + _TEXT
 _SVG = re.compile(rb"<dc:creator>\s*<cc:Agent>\s*<dc:title>%b</dc:title>" % MARK.encode())
-# Far more than stands before the mark.
+# Bytes to read; the mark comes far earlier.
 _BEGINNING = 8192
 
 
@@ -20,7 +20,7 @@ def check_free(path: Path) -> None:
     """Check that a file does not exist, or is a picture drawn by this project.
 
     Raises:
-        ValueError: It is something else.
+        ValueError: The file is something else.
     """
     if os.path.lexists(path) and not _is_marked(path):
         raise ValueError(

@@ -23,14 +23,14 @@ def draw_study(rows: Sequence[Row], path: Path) -> None:
 
 @house_style()
 def draw_ranks(rows: Sequence[Row], path: Path) -> None:
-    """Draw the bytes that a process sends, a line for each method and number of processes.
+    """Draw the bytes that a process sends, with a line for each method and number of processes.
 
     Args:
         rows: Rows of the study "ranks".
         path: The file, .png or .svg.
 
     Raises:
-        ValueError: No rows of bytes that were measured, or a file of another format.
+        ValueError: No measured rows of bytes, or a file of another format.
     """
     sent = [row for row in rows if row.quantity.endswith("bytes sent") and row.value > 0 and not math.isnan(row.value)]
     if not sent:

@@ -1,4 +1,4 @@
-"""Time and memory of a training step: a panel per task, a line of it per method, a dot where it was measured."""
+"""Time and memory of a training step: a panel per task, with a line per method and a dot for each measurement."""
 
 import math
 from collections.abc import Sequence

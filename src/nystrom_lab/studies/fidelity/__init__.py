@@ -1,1 +1,1 @@
-"""How near methods come to exact attention, and at what cost in time."""
+"""How close methods come to exact attention, and what they cost in time."""

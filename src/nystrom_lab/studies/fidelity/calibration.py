@@ -1,17 +1,17 @@
-r"""How near an error of attention from sampled queries is to the exact one, and how often its interval holds it.
+r"""How close the error of attention from sampled queries is to the exact one, and how often its interval contains it.
 
 `nystrom.inspection` estimates the relative error $\|\hat O - O\|_F / \|O\|_F$ of a head from r sampled queries of each
-text (`nystrom.inspection.sampling`). On n = 512 tokens the error of all queries is known. For each head of each layer,
-over all texts together, queries are drawn anew again and again; rows hold the share of the estimates within 20 % of the
-exact error, and the share of the intervals that hold it.
+text (`nystrom.inspection.sampling`). On n = 512 tokens the error over all queries is known. For each head of each
+layer, over all texts together, queries are drawn many times, and each draw gives an estimate with its interval. Rows
+hold the share of the estimates within 20 % of the exact error, and the share of the intervals that contain it.
 
-Claims and the rules that decide on them, for each method, all layers, heads and draws together, by what is known of a
+Claims and the rules that decide them, for each method over all layers, heads and draws together, by what is known of a
 share (`nystrom_lab.studies.reproduce.known`):
 
 - With 128 queries the estimate is within 20 % of the exact error 95 times of 100: the share is at least .95.
-- The interval at 95 % holds the exact error about as often as it says: with 128 queries the share is from .92 to .98.
+- The 95 % interval contains the exact error about as often as it says: with 128 queries the share is from .92 to .98.
 
-Where a method has no row at 128 queries, no rule decides.
+If a method has no row at 128 queries, nothing is decided.
 """
 
 import math

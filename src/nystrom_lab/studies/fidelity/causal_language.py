@@ -1,35 +1,42 @@
 r"""A small causal language model with exact attention, near_far, a sliding window with sinks, and heavy hitters.
 
-A Llama of four layers is trained here on long documents, one a line, with exact attention over 2,048 tokens, and reads
-as many of held-out documents with other attentions, of one cache of r tokens a head:
+A Llama of four layers is trained here with exact attention over 2,048 tokens, on long documents, one per line. It then
+reads 2,048 tokens of each held-out document with other attentions, each with a cache of r tokens per head:
 
-- near_far (`is_causal`): two blocks of the window, heavy tokens, and clusters of all others;
-- a sliding window of r - 4 tokens, and the first four, the sinks (StreamingLLM, Xiao et al. 2024, arXiv:2309.17453);
-- heavy hitters: the same window as near_far, and the tokens on which most attention fell so far, as many as fill the
-  cache; the rest is dropped (H2O, Zhang et al. 2023, arXiv:2306.14048);
-- by levels (`nystrom_lab.studies.fidelity.causal_levels`): two blocks, and clusters of runs of all others, at most r
-  together at 2,048 tokens; for comparison, as what it keeps grows with the logarithm of the length.
+- near_far (`is_causal`): a window of two blocks, heavy tokens, and clusters of all others;
+- a window with sinks: a sliding window of r - 4 tokens, and the first four tokens, the sinks (StreamingLLM, Xiao et al.
+  2024, arXiv:2309.17453);
+- heavy hitters: the same window as near_far, and the tokens that received the most attention so far, as many as fill
+  the cache; the others are dropped (H2O, Zhang et al. 2023, arXiv:2306.14048);
+- by levels (`nystrom_lab.studies.fidelity.causal_levels`): two blocks, and clusters of runs of all other tokens, at
+  most r together at 2,048 tokens. It is only compared: what it keeps grows with the logarithm of the length.
 
-Rows hold the loss in nats a token over ranges of positions, each document's mean an observation: the mean, and the
-quartiles; and how much more it is than exact attention's, with two standard errors of the paired difference as `low`
-and `high`. "trained" are the same after a short training with each of exact attention and near_far. Of recall there is
-one row: among n random keys one has the query as its key, and a head has found it where the output is nearer to its
-value than to any other. Times are of random tokens, 8 heads of width 64, forward and with the backward pass, of causal
-near_far with the sizes of `near_far_sizes(n, is_causal=True)`, of near_far that is not causal, and of fused causal
-attention, in turns; and of the form by levels with about as many keys (448 at 8,192 tokens, 480).
+Rows hold:
 
-Claims of this library, and the rules that decide on them, on tokens from position 1,024 on:
+- the loss in nats per token over ranges of positions: the mean and the quartiles over documents, each document's mean
+  being one observation;
+- how much larger it is than that of exact attention, with two standard errors of the paired difference on either side
+  as `low` and `high`;
+- as "trained", the same after a short training with exact attention and with near_far;
+- recall: among n random keys one equals the last query, and a head has found it if the output is more similar to its
+  value than to any other;
+- times on random tokens, 8 heads of width 64, forward and with the backward pass, in turns: of causal near_far with
+  `near_far_sizes(n, is_causal=True)`, of near_far that is not causal, of fused causal attention, and of the form by
+  levels with about as many keys as near_far (448 and 480 at 8,192 tokens).
+
+Claims of this library, and the rules that decide them. Losses are those of tokens from position 1,024 on.
 
 - near_far is nearer to exact attention than a window with sinks of the same cache: the difference of their losses is
-  more than two of its standard errors. Where the window with sinks is itself within two of them of exact attention, the
-  model makes no use of the past, and the rows cannot tell.
-- It is nearer than heavy hitters, and than the form by levels, by the same rule.
-- After a short training with near_far it loses at most .02 nats to exact attention after as long a training.
-- Forward, causal near_far takes less time than fused causal attention from 4,096 tokens on, at most 1.05 of it below,
-  where it is exact, and at most 1.5 of the time of near_far that is not causal at 8,192. A ratio with quartiles on both
-  sides of 1 cannot tell.
-- A token among thousands is found by near_far and not by a window with sinks: in nine of ten heads, and in at most one
-  of ten.
+  more than two of its standard errors. If the loss of the window with sinks is itself within two standard errors of
+  that of exact attention, the model makes no use of the past, and the rows cannot tell.
+- near_far is nearer than heavy hitters, and nearer than the form by levels, by the same rule.
+- After a short training with near_far the model loses at most .02 nats to exact attention after as long a training, the
+  two standard errors included.
+- Forward, causal near_far takes no more time than fused causal attention from 4,096 tokens on; a ratio with quartiles
+  on both sides of 1 cannot tell. By the medians, it takes at most 1.05 of that time below 4,096, where it is exact, and
+  at 8,192 at most 1.5 of the time of near_far that is not causal.
+- near_far finds a token among thousands in at least nine of ten heads, and a window with sinks in at most one of ten.
+  If exact attention finds it in fewer than nine of ten, the rows cannot tell.
 """
 
 import math
@@ -69,7 +76,7 @@ LOSS, MORE, FOUND = "loss", "loss - exact", "needles found"
 TRAINED = "trained"
 SINKS = 4
 OPTIONS: dict[str, Any] = {"block_size": 64, "num_heavy": 24, "num_clusters": 40, "exact_up_to": 0}
-# Clusters of a run, of the form by levels: five runs are four clusters fewer than the cache at 2,048 tokens.
+# Clusters of a run in the form by levels: at 2,048 tokens, five runs and two blocks are four fewer than the cache.
 _RUN_CLUSTERS = 12
 # Two blocks, heavy tokens and clusters.
 CACHE = 2 * 64 + 24 + 40
@@ -78,22 +85,22 @@ NEEDLES = 4096
 LENGTHS, ROUNDS = (2048, 4096, 8192), 5
 NOT_CAUSAL = "near_far, not causal"
 TIMES = {what: (time, f"{time} / exact") for what, time in PASSES.items()}
-# Characters of all texts, enough for the training.
+# Characters to read of all texts, enough for the training.
 _ENOUGH = 50_000_000
 
 
 class LanguageTraining(NamedTuple):
-    """What is trained.
+    """The model and its training.
 
     Attributes:
         layers: Layers.
         width: Width of a token.
         vocabulary: Tokens of the vocabulary.
         length: Tokens of a training sequence.
-        batch: Sequences of a step.
+        batch: Sequences per step.
         steps: Steps with exact attention.
-        more: Steps of the short trainings after it.
-        held_out: Documents that are read.
+        more: Steps of each short training after it.
+        held_out: Documents that are held out, to be read.
     """
 
     layers: int
@@ -117,7 +124,7 @@ def _plan(setting: Setting) -> Plan:
     if len(documents) <= 2 * sizes.held_out:
         raise ValueError(
             f"{prose.name} has {len(documents)} lines of more than {10 * RANGES[-1]:,} characters; expected more than "
-            f"{2 * sizes.held_out} documents, one a line: name a file of them with --texts."
+            f"{2 * sizes.held_out} documents, one per line: name a file of them with --texts."
         )
     parts = [
         Part("train", partial(_train, documents, sizes)),
@@ -127,14 +134,18 @@ def _plan(setting: Setting) -> Plan:
         *(Part(f"times-n={n}", partial(_times, n)) for n in LENGTHS),
     ]
     said = {"texts": prose.name, **{name: str(value) for name, value in sizes._asdict().items()}, "cache": str(CACHE)}
-    return Plan(parts, said, beside_none(setting, f"{sizes.steps} steps instead of {PAPER.steps:,}"))
+    less = (
+        f"{sizes.steps:,} steps instead of {PAPER.steps:,}, {sizes.more} instead of {PAPER.more} in the short "
+        f"training, and {sizes.held_out} held-out documents instead of {PAPER.held_out}"
+    )
+    return Plan(parts, said, beside_none(setting, less))
 
 
 # The model.
 
 
 def _tokenizer(documents: Sequence[str], sizes: LanguageTraining, folder: Path) -> ByteLevelBPETokenizer:
-    """Byte-level pairs of the documents that are trained on, made once."""
+    """The byte-level BPE tokenizer of the training documents, made once."""
     files = [str(folder / f"tokens-{name}") for name in ("vocab.json", "merges.txt")]
     if not all(Path(file).is_file() for file in files):
         tokenizer = ByteLevelBPETokenizer()
@@ -144,7 +155,7 @@ def _tokenizer(documents: Sequence[str], sizes: LanguageTraining, folder: Path) 
 
 
 def _stream(documents: Sequence[str], sizes: LanguageTraining, folder: Path) -> Tensor:
-    """The tokens of all training documents, one after the other."""
+    """The tokens of all training documents, one document after the other."""
     encoded = _tokenizer(documents, sizes, folder).encode_batch(list(documents[: -sizes.held_out]))
     return torch.tensor([token for document in encoded for token in document.ids])
 
@@ -181,7 +192,7 @@ def _train(documents: Sequence[str], sizes: LanguageTraining, folder: Path) -> I
 def _steps(
     model: LlamaForCausalLM, tokens: Tensor, sizes: LanguageTraining, steps: int, *, learning_rate: float
 ) -> float:
-    """Train, and give the mean loss of the last tenth of the steps."""
+    """Train, and return the mean loss of the last tenth of the steps."""
     optimizer = torch.optim.AdamW(model.parameters(), lr=learning_rate, betas=(0.9, 0.95), weight_decay=0.1)
     warmup = max(1, steps // 20)
     schedule = torch.optim.lr_scheduler.LambdaLR(
@@ -213,12 +224,12 @@ def _losses(model: LlamaForCausalLM, batch: Tensor) -> Tensor:
 
 
 def near_far(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """near_far of `OPTIONS`."""
+    """Causal near_far with `OPTIONS`."""
     return near_far_attention(q, k, v, is_causal=True, **OPTIONS)
 
 
 def window_with_sinks(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """Attention to the first tokens and to the last ones, `CACHE` together."""
+    """Attention to the first tokens and to the latest ones, `CACHE` together."""
     place = torch.arange(q.shape[2], device=q.device)
     apart = place[:, None] - place
     may = (apart >= 0) & ((apart < CACHE - SINKS) | (place < SINKS))
@@ -226,9 +237,9 @@ def window_with_sinks(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 
 
 def heavy_hitters(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """Attention to near_far's window and the tokens on which most attention fell so far, `CACHE` together.
+    """Attention to near_far's window and to the tokens that received the most attention so far, `CACHE` together.
 
-    A token that left both is dropped, and its attention with it; blocks leave the window together, as near_far's do.
+    A token that has left both is dropped for good. Blocks leave the window as a whole, as those of near_far do.
     """
     size, heads, n = OPTIONS["block_size"], q.shape[:2], q.shape[2]
     q, k, v = (F.pad(x, (0, 0, 0, -n % size)).flatten(0, 1) for x in (q / q.shape[-1] ** 0.5, k, v))
@@ -258,7 +269,7 @@ ATTENTIONS: dict[str, Attention] = {
 
 @contextmanager
 def _attending(model: LlamaForCausalLM, name: str) -> Iterator[None]:
-    """Let a model attend by one of `ATTENTIONS`, or exactly."""
+    """Let a model use one of `ATTENTIONS`, or exact attention."""
     if name == EXACT:
         yield
         return
@@ -347,7 +358,10 @@ def _recall(folder: Path) -> Iterable[Row]:
 
 
 def needles(n: int, heads: int = 64) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Random tokens, the last of which asks for one of the first half by its key; and which one that is."""
+    """Queries, keys and values of random tokens, and the place of the needle: the last query equals its key.
+
+    The needle is a token of the first half, a different one in each head.
+    """
     g = torch.Generator().manual_seed(0)
     k, v, q = (torch.randn(1, heads, n, 64, generator=g) for _ in range(3))
     needle = torch.randint(n // 8, n // 2, (1, heads), generator=g)
@@ -456,7 +470,7 @@ def _verdicts(rows: Sequence[Row]) -> Sequence[Verdict]:
 
 
 def _nearer(rows: Sequence[Row], name: str, of_it: str) -> Verdict:
-    """Whether near_far is nearer to exact attention than another of the same size."""
+    """Whether near_far is nearer to exact attention than another attention of the same size."""
     last, agrees, numbers = RANGES[-1], None, "Not measured."
     more, apart = _of(rows, MORE), _of(rows, "loss - near_far")
     if (name, last) in apart and (name, last) in more:

@@ -1,10 +1,12 @@
-r"""A causal form of near_far by levels, to compare the one that scans with.
+r"""A causal form of near_far by levels, as a comparison for the library's own, which scans the blocks.
 
-A query sees its own block of B tokens and the one before it exactly. All earlier blocks are cut into runs of $2^l$
-blocks, at most $\log_2 (n / B)$ of them, and of each run it sees m clusters: the mean of their keys, with the logarithm
-of their number added to its score, and the mean of their values. Clusters of a run are made of those of its two halves,
-so that all runs of a level are made at once, in linear time; nothing is scanned. What is kept for a next token grows
-with the logarithm of n, where the cache of the scan has one size.
+A query sees its own block of B tokens and the block before it exactly. All earlier blocks are divided into runs of
+$2^l$ blocks, at most $\log_2 (n / B)$ runs. Of each run the query sees m clusters, each by the mean of its keys, with
+the logarithm of their number added to the score, and the mean of its values.
+
+The clusters of a run are made from those of its two halves, so all runs of a level are computed at once, in linear
+time and without a scan. What is kept for the next token grows with the logarithm of n, whereas the cache of the scan
+has a fixed size.
 """
 
 from collections.abc import Sequence
@@ -25,7 +27,7 @@ def attend_by_levels(
     block_size: int = 64,
     num_clusters: int = 16,
 ) -> Float[Tensor, "b h n e"]:
-    """Causal self-attention of real tokens, each to its near ones and to clusters of runs of the others."""
+    """Causal self-attention of real tokens: each to its near tokens, and to clusters of runs of the earlier ones."""
     n, size = q.shape[2], block_size
     q, k, v = (F.pad(x, (0, 0, 0, -n % size)).unflatten(2, (-1, size)) for x in (q, k, v))
     blocks = q.shape[2]
@@ -52,14 +54,14 @@ def attend_by_levels(
 
 
 def _with_previous(x: Float[Tensor, "b h blocks size d"]) -> Float[Tensor, "b h blocks two_sizes d"]:
-    """Each block behind the one before it."""
+    """Each block, preceded by the block before it."""
     return torch.cat([F.pad(x, (0, 0, 0, 0, 1, -1)), x], dim=3)
 
 
 def _levels(
     k: Float[Tensor, "b h blocks size d"], v: Float[Tensor, "b h blocks size e"], m: int
 ) -> Sequence[tuple[Tensor, Tensor, Tensor]]:
-    """The clusters of the runs of each level: means of keys, sums of values, and how many tokens there are."""
+    """The clusters of the runs of each level: means of keys, sums of values, and numbers of tokens."""
     ones = torch.ones_like(k[..., 0])
     levels = [_clustered(k, v, ones, m)]
     while levels[-1][0].shape[2] > 1:
@@ -76,7 +78,7 @@ def _clustered(
     count: Float[Tensor, "b h runs r"],
     m: int,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """k-means of the keys of each run, which stand for `count` tokens each; values are sums."""
+    """k-means of the keys of each run, each of which stands for `count` tokens; values are sums."""
     if keys.shape[3] <= m:
         return keys, values, count
     taken = count

@@ -1,17 +1,22 @@
 r"""A context that is compressed once (`near_far_context`): error over the entries kept, and time of 100 questions.
 
-Queries, keys and values are those of an encoder on windows of running text, taken as cross-attention: no token is near.
-Of n keys r entries are kept, a sixth of them heavy keys and the others clusters, with a sample of 64 queries that
-decide which keys are heavy ("near_far, asked") and without ("near_far"); or r keys, evenly spread ("subsampled"), with
-exact attention among them. A row has the relative error of the output, the mean over layers, heads and texts, and the
-quartiles. Times are those of one layer: 100 questions of 16 queries each, to a context that is made first, to
-`near_far_attention` of the same sizes, and to exact attention over all keys.
+Queries, keys and values are those of an encoder on windows of running text, used as cross-attention: no token is near.
+Of n keys r entries are kept in one of three ways:
 
-Claims of this library, and the rules that decide on them, by what is known of means over heads and of medians over
-rounds (`nystrom_lab.studies.reproduce.known`):
+- "near_far": a sixth of the entries are heavy keys, the others are clusters;
+- "near_far, asked": the same, but a sample of 64 queries decides which keys are heavy;
+- "subsampled": r evenly spread keys, with exact attention to them.
 
-- A context has less than half the error of as many keys, evenly spread: so at every number of entries.
-- 100 questions take less than a tenth of the time of 100 calls, the making of the context included.
+A row has the relative error of the output: its mean over layers, heads and texts, and the quartiles. Times are those of
+one layer for 100 questions of 16 queries each, answered by a context that is made first, by calls of
+`near_far_attention` with the same sizes, and by exact attention over all keys.
+
+Claims of this library, and the rules that decide them, at every number of entries, by what is known of means over heads
+and of medians over rounds (`nystrom_lab.studies.reproduce.known`):
+
+- "near_far" has at most half the error of as many evenly spread keys.
+- 100 questions to a context take at most a tenth of the time of 100 calls of `near_far_attention`. The time to make the
+  context is included.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -57,7 +62,7 @@ def _plan(setting: Setting) -> Plan:
 
 
 def sizes_of(entries: int) -> dict[str, Any]:
-    """Heavy keys and clusters that are so many together."""
+    """Numbers of heavy keys and of clusters that add up to `entries`."""
     return {"num_heavy": entries // 6, "num_clusters": entries - entries // 6}
 
 
@@ -143,7 +148,7 @@ def _verdicts(rows: Sequence[Row]) -> Sequence[Verdict]:
     ) -> Verdict:
         found = _found(rows, quantity)
         ours, theirs = found.get(OURS, {}), found.get(beside, {})
-        # As many keys as there are have no error.
+        # Subsampled keys have no error where all keys are kept.
         both = sorted(m for m in ours.keys() & theirs.keys() if theirs[m].value > 0)
         said = "; ".join(f"{m} entries: {ours[m].value:{digits}} against {theirs[m].value:{digits}}" for m in both)
         ratios = (known(ours[m]).over(known(theirs[m])) for m in both)

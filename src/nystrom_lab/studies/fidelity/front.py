@@ -1,20 +1,22 @@
-r"""How near each method comes to exact attention on real queries, keys and values, over the time that it takes.
+r"""How close each method comes to exact attention on real queries, keys and values, against the time that it takes.
 
-The error of a head is $\|\tilde Y - Y\|_F / \|Y\|_F$ of its output against exact attention's, on all heads of an
-encoder over windows of prose; beyond its positions their table is stretched (`nystrom convert`). A row has the mean
-over layers, heads and texts, and their quartiles. Time is that of a forward pass on the middle layer of one text, all
-methods in turn; its rows have medians and quartiles of the rounds, and the ratio to fused exact attention within a
-round. "rank 64" is the attention matrix cut to its 64 largest singular values: of all matrices of that rank the nearest
-to it, which is not to say that no other gives a nearer output.
-Linformer is left out: its projection has to be learned.
+- The error of a head is $\|\tilde Y - Y\|_F / \|Y\|_F$ of its output against that of exact attention. It is measured on
+  all heads of an encoder over windows of prose; for windows longer than the encoder's positions, the table of positions
+  is stretched (`nystrom convert`). A row has the mean over layers, heads and texts, and the quartiles.
+- Time is that of a forward pass on the middle layer of one text, all methods in turn. Rows have the median and the
+  quartiles over the rounds, and the ratio to fused exact attention within a round.
+- "rank 64" is the attention matrix truncated to its 64 largest singular values. Of all matrices of that rank it is the
+  nearest to the attention matrix; another one may still give a nearer output.
+- Linformer is left out: its projection has to be learned.
 
-Claims of this library, and the rules that decide on them, by what is known of means over heads and of medians over
-rounds (`nystrom_lab.studies.reproduce.known`):
+Claims of this library, and the rules that decide them, by what is known of means over heads and of medians over rounds
+(`nystrom_lab.studies.reproduce.known`):
 
-- near_far with its default sizes is at most .115 off at 512 tokens, and with 128 heavy keys and 128 clusters .065.
-- It has less than half the error of Nyström attention with 256 landmarks, in less time: so at every length.
-- It is nearer than the attention matrix cut to rank 64, at 512 tokens.
-- It is faster than fused exact attention from 1,024 tokens on.
+- At 512 tokens the mean error of near_far is at most .115 with its default sizes, and at most .065 with 128 heavy keys
+  and 128 clusters.
+- At every length near_far has at most half the error of Nyström attention with 256 landmarks, in less time.
+- At 512 tokens near_far is nearer to exact attention than the attention matrix truncated to rank 64.
+- near_far is faster than fused exact attention from 1,024 tokens on.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -103,7 +105,7 @@ def _measure_times(encoder: Encoder, layer: int, n: int, folder: Path) -> Iterab
 
 
 def build(name: str, given: Recording) -> torch.nn.Module:
-    """A method for these heads, with its weights, if any, from seed 0."""
+    """A method for these heads; its weights, if it has any, are drawn from seed 0."""
     method, options = read_method(name)
     if method == "reformer":
         options |= {"num_buckets": reformer_buckets(given.k.shape[2]), "shared_qk": False}
@@ -124,7 +126,7 @@ def _forward(heads: torch.nn.Module, given: Recording) -> Float[Tensor, "b h n e
 
 
 def cut_to_rank(given: Recording, rank: int) -> Float[Tensor, "b h n e"]:
-    """The output of the attention matrices cut to their largest singular values."""
+    """The output of the attention matrices truncated to their largest singular values."""
     u, s, vt = torch.linalg.svd(softmax_rows(given.q, given.k).double(), full_matrices=False)
     cut = (u[..., :rank] * s[..., None, :rank]) @ (vt[..., :rank, :] @ given.v.double())
     return cut.to(given.v.dtype)

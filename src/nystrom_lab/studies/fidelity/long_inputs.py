@@ -4,28 +4,30 @@ The encoder has its table of positions stretched to the length n (`nystrom conve
 near_far is as `nystrom convert --attention near_far` makes it: sizes of `near_far_sizes(n)`, and exact attention up to
 1,024 tokens. Rows hold
 
-- the relative error of the attention's output, $\|\tilde Y - Y\|_F / \|Y\|_F$ of a head, on what the layers of the
-  exact encoder are given: the mean over layers, heads and texts, and their quartiles;
+- the relative error of the attention's output, $\|\tilde Y - Y\|_F / \|Y\|_F$ of a head, on the inputs of the layers in
+  the exact encoder: the mean over layers, heads and texts, and the quartiles;
 - the relative error of the hidden states after the last layer, over all texts;
-- the same error, and time and memory of the attention, of the package nystrom-attention with as many landmarks as
-  it has by default, where it is installed;
-- time and memory of a forward pass, of the attention of the middle layer and of the whole encoder, on one text, all
-  in turn: medians and quartiles of the rounds, and the ratio to exact attention within a round;
-- times of near_far's default on short sequences of random tokens, forward and in training: beside fused exact
-  attention, and in batches of mixed lengths beside near_far without exact attention of the short (`exact_up_to=0`);
-- both errors of near_far where the table of positions is stretched and where it is repeated, each beside exact
-  attention with that table, before any fine-tuning.
+- time and memory of a forward pass on one text, of the attention of the middle layer and of the whole encoder, all
+  methods in turn: the median and the quartiles over the rounds, and the ratio to exact attention within a round;
+- for the package nystrom-attention with its default number of landmarks, where it is installed, the error of the output
+  and the time and memory of the attention;
+- times of near_far with its default options on short sequences of random tokens, forward and in training: compared with
+  fused exact attention, and, in batches of mixed lengths, with near_far that approximates short sequences too
+  (`exact_up_to=0`);
+- both errors of near_far with a stretched and with a repeated table of positions, each against exact attention with the
+  same table, before any fine-tuning.
 
-Claims of this library, and the rules that decide on them, each at every length that was measured, by what is known of
-means over heads and of medians over rounds (`nystrom_lab.studies.reproduce.known`); an error of the hidden states,
-which has no spread, is known to a twentieth of itself:
+Claims of this library, and the rules that decide them at every measured length, by what is known of means over heads
+and of medians over rounds (`nystrom_lab.studies.reproduce.known`). An error of the hidden states has no spread, and is
+known to a twentieth of itself.
 
-- near_far's attention is at most .13 off up to 4,096 tokens, and at most .16 at 8,192.
-- The hidden states are at most .20 off at 2,048 tokens.
-- near_far takes at most 1.05 of the time of exact attention up to 1,024 tokens, and less than it beyond.
-- So it is in training, too; and a batch of mixed lengths takes at most 1.1 of the time that it takes where the short
-  are not exact.
-- Beyond 1,024 tokens, where near_far is not exact, both of its errors are smaller with stretched positions.
+- The mean error of near_far's attention is at most .13 up to 4,096 tokens, and at most .16 at 8,192.
+- The error of near_far's hidden states is at most .20 at 2,048 tokens.
+- near_far's attention takes at most 1.05 of the time of exact attention up to 1,024 tokens, and less time beyond.
+- Short sequences of one length take at most 1.05 of the time of fused exact attention, forward and in training. Batches
+  of mixed lengths take at most 1.1 of the time that they take with `exact_up_to=0`.
+- Beyond 1,024 tokens, where near_far is not exact, both of its errors are smaller with stretched than with repeated
+  positions.
 """
 
 import math
@@ -62,20 +64,20 @@ if TYPE_CHECKING:
 
 EXACT, OURS = "softmax", "near_far"
 METHODS = (EXACT, "nystrom-64", "nystrom-256", OURS)
-# The attention of a package, which is not put into the encoder.
+# The attention of another package, which is not put into the encoder.
 PACKAGE = "nystrom-attention-256"
 LENGTHS, ROUNDS = (512, 1024, 2048, 4096, 8192), 7
 SHORT_ROUNDS = {"small": 11, "paper": 51}
 ERROR, HIDDEN = "relative error of the output", "relative error of the hidden states"
 TIME, RATIO, MEMORY = "forward time", "forward time / exact", "forward memory"
 PLACES = ("attention", "encoder")
-# The lines of the figure, as they are named there.
+# The lines of the figure, and their names there.
 _SHOWN = {EXACT: "exact attention", PACKAGE: "nystrom-attention", OURS: OURS, "nystrom-64": "nystrom-64"}
 SHORT, MIXED, APPROXIMATE = "short inputs", "mixed lengths", "near_far, exact_up_to=0"
-# Tokens of short inputs, all of a batch of one length; and of the sequences of a batch that is padded to the longest.
+# Tokens of short inputs, a batch for each; and of the sequences in each batch that is padded to its longest.
 SHORT_LENGTHS, MIXED_LENGTHS = (256, 512, 1024), ((256, 512, 768, 1024), (256, 512, 1024, 4096))
 _AT_MOST = {SHORT: ("exact", 1.05), MIXED: (APPROXIMATE, 1.1)}
-# near_far is exact for so many tokens.
+# near_far is exact up to so many tokens.
 _EXACT_UP_TO = 1024
 _CPU = torch.device("cpu")
 
@@ -112,7 +114,7 @@ def _measure_errors(encoder: Encoder, n: int, texts: int, folder: Path) -> Itera
 
 
 def _measure_positions(encoder: Encoder, n: int, texts: int, folder: Path) -> Iterable[Row]:
-    """Errors of near_far with each way to make more positions."""
+    """Errors of near_far with each way of making more positions."""
     for how in get_args(Lengthening):
         yield from _errors(encoder.lengthened(n, folder, how), (EXACT, OURS), n, texts, {"positions": how})
 
@@ -163,7 +165,7 @@ def _measure_times(encoder: Encoder, n: int, folder: Path) -> Iterable[Row]:
 
 
 def _measure_short(rounds: int, folder: Path) -> Iterable[Row]:
-    """Times of batches of short sequences, of one length and of mixed ones."""
+    """Times of batches of short sequences, of one length and of mixed lengths."""
     del folder
     for lengths in (*((n,) * 4 for n in SHORT_LENGTHS), *MIXED_LENGTHS):
         torch.manual_seed(0)
@@ -193,7 +195,7 @@ def _attend(candidate: Candidate, given: Recording) -> torch.Tensor:
 
 
 def _calls(candidates: Mapping[str, Candidate], given: Recording) -> dict[str, Callable[[], torch.Tensor]]:
-    """The attention of each candidate; and, beside Nyström attention, of the package where it is installed."""
+    """The attention of each candidate; with nystrom-256, also that of the package where it is installed."""
     calls: dict[str, Callable[[], torch.Tensor]] = {
         name: partial(_attend, each, given) for name, each in candidates.items()
     }
@@ -203,7 +205,7 @@ def _calls(candidates: Mapping[str, Candidate], given: Recording) -> dict[str, C
 
 
 def _package(given: Recording) -> Callable[[], torch.Tensor]:
-    """`NystromAttention` of the package without its projections and its skip."""
+    """`NystromAttention` of the package, without its projections and its skip."""
     from nystrom_attention import NystromAttention
 
     _, heads, _, width = given.q.shape
@@ -239,7 +241,7 @@ def _found(
 
 
 def _of_positions(rows: Sequence[Row]) -> dict[tuple[str, str], dict[int, Row]]:
-    """near_far's errors by length, of each quantity and each way to make positions."""
+    """near_far's errors by length, for each quantity and each way of making positions."""
     return {
         (quantity, how): {
             n: row for (n, name), row in sorted(_found(rows, quantity, positions=how).items()) if name == OURS
@@ -250,7 +252,7 @@ def _of_positions(rows: Sequence[Row]) -> dict[tuple[str, str], dict[int, Row]]:
 
 
 def _short(rows: Sequence[Row]) -> list[tuple[Row, str]]:
-    """near_far's ratios of short sequences, and what each is of."""
+    """near_far's ratios on short sequences, and the timed pass of each."""
     return [
         (row, time)
         for row in rows
@@ -375,8 +377,8 @@ def _verdicts(rows: Sequence[Row]) -> Sequence[Verdict]:
             ),
         ),
         Verdict(
-            "Short sequences take at most 1.05 of exact attention's time, forward and in training; of mixed lengths at "
-            "most 1.1 of the time without exact attention.",
+            "Short sequences take at most 1.05 of exact attention's time, forward and in training; batches of mixed "
+            "lengths at most 1.1 of near_far's time with exact_up_to=0.",
             all_hold(short),
             f"{said_short or 'Not measured'}.",
         ),
@@ -388,7 +390,7 @@ def _hidden_known(row: Row) -> Known:
 
 
 def _figures(rows: Sequence[Row], folder: Path) -> "Mapping[str, Figure]":
-    """Time of attention over the length, in one column: each line is named at its end, with its error there."""
+    """Time of attention over the length, one column wide; each line is named at its end, with its error there."""
     times, errors = _found(rows, TIME, "attention"), _found(rows, ERROR)
     lines = {name: sorted((n, row.value) for (n, each), row in times.items() if each == name) for name in _SHOWN}
     figure = figure_of(COLUMN, 3.2)

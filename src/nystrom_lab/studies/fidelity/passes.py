@@ -1,4 +1,4 @@
-"""Times of attention functions, forward and with the backward pass, in turns beside one of them."""
+"""Times of attention functions, forward and with the backward pass, in turns, and their ratios to one of them."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
@@ -25,8 +25,8 @@ def time_passes(
         calls: The functions by name.
         given: Queries, keys and values, which require gradients.
         rounds: Turns.
-        beside: The name of the function that the others are measured by.
-        what: What rows call it: their quantities are "forward time / exact" and the like.
+        beside: The name of the function that ratios are taken to.
+        what: What rows call that function: their quantities are "forward time / exact" and the like.
         **shared: Other fields of the rows.
     """
 
@@ -45,11 +45,11 @@ def time_passes(
 
 
 def is_at_most(row: Row, bound: float) -> bool | None:
-    """Whether a ratio is at most a bound, its quartiles too; None where the bound is between them."""
+    """Whether both quartiles of a ratio are at most a bound; None where the bound is between them."""
     low, high = (row.value if each is None else each for each in (row.low, row.high))
     return True if high <= bound else False if low > bound else None
 
 
 def all_hold(decided: Sequence[bool | None]) -> bool | None:
-    """Whether all of a claim's parts hold; None where one cannot tell and none fails, or there are none."""
+    """Whether all parts of a claim hold; None where none fails but one cannot tell, or there are none."""
     return False if False in decided else None if None in decided or not decided else True

@@ -1,22 +1,26 @@
 r"""Exact attention, Nyström, near_far and plans in a whole encoder: error, time, memory, and a retrieval.
 
-The encoder reads prose at its own length n and, with its table of positions stretched (`nystrom convert`), at 4 n, at
-the size "paper" at 16 n too. Consecutive passages of twice the length are cut into stretches of some 30 tokens, which
-go to two texts in turn: two texts on the same things with no token in common. Each text is embedded as the mean of
-its hidden states, and looks for its other half among all texts, by the cosine; the share that finds it is the
-accuracy. The relative error is that of the hidden states of all texts against exact attention's; "answers that
-change" are those of the retrieval. A plan is chosen for its budget (`nystrom.inspection.choose_plan`) on two windows
-that no text is made of. Time and memory are those of the whole encoder on one text, all in turn; rows have medians
-and quartiles of the rounds.
+The encoder reads prose at its own length n, at most 512, and with its table of positions stretched (`nystrom convert`)
+at 4 n; at the size "paper" also at 16 n.
 
-Claims of this library, and the rules that decide on them, at every length:
+- Retrieval: consecutive passages of twice the length are divided into stretches of some 30 tokens, which go to two
+  texts in turn. This gives two texts on the same subject without a shared stretch. Each text is embedded as the mean of
+  its hidden states, and takes the other text with the largest cosine as its answer. The accuracy is the share of texts
+  whose answer is their other half; "answers that change" is the share whose answer differs from that of exact
+  attention.
+- Error: the relative error of the hidden states over all texts, against exact attention.
+- Plans: a plan is chosen for its budget (`nystrom.inspection.choose_plan`) on two windows that no text is taken from.
+- Time and memory are those of the whole encoder on one text, all methods in turn. Rows have the median and the
+  quartiles over the rounds.
 
-- A plan keeps its budget on other texts: its error there is at most the budget; it does not where it is more than a
-  tenth above it.
-- A plan takes at most the time of exact attention, to three hundredths, by the quartiles of the ratios.
+Claims of this library, and the rules that decide them, at every length:
+
+- A plan keeps its budget on other texts: its error there is at most the budget. It does not if the error is more than a
+  tenth above the budget.
+- A plan takes at most the time of exact attention: the quartiles of the ratio are at most 1.03.
 - near_far and the plans find about as many halves as exact attention: at most two in a hundred fewer
-  (`nystrom_lab.studies.reproduce.margin`), the standard error of the difference of N answers of which a share p changes
-  being at most sqrt(p / N).
+  (`nystrom_lab.studies.reproduce.margin`). Of N answers a share p changes, so the standard error of the difference is
+  at most sqrt(p / N).
 """
 
 import copy
@@ -77,7 +81,7 @@ def _plan(setting: Setting) -> Plan:
         )
     size = min(512, encoder.positions)
     lengths = (size, 4 * size, 16 * size) if setting.size == "paper" else (size, 4 * size)
-    # Tokens of all texts of the longer lengths; the small size needs no more than the default texts have.
+    # Tokens of all texts of one length; the small size needs no more than the default texts have.
     whole = size * (2048 if setting.size == "paper" else 64)
     pairs = {n: min(_MOST, whole // (2 * n)) for n in lengths}
     encoder.check_length(whole + _CHOSEN_ON * max(lengths))
@@ -95,11 +99,12 @@ def _plan(setting: Setting) -> Plan:
         "budgets": " ".join(map(str, BUDGETS)),
         "rounds": str(_ROUNDS),
     }
-    return Plan(parts, said, beside_none(setting, "a thirty-second of the texts, without the longest"))
+    left_out = "a quarter of the texts of the shortest length, a sixteenth of those four times as long, none longer"
+    return Plan(parts, said, beside_none(setting, left_out))
 
 
 def _measure(encoder: Encoder, n: int, pairs: int, folder: Path) -> Iterable[Row]:
-    """Choose the plans, and compare all on the texts."""
+    """Choose the plans, and compare them and the methods on the texts."""
     model, texts, others = _prepare(encoder, n, pairs, folder)
     models = {name: _attending(model, _uniform(model, name)) for name in METHODS}
     plans: dict[str, AttentionPlan] = {}
@@ -158,7 +163,7 @@ def _positions(encoder: Encoder, n: int) -> str:
 
 
 def _compare(models: Mapping[str, PreTrainedModel], texts: Int[Tensor, "t n"]) -> dict[str, tuple[float, float, float]]:
-    """Of each model the relative error, the share of halves found, and that of the answers that change."""
+    """For each model the relative error, the share of halves found, and the share of answers that change."""
     off = dict.fromkeys(models, 0.0)
     size, means = 0.0, {name: [] for name in models}
     for ids in texts:
@@ -181,14 +186,14 @@ def _compare(models: Mapping[str, PreTrainedModel], texts: Int[Tensor, "t n"]) -
 
 
 def halves(tokens: Int[Tensor, " tokens"], length: int, pairs: int) -> Int[Tensor, "2*pairs length"]:
-    """Two texts of each passage, which have its stretches in turn; those of passage i are texts 2 i and 2 i + 1."""
+    """Two texts from each passage, which take its stretches in turn; passage i gives the texts 2 i and 2 i + 1."""
     stretch = max(size for size in range(1, _STRETCH + 1) if length % size == 0)
     passages = tokens[: 2 * length * pairs].view(pairs, -1, 2, stretch)
     return passages.transpose(1, 2).reshape(2 * pairs, length)
 
 
 def nearest_others(means: Float[Tensor, "t w"]) -> Int[Tensor, " t"]:
-    """For each text the other one of the largest cosine."""
+    """For each text the other text with the largest cosine."""
     unit = F.normalize(means, dim=-1)
     return (unit @ unit.mT).fill_diagonal_(-torch.inf).argmax(dim=1)
 
@@ -281,7 +286,7 @@ def _figures(rows: Sequence[Row], folder: Path) -> "Mapping[str, Figure]":
     for axes, n in zip(grid.flat, lengths, strict=False):
         for name, row in errors[n].items():
             look = method_look(name)
-            # Exact attention is a line elsewhere, and plans have no colour of a method.
+            # Elsewhere exact attention is a line without a marker, and plans are no methods with a colour.
             colour, marker = _MARKS.get(name, (look.colour, look.marker))
             (point,) = axes.plot([ratios[n][name].value], [row.value], color=colour, marker=marker, linestyle="")
             handles.setdefault(name, point)

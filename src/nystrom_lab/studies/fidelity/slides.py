@@ -1,26 +1,31 @@
-r"""Pathology slides as bags of tiles: the order of the tiles, and what a layer costs beside others.
+r"""Pathology slides as bags of tiles: the order of the tiles, and the cost of a layer compared with others.
 
-A made slide is a piece of tissue on a grid of tiles. Each tile has 1,024 features: of the kind of tissue, which changes
-smoothly over the slide, of noise, and of tumour where there is some. Tiles come in three orders: that of a file, row
-after row; along a Hilbert curve (`nystrom.hilbert_order`); and shuffled.
+A synthetic slide is a piece of tissue on a grid of tiles. Each tile has 1,024 features, the sum of three parts: the
+kind of tissue, which changes smoothly over the slide; noise; and tumour, in some tiles. Tiles come in three orders:
+that of a file, row after row; along a Hilbert curve (`nystrom.hilbert_order`); and shuffled.
 
-- Error: the relative error of a layer's attention against exact attention in each order, $\|\tilde Y - Y\|_F /
-  \|Y\|_F$ of a head, for near_far and nystrom with 256 landmarks, on slides of 4,096 tiles. Queries, keys and values
-  are projections at their start, scaled so that attention is as peaked as in trained models (5 bits less than even).
-- Learning: a bag is positive where its tumour tiles stand together, and negative where as many are scattered. A class
-  token, two layers of `NystromAttention` with the skip, a head; accuracy on new slides after a short training.
-- Costs of one layer of width 512 and 8 heads, batch 1, forward and in training: `NystromAttention` with 256 landmarks
+- Errors: the relative error of a layer's attention in each order, $\|\tilde Y - Y\|_F / \|Y\|_F$ of a head against
+  exact attention. Measured are near_far with sizes for the length, and nystrom with 256 landmarks, on slides of 4,096
+  tiles. Queries, keys and values are random projections, scaled so that attention is about as peaked as in trained
+  models (the entropy of the weights is some 4 bits below that of even ones).
+- Learning: a bag is positive if its tumour tiles are in one place, and negative if as many are scattered. The model has
+  a class token, two layers of `NystromAttention` with the skip, and a head. Rows hold its accuracy on new slides after
+  a short training.
+- Costs of one layer of width 512 with 8 heads, batch 1, forward and in training: `NystromAttention` with 256 landmarks
   and the skip; near_far with sizes for the length; the package nystrom-attention with the same landmarks and skip; and
-  `nn.MultiheadAttention`. What would take longer than two minutes, by the length before, is not measured.
+  `nn.MultiheadAttention`. A call that would take longer than two minutes, estimated from one with a tenth of the tiles,
+  is not timed.
 
-Claims of this library, and the rules that decide on them:
+Claims of this library, and the rules that decide them:
 
-- near_far, and nystrom, are nearer to exact attention along the curve than in the order of the file: the difference of
-  the errors of a head and slide is more than two of its standard errors.
-- A model learns more along the curve than in shuffled order, and no less than in the file's order: the difference of
-  the mean accuracies is more than two of its standard errors over seeds, or for "no less" not below by as many.
-- From 10,000 tiles on `NystromAttention` takes less time than `nn.MultiheadAttention`, forward and in training, and no
-  more than the package: quartiles of the ratios within a turn decide, and cannot tell where 1 is between them.
+- near_far and nystrom are nearer to exact attention along the curve than in the order of the file: for each, the mean
+  over heads and slides of the difference of the errors is above zero by more than two of its standard errors.
+- A model learns more along the curve than in shuffled order: the difference of the mean accuracies is more than two of
+  its standard errors over seeds. It learns no less than in the order of the file: its mean accuracy is not below by
+  more than two standard errors.
+- From 10,000 tiles on `NystromAttention` takes less time than `nn.MultiheadAttention`, and no more than the package,
+  forward and in training. The quartiles of the ratios within a turn decide; if 1 lies between them, the rows cannot
+  tell.
 """
 
 import math
@@ -69,10 +74,10 @@ class SlideSizes(NamedTuple):
     """How much is measured.
 
     Attributes:
-        side: Tiles of a side of the grid, for errors.
+        side: Tiles along a side of the grid, for errors.
         slides: Slides, for errors.
         bags: Bags of a training, and as many again to test on.
-        small: Tiles of a side of the grid, for learning.
+        small: Tiles along a side of the grid, for learning.
         epochs: Passes over the bags.
         seeds: Trainings in each order.
         lengths: Tiles of a bag, for costs.
@@ -103,12 +108,12 @@ def _plan(setting: Setting) -> Plan:
 
 
 class Slide(NamedTuple):
-    """A made slide, its tiles in the order of a file.
+    """A synthetic slide, its tiles in the order of a file.
 
     Attributes:
-        features: Of each tile.
-        place: x and y.
-        tumour: Which tiles are of it.
+        features: The features of each tile.
+        place: x and y of each tile.
+        tumour: Which tiles are tumour.
     """
 
     features: Float[Tensor, "n features"]
@@ -117,13 +122,13 @@ class Slide(NamedTuple):
 
 
 def draw_slide(side: int, g: torch.Generator, *, together: bool, share: float = 0.6) -> Slide:
-    """A slide of about `share` of a grid, with some tumour, in one place or scattered.
+    """A slide with tissue on about `share` of a grid, and some tumour, in one place or scattered.
 
     Args:
-        side: Tiles of a side.
+        side: Tiles along a side of the grid.
         g: Source of the draw.
         together: Whether the tumour is in one place.
-        share: Of the grid that is tissue.
+        share: Share of the grid that is tissue.
     """
     kinds = torch.randn(KINDS, FEATURES, generator=torch.Generator().manual_seed(0))
     tumour_of = torch.randn(FEATURES, generator=torch.Generator().manual_seed(1))
@@ -166,7 +171,7 @@ def _measure_errors(sizes: SlideSizes, folder: Path) -> Iterable[Row]:
         for name in ORDERS:
             x = slide.features[order_of(slide, name, g)]
             q, k, v = (split_heads(part[None], 8) for part in (x @ weight.T).chunk(3, dim=1))
-            # About as far from even as the heads of trained encoders.
+            # Weights are then about as far from even as those of trained encoders.
             q = 3 * q
             exact = softmax_attention(q, k, v)
             for method, attend in _METHODS.items():
@@ -181,7 +186,7 @@ def _measure_errors(sizes: SlideSizes, folder: Path) -> Iterable[Row]:
 
 
 def _difference_row(quantity: str, method: str, values: Tensor, **shared: Any) -> Row:
-    """A mean with two of its standard errors to either side."""
+    """A mean, with two of its standard errors on either side."""
     mean, error = values.mean().item(), 2 * values.std().item() / math.sqrt(len(values))
     return new_row(
         study="", quantity=quantity, method=method, value=mean, low=mean - error, high=mean + error,
@@ -214,7 +219,7 @@ class _BagClassifier(nn.Module):
 
 
 def _bags(sizes: SlideSizes, name: str, seed: int) -> list[tuple[Tensor, int]]:
-    """Tiles of slides in an order, every second bag positive; the slides of a seed are the same in all orders."""
+    """The tiles of slides in an order, every second bag positive; a seed has the same slides in all orders."""
     g, shuffle = torch.Generator().manual_seed(seed), torch.Generator().manual_seed(seed)
     slides = [draw_slide(sizes.small, g, together=bool(place % 2)) for place in range(2 * sizes.bags)]
     return [(each.features[order_of(each, name, shuffle)], place % 2) for place, each in enumerate(slides)]
@@ -295,7 +300,7 @@ def _measure_costs(n: int, folder: Path) -> Iterable[Row]:
     for run, time in zip((forward, both), PASSES.values(), strict=True):
         clocks = {name: partial(seconds, partial(run, layer), _CPU) for name, layer in layers.items()}
         for name in layers:
-            # By a tenth of the tiles: linear in n, or quadratic.
+            # Estimated from a tenth of the tiles: ten times the time, or a hundred times for exact attention.
             a_tenth = torch.randn(1, n // 10, 512)
             short = seconds(partial(_on, layers[name], a_tenth, run is both), _CPU)
             wanted = short * (100 if name == TORCH else 10)
@@ -414,13 +419,13 @@ def _verdicts(rows: Sequence[Row]) -> Sequence[Verdict]:
 
 
 def _is_more(row: Row) -> bool | None:
-    """Whether a ratio is at least 1, its quartiles too."""
+    """Whether both quartiles of a ratio are above 1; False where both are at most 1, None where 1 is between them."""
     less = is_at_most(row, 1)
     return None if less is None else not less
 
 
 def _apart(ours: Tensor, others: Tensor) -> float:
-    """How many standard errors over seeds the mean of some shares is above that of others."""
+    """By how many standard errors over seeds the mean of our shares is above that of the others."""
     error = math.sqrt(ours.var().item() / len(ours) + others.var().item() / len(others))
     more = (ours.mean() - others.mean()).item()
     return more / error if error else math.copysign(math.inf, more) if more else 0.0

@@ -1,19 +1,19 @@
-r"""The estimated cost of a training step of an encoder across ranks, against ring attention: time, bytes, memory.
+r"""The estimated cost of an encoder's training step across ranks, compared with ring attention: time, bytes, memory.
 
 One sequence of n tokens on R ranks, L layers of width w = h d, feed-forward blocks of width f, bfloat16 numbers.
 
-- Compute, of a rank, forward: $\tfrac nR (8 w^2 + 4 w f) L$ multiplications and additions in projections and
-  feed-forward blocks, and those of attention (`FLOPS`); the backward pass takes twice as many, and recomputed layers
-  once more. Time: over `flops` times `utilisation`.
-- Communication of attention: what `nystrom.parallel.exchanged` says for a call, of which a ring sends what is summed
-  $2 (R - 1) / R$ times; over `bandwidth`, and `latency` for each collective.
+- Compute of a rank, forward: $\tfrac nR (8 w^2 + 4 w f) L$ multiplications and additions in projections and
+  feed-forward blocks, and those of attention (`FLOPS`). The backward pass takes twice as many, and recomputed layers
+  add the forward pass once more. The time is their number divided by `flops` times `utilisation`.
+- Communication of attention: the bytes that `nystrom.parallel.exchanged` gives for a call; a ring sends those that are
+  summed $2 (R - 1) / R$ times. The time is the bytes divided by `bandwidth`, plus `latency` for each collective.
 - Ring attention (Liu et al. 2023, arXiv:2310.01889): a rank sends keys and values $R - 1$ times,
-  $2 (R - 1) \tfrac nR w$ numbers forward, and these and their gradients backward, while it computes: the longer of both
-  counts.
+  $2 (R - 1) \tfrac nR w$ numbers forward, and these and their gradients backward. It computes meanwhile, so the longer
+  of the two times counts.
 - Gradients of the weights, float32: $2 (R - 1) / R$ times $4 (4 w^2 + 2 w f) L$ bytes.
 - Memory: 16 bytes for each weight (itself, its gradient and Adam's two moments, float32), and activations,
   $\tfrac nR (18 w + 4 f)$ bytes in each layer (Korthikanti et al. 2022, arXiv:2205.05198, which has 34 w at f = 4 w).
-  Recomputed layers keep their input, $2 \tfrac nR w$ bytes, and one of them its activations.
+  Recomputed layers keep only their input, $2 \tfrac nR w$ bytes, and one layer at a time its activations.
 
 Embeddings, heads and optimizer steps are left out.
 """
@@ -38,12 +38,12 @@ def _of_landmarks(options: Any, n: int, here: int, d: int) -> float:
 
 def _of_near_far(options: Any, n: int, here: int, d: int) -> float:
     m, near = options.num_clusters, options.block_size + 2 * options.reach
-    # Keys are compared with the means of queries, for the heavy ones, and with the centres of clusters.
+    # Keys are compared with means of queries, to find the heavy keys, and with the centres of clusters.
     return 4 * here * (near + options.num_heavy + m) * d + 2 * here * (QUERY_MEANS + m) * d
 
 
-# Multiplications and additions of one head in the forward pass, of a rank that holds `here` of n tokens. Not counted
-# are near_far's steps of k-means, on samples whose size does not grow with n.
+# Multiplications and additions of one head in the forward pass, on a rank that holds `here` of n tokens. near_far's
+# steps of k-means are not counted: they are on samples whose size does not grow with n.
 FLOPS: dict[str, Callable[[Any, int, int, int], float]] = {
     "softmax": lambda options, n, here, d: 4 * here * n * d,
     "nystrom": _of_landmarks,
@@ -84,7 +84,7 @@ class EncoderShape:
         width: Width w.
         heads: Heads h.
         feed_forward: Width f of the feed-forward blocks.
-        taps: Of the skip convolution; 0 for none.
+        taps: Width of the skip convolution; 0 for none.
         checkpointing: Whether layers are recomputed in the backward pass.
     """
 
@@ -142,6 +142,6 @@ def on_the_wire(traffic: Traffic, ranks: int) -> float:
 
 
 def activations(here: int, shape: EncoderShape) -> int:
-    """Bytes that the layers keep for the backward pass, for a number of tokens."""
+    """Bytes that the layers keep for the backward pass of `here` tokens."""
     layer = here * (18 * shape.width + 4 * shape.feed_forward)
     return shape.layers * 2 * here * shape.width + layer if shape.checkpointing else shape.layers * layer

@@ -23,7 +23,7 @@ from nystrom_lab.measure.memory import peak_megabytes
 from nystrom_lab.training.grid.child import end_with_parent
 from nystrom_lab.training.ranks.lost import leave
 
-# Gives the times of one call by name.
+# Makes one call, and returns its times by name.
 _Call = Callable[[], dict[str, float]]
 # Tokens of the call that is not timed, in each process.
 _SHORT = 512
@@ -66,13 +66,13 @@ def _measure(asked: dict[str, Any]) -> dict[str, Any]:
 
 
 def options_of(method: str, landmarks: int) -> dict[str, int]:
-    """Options of a method, as many landmarks among them where it has such."""
+    """Options that give a method this number of landmarks, features or clusters, if it has any."""
     names = METHODS[method].options.__dataclass_fields__
     return {name: landmarks for name in ("num_landmarks", "num_features", "num_clusters") if name in names}
 
 
 def _attention(asked: dict[str, Any], here: int, group: Group) -> _Call:
-    """One layer's attention, forward and backward, of so many tokens in this process."""
+    """One layer's attention, forward and backward, with `here` tokens in this process."""
     shape = asked["batch"], asked["heads"], here, asked["width"]
     q, k, v = (torch.randn(shape, dtype=getattr(torch, asked["dtype"]), requires_grad=True) for _ in range(3))
     grad = torch.randn_like(v)
@@ -89,7 +89,7 @@ def _attention(asked: dict[str, Any], here: int, group: Group) -> _Call:
 
 
 def _encoder(asked: dict[str, Any], here: int, group: Group) -> _Call:
-    """A step of AdamW of an encoder that labels tokens; gradients are averaged over the processes."""
+    """A training step, by AdamW, of an encoder that labels tokens; gradients are averaged over the processes."""
     from nystrom.models import EncoderConfig, EncoderForTokenClassification
 
     width = asked["heads"] * asked["width"]

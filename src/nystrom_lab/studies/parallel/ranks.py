@@ -8,8 +8,8 @@ communicate by gloo, and has three or four rows:
 - "memory": the most that a process held, interpreter and libraries included;
 - "bytes sent": what the process that sends most passes to the collectives in one call, as counted by `count_bytes`.
 
-A measurement that would exceed the time limit, judging by a shorter length of the same method, is skipped, and one that
-does exceed it is stopped: its rows hold NaN and a note.
+A measurement of exact attention that would exceed the time limit, judging by its time at a shorter length, is skipped,
+and any measurement that does exceed the limit is stopped. Its rows hold NaN and a note.
 """
 
 import json
@@ -76,11 +76,11 @@ def run_ranks(
         width: Width d of one head.
         layers: Layers of the encoder.
         landmarks: Landmarks of the methods that have them.
-        dtype: Of inputs and weights.
+        dtype: Dtype of inputs and weights.
         repeats: Timed calls, after a short untimed one.
         seed: Seed of the random inputs.
         threads: Threads of each process.
-        limit_seconds: Stop measurements that take longer.
+        limit_seconds: Skip or stop measurements that take longer.
         to: Folder of the results.
 
     Raises:
@@ -154,7 +154,7 @@ def _done(path: Path, asked: dict[str, Any], command: str) -> list[Row]:
 
 
 def _estimate(case: _Case, rows: Sequence[Row]) -> float | None:
-    """Estimated seconds of a call from those of a shorter one, if time grows with the square of the length."""
+    """Estimated seconds of a call of exact attention, by the square of the length; None where there is no estimate."""
     if case.method != "softmax":
         return None
     shorter = [
@@ -173,7 +173,7 @@ def _measure(case: _Case, asked: dict[str, Any]) -> dict[str, Any] | str:
             for rank in range(case.processes):
                 told = given | {"n": case.n, "method": case.method, "rank": rank, "size": case.processes}
                 words = [sys.executable, "-m", "nystrom_lab.studies.parallel.one_rank", json.dumps(told), folder]
-                # Each reads its input, which ends when this process does, and so ends with it.
+                # Each process reads its input, which closes when this process ends, and then ends as well.
                 ranks.append(
                     subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
                 )

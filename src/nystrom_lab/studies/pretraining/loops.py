@@ -56,7 +56,7 @@ def measure_loops(
     rounds: int,
     threads: int | None,
 ) -> list[Row]:
-    """Measure, for `nystrom_lab.studies.pretraining.speed.run_pretraining_speed`.
+    """Measure the loops, for `nystrom_lab.studies.pretraining.speed.run_pretraining_speed`.
 
     Args:
         data: Folder made by `nystrom data prepare mlm-sop`.
@@ -98,7 +98,7 @@ def _loops(
     train: MlmSop,
     held_out: HeldOutInstances,
 ) -> dict[str, Loop]:
-    """A function from a folder to the trainer of each loop; the models are created once."""
+    """For each loop a function from a folder to its trainer; the models are created once."""
     set_seed(settings.seed)
     ours = EncoderForPreTraining(config)
     same = EncoderForMaskedLM(EncoderConfig.from_dict(config.to_dict() | {"sparse_prediction": False}))
@@ -156,7 +156,7 @@ def _loops(
 
 
 def _blocks(data: Path, vocabulary: Vocabulary, settings: PretrainingSettings) -> list[dict[str, list[int]]]:
-    """As many blocks of tokens of the training documents as the steps take, as run_mlm.py makes them."""
+    """As many blocks of tokens from the training documents as the steps take, made as in run_mlm.py."""
     tokens, room = open_split(data, "train", task=TASK).tokens, settings.length - 2
     wanted = settings.batch_size * settings.steps
     if tokens.size < room * wanted:

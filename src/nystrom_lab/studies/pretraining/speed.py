@@ -1,17 +1,18 @@
 """Tokens per second of a pretraining step, compared with transformers' own loop for masked words.
 
-Three are compared, all at the same batch, length, encoder size and optimizer, on the same documents:
+Three loops are compared, all with the same batch, length, encoder size and optimizer, on the same documents:
 
-- "nystrom pretrain": a step of this library, masked words and the order of sentences, scoring only masked tokens;
+- "nystrom pretrain": this library's step on masked words and sentence order, which scores masked tokens only;
 - "run_mlm, same encoder": the same encoder with a head for masked words that scores all tokens, in a plain
   `transformers.Trainer` with `DataCollatorForLanguageModeling` on blocks of tokens, as transformers' example run_mlm.py
   makes them;
 - "run_mlm, BERT": the same loop with transformers' `BertForMaskedLM` of the same size, as shipped.
 
-Each takes some steps in each round, in an order that changes from round to round, so that a slowdown of the machine
-affects all. A step is everything between the ends of two steps: loading, forward, backward, clipping, the optimizer,
-the schedule; evaluations and checkpoints are left out. Padding is not counted among the tokens. On a CPU the tokens per
-second of processor time are given as well, which other programs disturb less; with one thread the two are comparable.
+Each loop takes some steps in each round, in an order that changes from round to round, so that a slowdown of the
+machine affects all. A step is everything between the ends of two steps: loading, forward, backward, clipping, the
+optimizer, the schedule. Evaluations and checkpoints are left out. Padding is not counted among the tokens. On a CPU,
+rows also hold the tokens per second of processor time, which other programs disturb less; with one thread the two are
+comparable.
 """
 
 from pathlib import Path
@@ -61,8 +62,8 @@ def run_pretraining_speed(
         threads: CPU threads. Default: torch's choice.
 
     Returns:
-        Rows of the tokens per second of each, and of the ratios of the first to the others, the same per second of
-        processor time on a CPU: medians over rounds, spread by their quartiles.
+        Rows of the tokens per second of each loop, and of the ratios of the first to the others: medians over the
+        rounds, with the quartiles. On a CPU, also the same per second of processor time.
 
     Raises:
         ValueError: An invalid name, number, folder, device or precision.

@@ -1,1 +1,1 @@
-"""Time and memory of methods, side by side."""
+"""Time and memory of the methods, measured side by side."""

@@ -1,44 +1,47 @@
 r"""The two papers' tables of time and memory, measured on this machine and compared with the printed numbers.
 
-Table 1 of Nyströmformer is one attention module over the length (`nystrom_lab.studies.speed.efficiency`, without the
-skip convolution), forward as in the paper; `--size paper` also has forward+backward. The paper names neither heads nor
-their width: 8 heads of 64 are a guess. It prints averages over calls, here are medians of interleaved ones. Table 2 of
-Skyformer is a training step of each task (`nystrom_lab.studies.speed.training`) instead of 50,000 of them with their
-evaluations.
+- Table 1 of Nyströmformer: one attention module over the length (`nystrom_lab.studies.speed.efficiency`, without the
+  skip convolution), forward as in the paper; `--size paper` adds forward+backward. The paper gives neither the number
+  of heads nor their width: 8 heads of 64 are a guess. It prints averages over calls; here are medians of interleaved
+  calls.
+- Table 2 of Skyformer: one training step of each task (`nystrom_lab.studies.speed.training`), instead of 50,000 steps
+  with their evaluations.
 
-Both are compared in ratios against exact attention that stores its n x n matrix, `softmax-materialised`, as the papers
-do. Fused exact attention, `softmax` (`scaled_dot_product_attention`), stores no such matrix and is what a user of today
-would replace: where a claim is of exact attention it is decided beside each of the two, by name, for time and for
-memory. near_far stands beside them, and no claim rests on it.
+As in the papers, both are compared by ratios to exact attention that stores its n x n matrix, `softmax-materialised`.
+Fused exact attention, `softmax` (`scaled_dot_product_attention`), stores no such matrix, and is what a user would
+replace today. A claim about exact attention is therefore decided separately against each of the two, for time and for
+memory. near_far is measured too, but no claim rests on it.
 
-A time is known to its quartiles, and a memory to a hundredth; where a limit lies inside, the rows cannot tell. What was
-not run for lack of time or memory is left out of an order and of the lengths; a claim of every task needs every task.
+A time is known to its quartiles, and a memory to a hundredth of itself; where a limit lies inside, the rows cannot
+tell. What was not run for lack of time or memory is left out of the order and of the lengths. A claim about every task
+needs all tasks.
 
-Claims of Table 1, on forward passes, and the rules that decide on them:
+Claims of Table 1, on forward passes, and the rules that decide them:
 
 - Time and memory of Nyström attention grow linearly: from n = 1,024 to the longest measured length the exponent
-  $\log(y_2 / y_1) / \log(n_2 / n_1)$ is at most 1.2, for 64 and for 32 landmarks. An exponent below 0.5, or one of
-  materialised softmax that is not within 1.7 and 2.3, means that the lengths were measured in different states of the
-  machine or are too short: the rows cannot tell.
+  $\log(y_2 / y_1) / \log(n_2 / n_1)$ is at most 1.2, for 64 and for 32 landmarks. If an exponent is below 0.5, or that
+  of materialised softmax is not between 1.7 and 2.3, the lengths were measured in different states of the machine or
+  are too short, and the rows cannot tell.
 - It "offers favorable memory and time efficiency over standard self-attention" from some length on: at the longest
-  measured length nystrom-64 takes less time, and less memory, than either form of exact attention. The length from
-  which it is so is said beside.
-- The printed order of the methods, the first of them being materialised softmax, at the longest length that is measured
-  and printed: of the pairs that the paper prints at least 1.2 times apart, at least nine tenths are in the same order
-  here, time and memory together.
+  measured length nystrom-64 takes less time than each form of exact attention, and less memory. The verdict gives the
+  length from which this holds.
+- The methods are in the printed order, with materialised softmax as exact attention, at the longest length that is both
+  measured and printed: of the pairs that the paper prints at least 1.2 times apart, at least nine tenths are in the
+  same order here, time and memory together.
 - "With a length of 8192 [...] 1.2x memory saving and 3x speed-up over Longformer, and 1.7x memory saving over
-  Linformer": at n = 8,192 nystrom-32 is at least 1.2, 3 and 1.7 times less, each up to a tenth.
+  Linformer": at n = 8,192 nystrom-32 takes 1.2, 3 and 1.7 times less, respectively; nine tenths of each ratio are
+  enough.
 
-Claims of Table 2:
+Claims of Table 2 and their rules:
 
-- Skyformer has "consistently less training time" than self-attention, and less memory: in every task, beside either
-  form of exact attention.
-- It "brings nearly 4 times speed-up on text classification and document retrieval": at least 3 times in both, beside
-  either form.
-- "The time and space requirement of Kernelized Attention is not significantly improved": in every task it takes at
-  least two thirds of self-attention's time, and of its memory. Kernelized attention is fused here, and so is the exact
-  attention beside it. (The memory that the paper prints for Text and Image is about half.)
-- The printed order of the methods: as above, over all tasks.
+- Skyformer has "consistently less training time" than self-attention, and less memory: in every task, against each form
+  of exact attention.
+- It "brings nearly 4 times speed-up on text classification and document retrieval": at least 3 times on both, against
+  each form.
+- "The time and space requirement of Kernelized Attention is not significantly improved": in every task kernelized
+  attention takes at least two thirds of the time of self-attention, and of its memory. Kernelized attention is fused
+  here, and is compared with fused exact attention. (The memory that the paper prints for Text and Image is about half.)
+- The methods are in the printed order: as above, over all tasks.
 
 Source: Xiong et al. (2021), arXiv:2102.03902, Table 1; Chen et al. (2021), arXiv:2111.00035, section 5 and Table 2.
 """
@@ -73,10 +76,10 @@ _EXACT = {BASE: "materialised softmax", _FUSED: "fused exact attention"}
 _TABLE_1_METHODS = (BASE, _FUSED, "linformer-256", "longformer-257", "nystrom-64", "nystrom-32", "near_far")
 
 _SKYFORMER, _LINFORMER, _LONGFORMER = "skyformer-128", "linformer-256", "longformer-257"
-# What tables have a pair of, in this order, and the part to which a memory is known.
+# The pair in each cell of the tables, in this order; and the part of itself to which a memory is known.
 _WHAT, _PART = ("memory", "time"), 0.01
 
-# Method: column: (memory, time) as printed, or rows by either. The columns are lengths or tasks.
+# Method: column: (memory, time) as printed, or the rows of each. The columns are lengths or tasks.
 _Values = Mapping[str, Mapping[str, tuple[float, float]]]
 _Cells = Mapping[str, Mapping[str, Mapping[str, Row]]]
 
@@ -143,7 +146,7 @@ def _device(setting: Setting) -> str:
 
 
 def _as_study(rows: Sequence[Row], name: str) -> list[Row]:
-    """The rows under the name that tables and figures of the speed measurements know."""
+    """The rows, under the study's name in the tables and figures of the speed measurements."""
     return [replace(row, study=name) for row in rows]
 
 
@@ -177,7 +180,7 @@ def _pair(compared: object) -> str:
 
 
 def _cells(study: str, rows: Sequence[Row]) -> _Cells:
-    """Rows by method, column and what they are of: of forward passes over the length, or of a step of each task."""
+    """Rows by method, column, and "time" or "memory": of forward passes by length, or of a step by task."""
     found: dict[str, dict[str, dict[str, Row]]] = {}
     for row in rows:
         before, _, what = row.quantity.rpartition(" ")
@@ -198,7 +201,7 @@ def _less(cells: _Cells, method: str, other: str, column: str, what: str) -> Kno
 
 
 def _said(known: Known) -> str:
-    """The middle of what is known, for people."""
+    """The geometric middle of what is known, as text."""
     return _number(math.sqrt(known.low * known.high))
 
 
@@ -307,7 +310,7 @@ def _everywhere(
     what: str,
     rule: Callable[[Known], bool | None],
 ) -> Verdict:
-    """A claim on how many times less the first of two methods takes than the second, in each task."""
+    """A claim about how many times less the first of two methods takes than the second, in each task."""
     less = {task: _less(cells, *pair, task, what) for task in tasks}
     said = ", ".join(f"{_said(known)} ({task})" for task, known in less.items())
     return Verdict(claim, most(map(rule, less.values())), f"times less {what} than {pair[1]}: {said}.")

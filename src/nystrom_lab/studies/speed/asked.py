@@ -15,10 +15,10 @@ if TYPE_CHECKING:
 
 
 def find_device(name: str) -> "torch.device":
-    """The device with this name, including its index.
+    """The device with this name, with its index.
 
     Raises:
-        ValueError: A device that torch does not know or does not have, or whose memory cannot be measured.
+        ValueError: A device that torch does not know or does not find, or whose memory cannot be measured.
     """
     import torch
 
@@ -45,7 +45,7 @@ def device_name(device: "torch.device") -> str:
 
 
 def check_measured(asked: Mapping[str, Any]) -> None:
-    """Check the common arguments of measurements by number of tokens, before any of them.
+    """Check, before the work, the arguments that all measurements over the number of tokens have.
 
     Args:
         asked: The arguments of such a measurement, by name.
@@ -86,13 +86,13 @@ def command_line(words: Sequence[str], function: Callable[..., Any], asked: Mapp
     """
     defaults = {name: each.default for name, each in inspect.signature(function).parameters.items()}
     changed = {name: asked[name] for name in defaults if name not in (last, "to") and asked[name] != defaults[name]}
-    # An option whose default is another may be None.
+    # None may be passed for an option whose default is not None.
     named = {name: value if isinstance(value, tuple) else str(value) for name, value in changed.items()}
     return shlex.join([*words, *option_words({**named, last: tuple(asked[last])})])
 
 
 def differing_setting(row: Row, new: Row, last: str) -> tuple[str, object, object] | None:
-    """The first difference between a row of an earlier run and a new one: field, its value, the new one; None if equal.
+    """The first difference of a new row from one of an earlier run: field, old value, new value; None if there is none.
 
     Args:
         row: A row of an earlier run.

@@ -1,4 +1,4 @@
-"""The choices that the speed measurements offer, free of torch: the command line reads them before it loads torch."""
+"""The choices that the speed measurements offer, without torch: the command line reads them before it loads torch."""
 
 from typing import Literal
 

@@ -65,7 +65,7 @@ def run_efficiency(
         heads: Heads h.
         width: Width d of one head.
         kernel_size: Odd size of the skip convolution.
-        dtype: Of inputs and weights.
+        dtype: Dtype of inputs and weights.
         device: cpu, cuda or cuda:1.
         layout: "tokens" is (b, n, h*d) in and out, as projections produce them; "heads" is contiguous (b, h, n, d).
         repeats: Timed calls of each method.

@@ -1,16 +1,16 @@
-"""The memory floor: the time that it takes to move the bytes which landmark attention must move.
+"""The memory floor: the time that it takes to move the bytes that landmark attention must move.
 
 The forward pass moves n x d numbers six times: queries and keys are read twice, since a landmark is known only after
 all of its tokens have been read; values are read once and the output is written once.
 
 The backward pass moves them eleven times: queries, keys, values and the gradient of the output are read twice, as the
 gradients of a token depend on those of the landmarks, which are sums over all tokens; three gradients are written.
-Forward+backward is the sum, 17. Masks, landmarks, the skip's second reading of values and gradients, and all that is
-small beside n x d are left out. Where landmarks are drawn tokens, as Skyformer's are, nothing is read twice: four times
-forward, seven backward.
+Forward+backward is the sum, 17. Masks, landmarks, the skip's second reading of values and gradients, and everything
+small compared with n x d are left out. Where landmarks are drawn tokens, as in Skyformer, nothing is read twice: four
+times forward, seven backward.
 
-The bandwidth is measured: a copy from device memory to device memory, bytes read and bytes written over the median
-time. A method that is bound by memory cannot be faster than the floor, except for what it finds in caches.
+The bandwidth is measured by a copy from device memory to device memory: the bytes read and written, divided by the
+median time. A method that is bound by memory cannot be faster than the floor, except for what it finds in caches.
 """
 
 import dataclasses
@@ -47,7 +47,7 @@ def copy_bandwidth(
 
 
 def copy_size(free: int) -> int:
-    """Bytes to copy when so many are free: much larger than any cache, and at most an eighth of them."""
+    """Bytes to copy when `free` bytes are free: many more than any cache holds, and at most an eighth of `free`."""
     return min(2**32, free // 8)
 
 

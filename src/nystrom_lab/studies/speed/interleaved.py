@@ -4,9 +4,9 @@ Every method is built and called once to warm up; then all are called one after 
 each once more for its memory. A backward pass starts from the same random gradient of the output every time; gradients
 of inputs and weights are cleared before each call.
 
-**Estimates.** Before anything is built, what would need more than half of the free memory, or longer than a limit per
-call, is set aside. Memory is at least that of the matrices a method is known to hold; otherwise time and memory are
-extrapolated from the last length measured, with n or with n^2.
+**Estimates.** Before anything is built, methods that would need more than half of the free memory, or more time per
+call than the limit, are set aside. Time and memory are extrapolated from the last length measured, with n or with n^2;
+the memory is taken to be at least that of the matrices that a method is known to hold.
 """
 
 import math
@@ -65,12 +65,12 @@ class Setup:
         device: Name of the device.
         command: The command that measured the rows.
         triton: The version of Triton where it computes, or "interpreted"; None for torch alone.
-        free_bytes: Gives the free memory of the device.
-        probe_tokens: What takes time quadratic in n is first called at this length, if the first one is longer.
-        study: The study that the rows are of.
+        free_bytes: Function that returns the free memory of a device.
+        probe_tokens: Methods whose time is quadratic in n are first called at this length, if the first one is longer.
+        study: The study that the rows belong to.
         shape: The facts of the rows; None means the sizes of one attention.
-        bandwidth: Gives the bytes per second of a copy on the device, the median and both quartiles, where memory
-            bounds the methods; None on a CPU, where products and softmax take longer than the bytes.
+        bandwidth: Function that returns the bytes per second of a copy on the device, the median and both quartiles,
+            where memory bounds the methods; None on a CPU, where arithmetic takes longer than moving the bytes.
     """
 
     cells: tuple[Cell, ...]
@@ -126,13 +126,13 @@ def measure(n: int, setup: Setup, past: Sequence[Row]) -> list[Row]:
 
 
 def plain_row(setup: Setup) -> Row:
-    """What all rows of this setup have in common, without a measurement."""
+    """A row with what all rows of this setup have in common, and no measurement."""
     cell = setup.cells[0]
     return _row(setup, 0, cell, f"{cell.timed} time", 0.0, "ms", None, 1, "")
 
 
 def _warmed(cells: Sequence[Cell], inputs: Inputs, notes: dict[Cell, str], bar: Progress) -> dict[Cell, Call]:
-    """Build and call each cell once; the notes say why a cell cannot run."""
+    """Build and call each cell once; the notes record why a cell cannot run."""
     built: dict[str, Call] = {}
     ready = {}
     for cell in cells:
@@ -177,7 +177,7 @@ def _clear(call: Call) -> None:
 
 
 def _too_much(n: int, cell: Cell, setup: Setup, past: Sequence[Row]) -> str:
-    """Why a cell should not be run at this length; empty if it should."""
+    """Why a cell should not be run at this length; empty if it should be."""
     sizes, contender = setup.sizes, cell.contender
     last = {row.quantity: row for row in past if row.method == cell.method and not math.isnan(row.value)}
     heads = sizes.batch * sizes.heads * sizes.dtype.itemsize

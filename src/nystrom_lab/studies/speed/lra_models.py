@@ -1,8 +1,8 @@
-"""The model and the inputs of a training step in each task of the Long Range Arena, at the papers' shapes.
+"""The model and the inputs of a training step on each task of the Long Range Arena, at the papers' shapes.
 
 Two layers of width 64 with two heads, hidden width 128, mean pooling, dropout 0.1, norms before the blocks. Texts are
-padded to the task's length: their real lengths are drawn evenly from a quarter of it to all of it. Pictures have none
-that is not real. Tokens and classes are drawn at random: they do not change the cost of a step.
+padded to the task's length; their real lengths are drawn uniformly from a quarter of it to all of it. Pictures have no
+padding. Tokens and classes are drawn at random: they do not change the cost of a step.
 
 Source: Xiong et al. (2021), arXiv:2102.03902, and Chen et al. (2021), arXiv:2111.00035, section 5; the batches are
 those of the latter.
@@ -23,8 +23,8 @@ def find_method(name: str) -> tuple[Ours, int]:
     """The method of this library that a name such as "nystrom-128" means, and its number.
 
     Raises:
-        ValueError: The name is unknown, is that of another package, or means an attention that is compiled by itself:
-            models use this library's methods only, as they are.
+        ValueError: The name is unknown, belongs to another package, or means an attention that is compiled: models use
+            this library's methods only, as they are.
     """
     contender, number = find_contender(name)
     if not isinstance(contender.build, Ours) or contender.build.compiled:

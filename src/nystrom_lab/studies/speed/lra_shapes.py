@@ -1,4 +1,4 @@
-"""The shapes of the five tasks of the Long Range Arena, and of the papers' model for them, without torch.
+"""The shapes of the five tasks of the Long Range Arena and of the papers' model for them; needs no torch.
 
 Source: Xiong et al. (2021), arXiv:2102.03902, and Chen et al. (2021), arXiv:2111.00035, section 5; the batches are
 those of the latter.

@@ -1,12 +1,13 @@
 """The overhead of the training engine over a bare PyTorch loop around the same model, and the time to load a batch.
 
-Both train a copy of the model on the same batches, step by step in turn, so that what slows the machine down slows
+Both train a copy of the model on the same batches, step by step in turn, so that a slowdown of the machine affects
 both. A step of the engine is everything between the ends of two steps: loading, forward, backward, clipping, the
-optimizer, the schedule, logging; evaluations and checkpoints are left out. A step of the bare loop is a batch of a
+optimizer, the schedule, logging. Evaluations and checkpoints are left out. A step of the bare loop is a batch of a
 plain DataLoader, forward, backward, clipping, the optimizer and the schedule. The two are compared step by step, since
 a batch of long texts takes longer than one of short ones.
 
-Loading is the time that the bare loop waits for its batch, which it makes between the steps: none is prepared ahead.
+Loading is the time that the bare loop waits for its batch, which it makes between the steps: no batch is prepared
+ahead.
 """
 
 from pathlib import Path
@@ -37,7 +38,7 @@ def run_overhead(
         attention: Method.
         preset: The preset that gives the settings.
         data: Prepared data. Default: the data of the preset.
-        steps: Steps to measure of each of the two.
+        steps: Steps to measure with each of the two.
         seed: Seed of initial weights and batches.
         precision: "auto" is bfloat16 autocast on an accelerator that has it, and float32 elsewhere.
         device: "auto" uses an accelerator if there is one.

@@ -1,8 +1,8 @@
 """Several runs of one comparison, each in its own process: medians over the runs, and their spread.
 
-A run is `nystrom bench efficiency` with its own seed and folder. It measures all methods in turn, so a ratio is taken
-within a run; what is reported is the median of the runs' ratios with their quartiles, never the best run. Finished
-runs are kept, so the same command continues where it was interrupted.
+A run is `nystrom bench efficiency` with its own seed and folder. It measures all methods in turn, and ratios are taken
+within a run. Reported are the median and the quartiles of the runs' ratios, never the best run. Finished runs are kept,
+so the same command continues where it was interrupted.
 """
 
 import math
@@ -33,8 +33,8 @@ def run_runs(
 ) -> list[Row]:
     """Compare methods, each with its skip convolution if it has one, in several runs.
 
-    Rows go to runs.csv in the folder: for each layout, length, method and quantity the median over the runs with its
-    quartiles, and how many times less it is than that of the first method.
+    Rows go to runs.csv in the folder: for each layout, length, method and quantity, the median and the quartiles over
+    the runs, and those of how many times less it is than with the first method.
 
     Args:
         lengths: Numbers of tokens n.
@@ -76,10 +76,10 @@ def run_runs(
 
 
 def summary(runs: Sequence[Sequence[Row]], command: str, seed: int) -> list[Row]:
-    """Medians and quartiles over runs of one setting, then the ratios to the first method.
+    """Medians and quartiles over runs of one setting, then those of the ratios to the first method.
 
-    What one of the runs did not measure has no value, and says why: a median over the others would be of other moments
-    of the machine.
+    What one of the runs did not measure has no value, but a note that says why: a median over the other runs would be
+    from other moments of the machine.
 
     Args:
         runs: The rows of each run, of the same methods and lengths in the same order.
@@ -91,7 +91,7 @@ def summary(runs: Sequence[Sequence[Row]], command: str, seed: int) -> list[Row]
         for row in rows:
             values.setdefault((row.n, row.quantity, row.method), []).append(row.value)
     first, found = runs[0][0].method, {(row.n, row.quantity, row.method): row for row in runs[0]}
-    # The first run that did not measure it says why.
+    # The note of the first run that did not measure it.
     notes = {
         (row.n, row.quantity, row.method): f"run {number} of {len(runs)}: {row.note}"
         for number, rows in reversed([*enumerate(runs, start=1)])

@@ -21,7 +21,7 @@ from nystrom_lab.studies.speed.lra_models import build_model, find_method, rando
 from nystrom_lab.studies.speed.lra_shapes import HEADS, HIDDEN, LAYERS, SHAPES, WIDTH, TaskShape
 from nystrom_lab.studies.training_step import TrainingStep
 
-# A step is first tried with this part of the batch.
+# A step is first tried with the batch divided by this.
 _PROBE = 8
 
 
@@ -37,10 +37,10 @@ class StepSetup:
         seed: Seed of the weights and the batch.
         threads: Threads on the CPU.
         limit_seconds: Skip steps that would take longer.
-        device: Where it runs.
+        device: The device that it runs on.
         command: The command that measures it.
         shapes: Shapes of the tasks.
-        free_bytes: Gives the free memory of the device.
+        free_bytes: Function that returns the free memory of a device.
     """
 
     methods: tuple[str, ...]
@@ -57,7 +57,7 @@ class StepSetup:
 
 
 def measure_tasks(tasks: Sequence[str], setup: StepSetup, path: Path) -> list[Row]:
-    """Measure the tasks without rows in the file, and write each when done.
+    """Measure the tasks that have no rows in the file yet, and write each when it is done.
 
     Args:
         tasks: Tasks.
@@ -124,7 +124,7 @@ def measure_task(task: str, setup: StepSetup) -> list[Row]:
 
 
 def _too_much(training: TrainingStep, task: str, size: int, setup: StepSetup) -> str:
-    """Why a full step should not be run, judging by an eighth of it; empty if it should."""
+    """Why a full step should not be run, judging by an eighth of the batch; empty if it should be."""
     part = max(1, size // _PROBE)
     try:
         batch = random_batch(setup.shapes[task], part, setup.seed, setup.device)

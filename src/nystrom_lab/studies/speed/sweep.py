@@ -19,7 +19,7 @@ from nystrom_lab.studies.speed.interleaved import Cell, Setup, measure, plain_ro
 
 
 def sweep_lengths(lengths: Sequence[int], setup: Setup, path: Path) -> list[Row]:
-    """Measure the lengths without rows in the file, and write each when done.
+    """Measure the lengths that have no rows in the file yet, and write each when it is done.
 
     Args:
         lengths: Numbers of tokens n.
@@ -63,7 +63,7 @@ def _run(lengths: Sequence[int], setup: Setup, rows: list[Row], path: Path) -> l
 
 
 def _probe(missing: Sequence[int], setup: Setup) -> list[Row]:
-    """Rows of a short length, as a base for estimates where there is no other; they are not kept."""
+    """Rows of a short length, as a basis for estimates where there is no other; they are not kept."""
     quadratic = tuple(cell for cell in setup.cells if cell.contender.quadratic)
     if not quadratic or not missing or missing[0] <= setup.probe_tokens:
         return []
@@ -89,11 +89,11 @@ def cells_of(
     """The named methods in each pass, without their skip, with it, or both.
 
     Args:
-        methods: Their names; a name that comes twice is measured once.
+        methods: Their names; a repeated name is measured once.
         passes: Passes.
-        skip: Which of a method that has a skip.
-        device: Where they run.
-        find: Finds what has a name, and its number.
+        skip: Which forms of a method that has a skip.
+        device: The device that they run on.
+        find: Function from a name to a contender and its number.
 
     Raises:
         ValueError: No method, one that is unknown, or one that the device cannot run.

@@ -1,18 +1,19 @@
-"""Time and peak memory of a whole training step in the five tasks of the Long Range Arena: Table 2 of Skyformer.
+"""Time and peak memory of a whole training step on the five tasks of the Long Range Arena: Table 2 of Skyformer.
 
-A step is the forward pass with dropout, the loss, the backward pass and the update by AdamW, of the model and the
-batch that `nystrom_lab.studies.speed.lra_models` describes. All methods of a task take turns: a warm-up step each, then
-a timed step each, `repeats` times over, then a step each for its memory. Each task and method has two rows:
+A step is the forward pass with dropout, the loss, the backward pass and the update by AdamW, with the model and the
+batch that `nystrom_lab.studies.speed.lra_models` describes. The methods of a task take turns: first a warm-up step
+each, then a timed step each, `repeats` times over, then a step each for the memory. Each task and method has two rows:
 
 - "text step time": the median in ms, `low` and `high` being the quartiles;
 - "text step memory": the peak beyond weights, optimizer and batch, in MB of 10^6 bytes; see `nystrom.clock`.
 
-First each method takes two steps with an eighth of the batch. If by these a full step would not fit in half of the free
-memory, or would take longer than a limit, it is not run: its rows hold NaN and a note with the estimate.
+Before that, each method takes steps with an eighth of the batch: one to warm up, one for the time and one for the
+memory. If, by these, a full step would not fit in half of the free memory, or would exceed the time limit, the method
+is skipped: its rows hold NaN and a note with the estimate.
 
 Source: Chen et al. (2021), arXiv:2111.00035, Table 2.
-Departs from the paper: a step instead of 50,000 with their evaluations; the fused softmax is measured
-in addition to the materialised one.
+Departs from the paper: one step instead of 50,000 with their evaluations; the fused softmax is measured in addition to
+the materialised one.
 """
 
 from collections.abc import Mapping
@@ -40,7 +41,7 @@ def run_training(
     limit_seconds: float = 60.0,
     to: Path = Path("runs/training"),
 ) -> list[Row]:
-    """Measure time and peak memory of a training step with each method, in the tasks of the Long Range Arena.
+    """Measure time and peak memory of a training step with each method, on the tasks of the Long Range Arena.
 
     Rows go to training.csv in the folder, a task at a time. The same command continues an interrupted run and skips
     the tasks that are done.

@@ -64,7 +64,7 @@ def measure_turns(
     device: Device,
     threads: int | None,
 ) -> list[Row]:
-    """Measure both; the arguments are those of `nystrom_lab.studies.speed.overhead.run_overhead`."""
+    """Measure the engine and the bare loop; for the arguments see `nystrom_lab.studies.speed.overhead.run_overhead`."""
     base, whole = find_preset(task, preset), steps + _WARM_UP
     check_data(task, data)
     settings = settle(
@@ -136,7 +136,7 @@ class BareLoop:
             splits.train,  # pyright: ignore[reportArgumentType] (a dataset by its methods)
             batch_size=settings.batch_size,
             sampler=order,
-            # Lengths as the engine's, so that both have the same work.
+            # The same lengths as in the engine, so that both have the same work.
             collate_fn=partial(find_task(settings.task).collate, most=settings.max_length),
             pin_memory=settings.device != "cpu",
         )
@@ -147,10 +147,10 @@ class BareLoop:
         return {name: value.to(self.settings.device, non_blocking=True) for name, value in next(self.batches).items()}
 
     def step(self, batch: dict[str, Tensor]) -> float:
-        """One step; gives the loss."""
+        """Take one step, and return the loss."""
         loss = self.training.step(batch)
         self.schedule.step()
-        # A loop that watches its loss reads it here.
+        # A loop that reports its loss reads it here.
         return float(loss)
 
 
@@ -159,7 +159,7 @@ class _Turns(TrainerCallback):
 
     Args:
         bare: The bare loop.
-        steps: Steps of each of the two.
+        steps: Steps that each of the two takes.
     """
 
     def __init__(self, bare: BareLoop, steps: int):

@@ -1,1 +1,1 @@
-"""Studies of training: how stable it is, how fast it learns, and what trained attention gives."""
+"""Studies of training: how stable it is, how fast models learn, and the output of trained attention."""

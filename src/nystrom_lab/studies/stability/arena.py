@@ -1,8 +1,8 @@
-"""Tasks of the Long Range Arena for short trainings: their samples, and models and batches that all methods share.
+"""Tasks of the Long Range Arena for short trainings: their samples, and the models and batches that all methods share.
 
-ListOps and Pathfinder are drawn; the other tasks come from folders that `nystrom data prepare` made. A model has the
-settings of the preset "skyformer", unless another is named. With the same seed all methods have the same start weights
-and the same batches.
+ListOps and Pathfinder can be generated; the other tasks come from folders that `nystrom data prepare` made. A model has
+the settings of the preset "skyformer", unless another is named. With the same seed all methods have the same initial
+weights and the same batches.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -32,8 +32,8 @@ class ArenaTask:
 
     Attributes:
         task: The task.
-        folder: A prepared folder; None draws the samples into the folder of the study.
-        sizes: What is drawn, and the longest sample that the model takes.
+        folder: A prepared folder; None generates the samples in the folder of the study.
+        sizes: Sizes of what is generated, and the longest sample that the model takes.
     """
 
     task: str
@@ -42,12 +42,12 @@ class ArenaTask:
 
     @property
     def name(self) -> str:
-        """What settings and rows call it."""
+        """Its name in settings and rows."""
         drawn = f"drawn, to {self.sizes.max_length} tokens"
         return f"{self.task} ({drawn if self.folder is None else self.folder.name})"
 
     def open(self, split: str, study: Path) -> LabelledSplit:
-        """Open a split, drawn first where it has to be.
+        """Open a split, which is generated first if it has to be.
 
         Args:
             split: train, val or test.
@@ -65,14 +65,14 @@ class ArenaTask:
 
 
 def find_sources(data: Path | None, drawn: Mapping[str, DataSizes]) -> list[ArenaTask]:
-    """The tasks at hand: those that a folder holds in folders of their names, and those that are drawn.
+    """The available tasks: those that a folder holds in subfolders of their names, and those that are generated.
 
     Args:
-        data: The folder; None where there is none.
-        drawn: What is drawn of which task, unless the folder holds it.
+        data: The folder; None if there is none.
+        drawn: Sizes of the tasks to generate, unless the folder holds them.
 
     Raises:
-        ValueError: The folder holds no task, or samples that are longer than the papers'.
+        ValueError: The folder holds no task, or samples that are longer than the paper's.
     """
     if data is not None and not any((data / task / HEADER).is_file() for task in LRA):
         raise ValueError(
@@ -97,12 +97,12 @@ def find_sources(data: Path | None, drawn: Mapping[str, DataSizes]) -> list[Aren
 
 
 def preset_of(task: str) -> Preset:
-    """The settings of the paper for a task."""
+    """The paper's settings for a task."""
     return find_preset(task, PRESET)
 
 
 def size_of(method: str, landmarks: int) -> dict[str, object]:
-    """The options that give a method so many landmarks, or near_far as many keys that a query sees."""
+    """The options that give a method this number of landmarks, or near_far as many keys per query."""
     if method == "near_far":
         return near_far_keys(landmarks)
     return {"num_landmarks": landmarks} if SIZES.get(method, ((), ""))[0] == ("num_landmarks",) else {}
@@ -111,14 +111,14 @@ def size_of(method: str, landmarks: int) -> dict[str, object]:
 def new_model(
     source: ArenaTask, method: str, *, seed: int, options: Mapping[str, object] | None = None, preset: str = PRESET
 ) -> Model:
-    """A model of the paper's shape with random weights, those of all methods the same for the same seed.
+    """A model of the paper's shape with random weights, which are the same for all methods with the same seed.
 
     Args:
         source: The task and the longest sample.
-        method: The attention, a name of the registry.
+        method: The attention, a name in the registry.
         seed: Seed of the weights.
-        options: Of the method, over those of the preset.
-        preset: Whose settings it has; "demo" begins with larger weights than the papers', and so learns sooner.
+        options: Options of the method; they override those of the preset.
+        preset: The preset of the settings; "demo" starts with larger weights than the papers', and so learns sooner.
     """
     settings = settle(
         TrainOptions(
@@ -150,12 +150,12 @@ def new_optimizer(model: Model, preset: Preset, learning_rate: float) -> torch.o
 
 
 def random_batches(source: ArenaTask, split: LabelledSplit, *, batch: int, count: int, seed: int) -> Iterator[Batch]:
-    """Batches of samples in random order, each sample as often as the others.
+    """Batches of samples in random order; no sample comes again before all have come.
 
     Args:
         source: The task.
         split: The samples.
-        batch: Samples of a batch.
+        batch: Samples per batch.
         count: Batches.
         seed: Seed of the order.
     """
@@ -167,5 +167,5 @@ def random_batches(source: ArenaTask, split: LabelledSplit, *, batch: int, count
 
 
 def sources_text(sources: Sequence[ArenaTask]) -> str:
-    """The tasks as a setting of a study names them."""
+    """The tasks, as the setting of a study names them."""
     return ", ".join(source.name for source in sources)

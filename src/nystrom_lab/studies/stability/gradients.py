@@ -1,23 +1,23 @@
 r"""Skyformer's remark on section 4.2: gradients through the modified Nyström method on softmax attention.
 
-For queries, keys and values of the heads of an encoder, the gradient of $\langle G, \mathrm{out}\rangle$ with respect
-to queries and keys, G one normal draw for all methods, has a norm; rows hold that norm over softmax attention's, the
-median over heads and texts with its quartiles, and the share of heads in which it is more than ten times as large. In
-float64, of
+The queries, keys and values are those of the heads of an encoder. Measured is the norm of the gradient of
+$\langle G, \mathrm{out}\rangle$ with respect to queries and keys, with one normal draw G for all methods. Rows hold the
+ratio of that norm to the norm for softmax attention, as the median and the quartiles over heads and texts, and the
+share of heads in which it is more than ten times as large. All is computed in float64, for
 
-- "skyformer-printed", eq. 4-6 as printed (`nystrom_lab.studies.approximation.spectral_norm`), m landmarks drawn
+- "skyformer-printed": eq. 4-6 as printed (`nystrom_lab.studies.approximation.spectral_norm`), with m landmarks drawn
   independently from the 2n queries and keys;
-- "skyformer_softmax", this library's variant of it: landmarks spread evenly, a ridge and six steps of an iteration, the
-  guard (`nystrom.attention.methods.skyformer_softmax`).
+- "skyformer_softmax": this library's variant of it, with evenly spread landmarks, a ridge, six steps of an iteration,
+  and the guard (`nystrom.attention.methods.skyformer_softmax`).
 
-Claim and the rule that decides on it: the variant "suffers a more severe gradient explosion issue than usual
-transformers". At every m, over all layers of the pretrained encoder, the gradient of eq. 4-6 is more than ten times
-softmax attention's in at least three heads of a hundred, of what is known of that share
-(`nystrom_lab.studies.reproduce.known`). This library's variant stands beside it in the numbers, and no claim rests on
-it.
+Claim: the modified Nyström method on softmax attention "suffers a more severe gradient explosion issue than usual
+transformers". Rule: at every m, over all layers of the pretrained encoder, the gradient of eq. 4-6 is more than ten
+times as large as that of softmax attention in at least three heads of a hundred, by what is known of that share
+(`nystrom_lab.studies.reproduce.known`). The numbers also show this library's variant, but no claim rests on it.
 
 Source: Chen et al. (2021), arXiv:2111.00035, section 4.5 (remark), which prints no numbers.
-Departs from the paper: heads that were trained with softmax attention instead of a training on the Long Range Arena.
+Departs from the paper: heads of an encoder that was trained with softmax attention, instead of a training on the Long
+Range Arena.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -92,7 +92,7 @@ def _measure(encoder: Encoder, length: int, texts: int, folder: Path) -> Iterabl
 
 
 def _printed(q: Tensor, k: Tensor, v: Tensor, *, num_landmarks: int, generator: torch.Generator) -> Tensor:
-    """Eq. 4-6 on each head, with landmarks of its own."""
+    """Eq. 4-6 on each head, each with its own landmarks."""
     heads = zip(*(x.flatten(0, 1) for x in (q, k, v)), strict=True)
     total = q.shape[2] + k.shape[2]
     inverse = partial(torch.linalg.pinv, hermitian=True)

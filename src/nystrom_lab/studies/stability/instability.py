@@ -1,24 +1,25 @@
-r"""Table 1 of Skyformer's Appendix F: how far the output moves when a step of training moves the weights.
+r"""Table 1 of Skyformer's Appendix F: how far the output moves when a training step moves the weights.
 
 With the weights $W_0$ at the start and $W_i$ after step i, the instability score of step i = 1 ... 20 is
 $$\tau_i = \frac{\|f(x_i, W_i) - f(x_i, W_{i-1})\|_F^2}{\|W_i - W_{i-1}\|_F^2},$$
-$x_i$ the batch of the step and f the embedding after two layers: the last hidden states of the real tokens, without
-dropout. The norm of the weights is that of all weights that f depends on. The score of a method is compared with that
-of self-attention in the same step, from the same start weights and batches, and the 20 ratios are averaged. A ratio
-smaller than 1 means more stability than self-attention's.
+where $x_i$ is the batch of the step and f the embedding after two layers: the last hidden states of the real tokens,
+without dropout. The norm of the weights is over all weights that f depends on. The score of a method is divided by that
+of self-attention in the same step, with the same initial weights and batches, and the 20 ratios are averaged. A ratio
+below 1 means that the method is more stable than self-attention.
 
-The learning rate is that of torch's OneCycleLR, as in the authors' code: about a 25th of its peak in these steps.
+The learning rate follows torch's OneCycleLR, as in the authors' code: it is about a 25th of its peak in these steps.
 
-Claims and the rules that decide on them. A mean over s seeds is known to two of its standard errors, deviation /
-sqrt(s); one seed decides nothing.
+Claims and the rules that decide them. A mean over s seeds is known to two of its standard errors, the standard
+deviation / sqrt(s) each; one seed decides nothing.
 
 - "Both kernelized attention and Skyformer consistently have a lower instability score than self-attention": in every
-  measured task the mean of their ratios over the seeds is below 1.
-- Nyströmformer's "fluctuates around 1 in all the tasks": in every measured task its mean lies between 0.9 and 1.1.
+  measured task the mean ratio of each over the seeds is below 1.
+- Nyströmformer's "fluctuates around 1 in all the tasks": in every measured task the mean ratio of Nyström attention
+  lies between 0.9 and 1.1.
 
 Source: Chen et al. (2021), arXiv:2111.00035, Appendix F.
-Beside the paper's methods is near_far with its defaults, on which no claim rests.
-Departs from the paper: float32 instead of mixed precision, and attention weights are not dropped.
+Beside the paper's methods there is near_far with its defaults; no claim rests on it.
+Departs from the paper: float32 instead of mixed precision, and no dropout of attention weights.
 """
 
 import math
@@ -63,7 +64,7 @@ if TYPE_CHECKING:
 STEPS = 20
 METHODS = ("softmax", "nystrom", "kernelized", "skyformer", "near_far")
 _SCORE, _RATIO = "instability score", "ratio to self-attention"
-# The small size has this part of the paper's batch.
+# The small size divides the paper's batch by this.
 _PART = 16
 
 
@@ -126,12 +127,12 @@ def _file(folder: Path, task: str, seed: int) -> Path:
 
 
 def instability_scores(model: Model, batches: Iterable[Batch], *, task: str, seed: int) -> Float[Tensor, " steps"]:
-    """Train for a step on each batch, and give the score of each step.
+    """Train for one step on each batch, and return the score of each step.
 
     Args:
-        model: Is trained.
-        batches: A batch per step.
-        task: Its settings are the paper's.
+        model: The model; it is trained in place.
+        batches: One batch per step.
+        task: The task, whose settings are the paper's.
         seed: Seed of dropout and the method's draws.
     """
     preset, scores = preset_of(task), []
@@ -159,7 +160,7 @@ def instability_scores(model: Model, batches: Iterable[Batch], *, task: str, see
 
 @torch.no_grad()
 def _embedding(encoder: nn.Module, batch: Batch) -> Float[Tensor, "b n w"]:
-    """f: the last hidden states, zero where no token is real."""
+    """f: the last hidden states, zero for tokens that are not real."""
     encoder.eval()
     ids, keep = (batch.get(name) for name in ("input_ids", "attention_mask"))
     assert ids is not None
@@ -194,7 +195,7 @@ def _tables(rows: Sequence[Row]) -> Sequence[Table]:
 
 
 def _measured(ratios: Mapping[str, Mapping[str, object]]) -> list[str]:
-    """The methods beside self-attention that every task has."""
+    """The methods, other than self-attention, that every task has."""
     return [method for method in METHODS[1:] if all(method in each for each in ratios.values())]
 
 
@@ -231,7 +232,7 @@ def _verdicts(rows: Sequence[Row]) -> Sequence[Verdict]:
 
 
 def _known(values: Sequence[float]) -> Known:
-    """What is known of the mean over seeds."""
+    """What is known of a mean over seeds."""
     if len(values) < 2:
         return Known(-math.inf, math.inf)
     mean, error = fmean(values), 2 * stdev(values) / math.sqrt(len(values))

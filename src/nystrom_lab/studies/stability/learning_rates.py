@@ -1,21 +1,27 @@
 r"""Skyformer's remarks on unstable training: learning rates, seeds and gradient norms.
 
-A model is trained on ListOps with each method, learning rate and seed by `nystrom_lab.studies.stability.loop`. A run
-has diverged if its loss is not finite, or the mean loss of its last ten steps is more than a tenth above the loss of
-its first step, or a gradient norm is above 1,000. It has learned if that mean is at least 15 % below it. A loss that
-stays where it began is a plateau, and says nothing of either. Gradient norms are those before clipping.
+A model is trained on ListOps with each method, learning rate and seed, by `nystrom_lab.studies.stability.loop`.
 
-Claims and the rules that decide on them:
+- A run has diverged if its loss is not finite, or if the mean loss of its last ten steps is more than a tenth above the
+  loss of its first step, or if a gradient norm is above 1,000.
+- A run has learned if the mean loss of its last ten steps is at least 15 % below the loss of its first step.
+- A run whose loss stays where it began is on a plateau: it has neither diverged nor learned.
+
+Gradient norms are those before clipping.
+
+Claims and the rules that decide them:
 
 - "A slight change in the learning rate may cause the failure of convergence for some models": for at least one method
-  of the paper the share of diverged runs changes by at least a half between two neighbouring learning rates, of two
-  seeds at least. It is not so where each method has a learning rate at which at least half of its runs learned.
+  of the paper, the share of diverged runs changes by at least a half between two neighbouring learning rates, with at
+  least two seeds at each. The claim fails if no share does, and each method has a learning rate at which at least half
+  of its runs learned.
 - "Replacing the softmax structure with Gaussian kernel somehow alleviates this instability problem": kernelized
-  attention and Skyformer diverge in a smaller share of their runs than self-attention, by what is known of those shares
-  (`nystrom_lab.studies.reproduce.known`); it is not so where one of them diverges in a larger share.
+  attention and Skyformer each diverge in a smaller share of their runs than self-attention, by what is known of the
+  shares (`nystrom_lab.studies.reproduce.known`). The claim fails if either diverges in a larger share.
 
-Gradients through the modified Nyström method on softmax attention are `nystrom_lab.studies.stability.gradients`. Beside
-the paper's methods is near_far with as many keys for each query as the others have landmarks; no claim rests on it.
+Gradients through the modified Nyström method on softmax attention are in `nystrom_lab.studies.stability.gradients`.
+Beside the paper's methods there is near_far, with as many keys for each query as the others have landmarks; no claim
+rests on it.
 
 Source: Chen et al. (2021), arXiv:2111.00035, sections 1 and 5 (results), which print no numbers of this.
 """
@@ -49,7 +55,7 @@ if TYPE_CHECKING:
 
 METHODS = ("softmax", "kernelized", "nystrom", "skyformer", "skyformer_softmax", "near_far")
 _KERNELS = ("kernelized", "skyformer")
-# Short enough that some hundred steps leave the plateau that training begins on.
+# Short enough that training leaves its first plateau within some hundred steps.
 _SHORT = DataSizes(folder="listops", train=4_800, val=256, test=1, min_length=64, max_length=128)
 _NORM, _LOSS, _DIVERGED, _ACCURACY = "largest gradient norm", "last loss over first", "diverged", "best accuracy"
 _TOO_LARGE, _HIGHER, _LOWER = 1e3, 1.1, 0.85
@@ -94,12 +100,12 @@ def _plan(setting: Setting) -> Plan:
 
 
 def _folder(setting: Setting) -> Path | None:
-    """The prepared ListOps of a user, at the paper's size alone."""
+    """The user's prepared ListOps, at the paper's size only."""
     if setting.size == "small" or setting.data is None:
         return None
     folder = setting.data / "listops"
     if not (folder / HEADER).is_file():
-        raise ValueError(f"--data {setting.data} holds no prepared listops: leave it out, and it is drawn.")
+        raise ValueError(f"--data {setting.data} holds no prepared listops: leave --data out, and it is generated.")
     return folder
 
 
@@ -146,12 +152,12 @@ def _rows(trace: Trace, source: ArenaTask, method: str, rate: float, seed: int, 
 
 
 def _largest(norm: np.ndarray) -> float:
-    """Endless where a norm is missing or not finite."""
+    """The largest norm; infinite where one is missing or not finite."""
     return float(norm.max()) if np.isfinite(norm).all() else math.inf
 
 
 def _last_over_first(loss: np.ndarray) -> float:
-    """Mean loss of the last ten steps over that of the first; endless where one is missing or not finite."""
+    """Mean loss of the last ten steps over that of the first; infinite where a loss is missing or not finite."""
     return float(loss[-10:].mean() / loss[0]) if np.isfinite(loss).all() else math.inf
 
 
@@ -164,7 +170,7 @@ def _rate(row: Row) -> float:
 
 
 def _values(rows: Sequence[Row], quantity: str) -> dict[str, dict[float, dict[int | None, float]]]:
-    """By method, learning rate and seed."""
+    """Values of a quantity by method, learning rate and seed."""
     found: dict[str, dict[float, dict[int | None, float]]] = {}
     for row in rows:
         if row.quantity == quantity:
@@ -220,7 +226,7 @@ def _fails(
     diverged: Mapping[str, Mapping[float, Mapping[int | None, float]]],
     learned: Mapping[str, Mapping[float, Sequence[bool]]],
 ) -> bool | None:
-    """Whether a change of the learning rate makes runs diverge; None where too few learned to say no."""
+    """Whether a change of the learning rate makes runs diverge; None where too few runs learned to say no."""
     methods = [method for method in diverged if method != "near_far"]
     shares = [
         [fmean(diverged[method][rate].values()) for rate in sorted(diverged[method])]

@@ -1,8 +1,8 @@
-"""A plain training loop that keeps the loss and the gradient norm of every step, and evaluates as it goes.
+"""A plain training loop that keeps the loss and the gradient norm of every step, and evaluates at intervals.
 
-It does what the papers' code does in a step: AdamW, a linear warm-up and decay of the learning rate, gradients clipped
-entry by entry. The gradient norm is that of all weights, before clipping. Training ends early where the loss or the
-gradient is no longer finite; the steps that are missing then have the value NaN.
+A step does what it does in the papers' code: AdamW, a linear warm-up and decay of the learning rate, gradients clipped
+entry by entry. The gradient norm is that of all weights together, before clipping. Training ends early when the loss or
+the gradient is no longer finite; the missing steps then have the value NaN.
 """
 
 import time
@@ -20,15 +20,15 @@ from nystrom_lab.training.data.tasks import LabelledSplit, Model
 
 
 class Trace(NamedTuple):
-    """What a training left.
+    """The record of a training.
 
     Attributes:
-        loss: Of each step, on its batch.
+        loss: Loss of each step, on its batch.
         norm: Gradient norm of each step.
         step: Steps before each evaluation; the first is 0.
-        seconds: Of training until each evaluation, evaluations left out.
-        validation_loss: At each evaluation.
-        accuracy: On the validation samples, at each evaluation.
+        seconds: Seconds of training up to each evaluation, without the evaluations.
+        validation_loss: Validation loss at each evaluation.
+        accuracy: Accuracy on the validation samples at each evaluation.
     """
 
     loss: Float[np.ndarray, " steps"]
@@ -51,16 +51,16 @@ def train_plainly(
     every: int,
     seed: int,
 ) -> Trace:
-    """Train a model, and keep what happens.
+    """Train a model, and record its training.
 
     Args:
-        model: Is trained where it is.
+        model: The model; it is trained in place, on its device.
         source: The task.
         split: Its training samples.
         validation: Batches to evaluate on; none for no evaluation.
-        learning_rate: At the end of the warm-up, which is a tenth of the steps.
+        learning_rate: Learning rate at the end of the warm-up, which is a tenth of the steps.
         steps: Steps.
-        batch: Samples of a step.
+        batch: Samples per step.
         every: Steps between evaluations.
         seed: Seed of the batches, dropout and the method's draws.
     """
@@ -101,7 +101,7 @@ def validation_batches(source: ArenaTask, split: LabelledSplit, *, batch: int, c
 
 @torch.no_grad()
 def evaluate(model: Model, batches: Sequence[Batch]) -> tuple[float, float]:
-    """Mean loss and accuracy, without dropout."""
+    """Mean loss and accuracy over the batches, without dropout."""
     model.eval()
     device, loss, right, count = next(model.parameters()).device, 0.0, 0, 0
     for samples in batches:

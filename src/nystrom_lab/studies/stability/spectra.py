@@ -1,23 +1,24 @@
 r"""Appendix B of Skyformer: singular values of the attention output of trained models.
 
-The attention output of the second layer, all heads side by side and before its projection, is a matrix of c x 64 for a
-sequence of c real tokens. Its 64 singular values, over the largest, are averaged over one batch of the test split. The
-model is a trained one with softmax attention; one with the same shape and random weights stands beside it.
+The attention output of the second layer, with all heads side by side and before its projection, is a c x 64 matrix for
+a sequence of c real tokens. Its 64 singular values, divided by the largest, are averaged over one batch of the test
+split. The model is a trained one with softmax attention; it is compared with one of the same shape and random weights.
 
-How well the matrix is approximated at rank r says $e_r = \sqrt{\sum_{i > r} \sigma_i^2 / \sum_i \sigma_i^2}$, the error
-of the truncated SVD in the Frobenius norm.
+The relative error at rank r is $e_r = \sqrt{\sum_{i > r} \sigma_i^2 / \sum_i \sigma_i^2}$, that of the truncated SVD in
+the Frobenius norm.
 
-Claims and the rules that decide on them, by what is known of a mean (`nystrom_lab.studies.reproduce.known`). A model
-that is not right on more samples of the batch than the one with random weights has not learned, and decides nothing.
+Claims and the rules that decide them, by what is known of a mean (`nystrom_lab.studies.reproduce.known`). A model has
+learned if it is right on more samples of the batch than the one with random weights, by what is known of its share.
+Unless the models of all tasks have learned, nothing is decided.
 
 - "The singular values decay fast and thus justify the low-rank approximation": in every task the mean error at rank 16,
   a quarter of 64, is at most 0.1.
 - "The singular values in Document Retrieval and Pathfinder tasks decay slower" than in Text and ListOps: the mean error
-  at rank 16 is greater in both of the former than in both of the latter.
+  at rank 16 is larger in both of the former than in both of the latter.
 
-With --runs the models are those of trained runs of `nystrom lra run`, one for each task. Without, a model is trained on
-short ListOps for some hundred steps, with the start weights of
-the preset "demo", from which it learns in that time.
+With --runs the models are those of trained runs of `nystrom lra run`, one for each task. Without it, a model is trained
+on short ListOps for some hundred steps, with the initial weights of the preset "demo", from which it learns in that
+time.
 
 Source: Chen et al. (2021), arXiv:2111.00035, Appendix B and its Fig. 2, which prints no numbers.
 """
@@ -56,7 +57,7 @@ if TYPE_CHECKING:
 
 _VALUE, _ERROR, _ACCURACY = "singular value over the largest", "relative error at rank r", "test accuracy"
 _RANKS = (4, 8, 16, 32)
-# With at least as many tokens as there are singular values.
+# Samples have at least as many tokens as there are singular values.
 _SHORT = DataSizes(folder="listops", train=16_000, val=1, test=64, min_length=64, max_length=128)
 _STEPS, _BATCH, _RATE = 600, 32, 2e-3
 _FAST, _SLOW = ("text", "listops"), ("retrieval", "pathfinder")
@@ -91,7 +92,7 @@ def _plan(setting: Setting) -> Plan:
 
 
 def _find_runs(setting: Setting) -> dict[str, tuple[Path, Path]]:
-    """The run of each task with softmax attention, and its data; the paper's preset before others, low seeds first."""
+    """A run of each task with softmax attention, and its data; the paper's preset and the lowest seed come first."""
     assert setting.runs is not None
     found: dict[str, list[tuple[bool, int, Path, Path]]] = {}
     for path in sorted(setting.runs.glob("*/run.json")):
@@ -103,7 +104,7 @@ def _find_runs(setting: Setting) -> dict[str, tuple[Path, Path]]:
         task = settings["task"]
         data = run.data_folder() if setting.data is None else setting.data / task
         if data is None or not (data / HEADER).is_file():
-            raise ValueError(f"{run.path} was trained on {data}, which is not there: name its parent with --data.")
+            raise ValueError(f"{run.path} was trained on {data}, which is missing: name its parent with --data.")
         found.setdefault(task, []).append((not paper, settings["seed"], run.best, data))
     if not found:
         raise ValueError(
@@ -150,7 +151,7 @@ def _rows(task: str, models: Mapping[str, Model], batch: Batch) -> Iterable[Row]
 
 
 def output_singular_values(model: Model, batch: Batch) -> Float[Tensor, "b w"]:
-    """Singular values of the second layer's attention output of each sequence, over its real tokens, falling."""
+    """Falling singular values of the second layer's attention output over the real tokens of each sequence."""
     kept: list[Tensor] = []
     layer = model.nystromformer.encoder.layer[1]
     assert isinstance(layer, EncoderLayer)
@@ -173,7 +174,7 @@ def output_singular_values(model: Model, batch: Batch) -> Float[Tensor, "b w"]:
 
 
 def _panels(rows: Sequence[Row], quantity: str) -> dict[str, dict[str, dict[int, Row]]]:
-    """Rows by task, weights and place."""
+    """Rows by task, weights, and number of the singular value or rank."""
     found: dict[str, dict[str, dict[int, Row]]] = {}
     for row in rows:
         if row.quantity == quantity:
@@ -219,7 +220,7 @@ def _verdicts(rows: Sequence[Row]) -> Sequence[Verdict]:
 
 
 def _not_learned(rows: Sequence[Row]) -> list[str]:
-    """Tasks whose trained model is right on no more samples than one with random weights, as far as can be told."""
+    """Tasks whose trained model is not known to be right on more samples than the one with random weights."""
     return [
         task
         for task, panel in _panels(rows, _ACCURACY).items()

@@ -1,28 +1,31 @@
 r"""Fig. 2 of Skyformer: the validation accuracy over the seconds and steps of training, from trained runs.
 
---runs names the folder of `nystrom lra run`, or the file of their curves that `nystrom lra curves --gather`
-wrote. Rows are the points of the curves; their device, dtype and seconds are those of the runs.
+--runs names the folder of `nystrom lra run`, or the file that `nystrom lra curves --gather` wrote of its curves. Rows
+are the points of the curves; their device, dtype and seconds are those of the runs.
 
-The limit of a run is the mean of the last quarter of its evaluations, of which there must be three, and its noise is
-their standard deviation. A run that still rises has none: the later half of that quarter is above the earlier by more
-than a point, and than two standard errors, from the differences of successive evaluations. The limit is reached at the
-first evaluation within two deviations of it. A run has learned where its limit is two points and two deviations above
-what the largest class gives.
+- The limit of a run is the mean of the last quarter of its evaluations, which must be at least three; its noise is
+  their standard deviation.
+- A run that is still rising has no limit: the later half of that quarter is above the earlier half by more than a point
+  and by more than two standard errors, estimated from the differences of successive evaluations.
+- The limit is reached at the first evaluation that is not more than two deviations of the noise below it.
+- A run has learned if its limit is more than two points and two deviations above the share of the largest class.
 
-Softmax attention is compared with another on a task and preset where both have three seeds that ran to one step, have
-limits, and have learned. It is above the other in a number where the difference of the means is more than two standard
-errors, and more than the time between two evaluations; it is below likewise.
+Softmax attention is compared with another method on a task and preset if both have at least three seeds that ran to the
+same step, have limits, and have learned. Its steps or seconds are above those of the other if the difference of the
+means is more than two standard errors and more than the steps or seconds between two evaluations; likewise for below.
 
-Claims and the rules that decide on them:
+Claims and the rules that decide them:
 
-- Self-attention "takes more steps to reach the stationary distribution of its long-time limit": its steps are above
-  those of kernelized attention and Skyformer on every task. One that is below refuses the claim; a limit more than two
-  points below that of softmax (`nystrom_lab.studies.reproduce.margin`) is no faster way to it, and decides nothing.
-- "Runs with different random seeds may bring divergent performances": the deviation of the limit over the seeds,
-  pooled over tasks, is larger than that of each of the two by more than two standard errors of the logarithm of the
-  ratio, about $\sqrt{1 / 2 f_1 + 1 / 2 f_2}$ with f degrees of freedom; refused where it is smaller by as much.
-- "Skyformer can efficiently converge to the long-time limit with comparable general performance": on every task it
-  takes fewer seconds than softmax, and its limit is at most two points below.
+- Self-attention "takes more steps to reach the stationary distribution of its long-time limit": its steps to the limit
+  are above those of kernelized attention and Skyformer on every task. The claim fails if they are below on one. A
+  method whose limit is more than two points below that of softmax (`nystrom_lab.studies.reproduce.margin`) does not
+  arrive at the same limit faster, and decides nothing.
+- "Runs with different random seeds may bring divergent performances": the standard deviation of softmax attention's
+  limit over the seeds, pooled over tasks, is larger than that of each of the two others by more than two standard
+  errors of the logarithm of the ratio, about $\sqrt{1 / (2 f_1) + 1 / (2 f_2)}$ with f degrees of freedom. The claim
+  fails if it is smaller by as much.
+- "Skyformer can efficiently converge to the long-time limit with comparable general performance": on every task
+  Skyformer takes fewer seconds to its limit than softmax attention, and the limit is at most two points below.
 
 Source: Chen et al. (2021), arXiv:2111.00035, Fig. 2 and section 5; the figure has no numbers. The largest class of
 ListOps, 16 to 17 % of its samples, is that of the generated data.
@@ -56,13 +59,13 @@ _LARGEST_CLASS = {task: 1 / classes for task, classes in LRA_CLASSES.items()} | 
 
 
 class Plateau(NamedTuple):
-    """Where a run arrives.
+    """The limit of a run.
 
     Attributes:
-        accuracy: Its limit.
-        noise: Deviation of the evaluations around it.
-        steps: Steps to it.
-        seconds: Seconds to it.
+        accuracy: The limit.
+        noise: Standard deviation of the evaluations around it.
+        steps: Steps to the limit.
+        seconds: Seconds to the limit.
         every: Steps and seconds between two evaluations.
     """
 
@@ -89,7 +92,7 @@ def _plan(setting: Setting) -> Plan:
 
 
 def _check_all(runs: Sequence[ArenaRun], source: Path) -> None:
-    """Raise ValueError unless all that the figure shows is there."""
+    """Raise ValueError unless all runs that the figure shows are present."""
     seeds = [(run.task, Line(run.method, "").base) for run in runs if run.preset == "skyformer"]
     missing = [
         f"{method} on {task}"
@@ -129,7 +132,7 @@ def _measure(run: ArenaRun, folder: Path) -> Iterable[Row]:
 
 
 def _runs(rows: Sequence[Row]) -> list[ArenaRun]:
-    """The runs that rows are of, in the order of the rows."""
+    """The runs that the rows are from, in the order of the rows."""
     runs: dict[str, ArenaRun] = {}
     for row in rows:
         task, preset = row.fact("task"), row.fact("preset")
@@ -140,7 +143,7 @@ def _runs(rows: Sequence[Row]) -> list[ArenaRun]:
 
 
 def find_limit(curve: Mapping[int, tuple[float, float]]) -> Plateau | None:
-    """Where a run arrives; None where it has too few evaluations, one that is not finite, or still rises.
+    """The limit of a run; None if it has too few evaluations or one that is not finite, or is still rising.
 
     Args:
         curve: Seconds and accuracy of each evaluation, by step.
@@ -172,7 +175,7 @@ def _groups(rows: Sequence[Row]) -> dict[tuple[str, str], dict[str, list[ArenaRu
 
 
 def _state(task: str, runs: Sequence[ArenaRun]) -> tuple[list[Plateau], str]:
-    """The limits of the seeds of a method, and why they decide nothing; "" where they do."""
+    """The limits of the seeds of a method, and why they decide nothing; "" if they decide."""
     limits = [limit for run in runs if (limit := find_limit(run.curve)) is not None]
     if len({max(run.curve) for run in runs}) > 1:
         return limits, "other steps"
@@ -185,7 +188,7 @@ def _state(task: str, runs: Sequence[ArenaRun]) -> tuple[list[Plateau], str]:
 
 
 def _deciding(rows: Sequence[Row]) -> dict[str, dict[str, list[Plateau]]]:
-    """The limits that decide, by task with preset and by method; of a method's sizes the one with most seeds."""
+    """The limits that decide, by task with preset and by method; of a method's sizes, the one with the most seeds."""
     found: dict[str, dict[str, list[Plateau]]] = {}
     for (task, preset), methods in _groups(rows).items():
         here = found.setdefault(f"{task} ({preset})", {})
@@ -200,7 +203,7 @@ def _deciding(rows: Sequence[Row]) -> dict[str, dict[str, list[Plateau]]]:
 
 
 def _above(ours: Sequence[float], other: Sequence[float], least: float) -> bool | None:
-    """Whether a mean is above another, beyond the errors and the least difference; None where it is neither way."""
+    """Whether a mean is above another beyond two standard errors and the least difference; None where it is neither."""
     gap = fmean(ours) - fmean(other)
     return None if abs(gap) <= max(2 * _error(ours, other), least) else gap > 0
 

@@ -1,21 +1,22 @@
 r"""Fig. 1 of Skyformer's Appendix A: the validation loss over the seconds and steps of training.
 
-With --runs the curves are those of trained runs of `nystrom lra run`, a task each. Without, a model is trained on
-ListOps of up to 128 tokens with each method, by `nystrom_lab.studies.stability.loop`.
+With --runs the curves are those of trained runs of `nystrom lra run`, by task. Without it, a model is trained with each
+method on ListOps of up to 128 tokens, by `nystrom_lab.studies.stability.loop`.
 
-Claim and the rules that decide on it: "Skyformer converges faster and finishes 50k steps earlier than vanilla Attention
-and Kernelized Attention over all tasks". In every task, seeds averaged,
+Claim: "Skyformer converges faster and finishes 50k steps earlier than vanilla Attention and Kernelized Attention over
+all tasks". The rules that decide it, in every task, on means over the seeds:
 
-- it finishes earlier: the seconds of all its steps are at least a tenth fewer than those of softmax and of kernelized
-  attention; it is not so where they are a tenth more than those of one;
-- it converges faster: at the time when it finishes, its loss is lower by a twentieth than that of both at their last
-  evaluation until then; it is not so where it is higher by a twentieth than that of one.
+- Skyformer finishes earlier: the seconds of all its steps are at least a tenth fewer than those of softmax and of
+  kernelized attention. The claim fails if they are at least a tenth more than those of either.
+- Skyformer converges faster: when it finishes, its loss is at least a twentieth lower than those of both others at
+  their last evaluation up to that time. The claim fails if its loss is at least a twentieth higher than that of either.
 
-Where softmax or kernelized attention has not come to nine tenths of its first loss, it has not learned, and the task
-decides nothing.
+A task is left out unless all three methods were trained to the same step. If the last loss of softmax or kernelized
+attention is above nine tenths of its first, that method has not learned, and the task decides nothing.
 
-Seconds are those of the machine; runs that shared it with others decide nothing. Beside the paper's methods is near_far
-with as many keys for each query as the others have landmarks; no claim rests on it.
+Seconds are those of the machine. No rule can see whether a run shared it with other work; do not pass such runs. Beside
+the paper's methods there is near_far, with as many keys for each query as the others have landmarks; no claim rests on
+it.
 
 Source: Chen et al. (2021), arXiv:2111.00035, Appendix A, which prints no numbers.
 """
@@ -45,7 +46,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 METHODS = ("softmax", "kernelized", "nystrom", "skyformer", "near_far")
-# Short enough that some hundred steps leave the plateau that training begins on.
+# Short enough that training leaves its first plateau within some hundred steps.
 _SHORT = DataSizes(folder="listops", train=12_800, val=256, test=1, min_length=64, max_length=128)
 _STEPS, _BATCH, _EVERY, _RATE, _LANDMARKS = 400, 32, 50, 2e-3, 32
 _LOSS = "validation loss"
@@ -85,7 +86,7 @@ def _plan(setting: Setting) -> Plan:
 
 
 def _find_curves(runs: Path, *, paper: bool) -> dict[str, tuple[str, str, int]]:
-    """Task, method and seed of the runs of these methods that were evaluated."""
+    """Task, method and seed of each run of these methods that was evaluated, by name."""
     found = {}
     for file in sorted(runs.glob("*/run.json")):
         settings = RunFolder(file.parent).read()["settings"]
@@ -133,7 +134,7 @@ def _row(task: str, method: str, seed: int, step: int, seconds: float, loss: flo
 
 
 def _curves(rows: Sequence[Row]) -> dict[str, dict[str, _Curve]]:
-    """Curves by task and method: means of the seeds over the steps that all of them came to."""
+    """Curves by task and method: means over the seeds, at the steps that all of them reached."""
     runs: dict[str, dict[str, dict[int | None, _Curve]]] = {}
     for row in rows:
         task, step, seconds = (row.facts[name] for name in ("task", "step", "seconds"))
@@ -198,7 +199,7 @@ def _verdicts(rows: Sequence[Row]) -> Sequence[Verdict]:
 
 
 def _below(value: float, other: float, part: float) -> bool | None:
-    """Whether a number is below another by a part of it; False where it is above by as much."""
+    """Whether a number is below another by a given part of it; False where it is above by as much."""
     return True if value <= other * (1 - part) else False if value >= other * (1 + part) else None
 
 

@@ -1,1 +1,1 @@
-"""Studies that train: pretraining with each attention, and fine-tuning beside exact attention."""
+"""Studies that train: pretraining with each method, and fine-tuning compared with exact attention."""

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from nystrom_lab.measure.rows import Row, cpu_name, new_row
 from nystrom_lab.training.results import wilson
 
-# Tokens of the longest text of each part; in the last are those that fill the model, of which most were cut.
+# Tokens of the longest text in each part. The last part holds the texts that fill the model, most of which were cut.
 BOUNDS = (128, 256, 511, 512)
 
 
@@ -21,12 +21,12 @@ def rows_by_length(
     """The accuracy on the texts of each part, with its interval; parts without texts have no row.
 
     Args:
-        predictions: What a run wrote for a split: label and true label of each text.
+        predictions: The file that a run wrote for a split, with the label and the true label of each text.
         lengths: Tokens of each text, cut to the longest that the model takes.
         split: Name of the split.
-        method: Attention by its name with size.
-        precision: Of the run.
-        facts: Of the run.
+        method: Name of the method, with its size.
+        precision: Precision of the run.
+        facts: Facts of the run.
 
     Raises:
         ValueError: The predictions are of other texts.
@@ -35,8 +35,8 @@ def rows_by_length(
         right = np.array([row["label"] == row["true label"] for row in csv.DictReader(file, delimiter="\t")])
     if len(right) != len(lengths):
         raise ValueError(
-            f"{predictions} has {len(right)} texts, and the data have {len(lengths)}: they are of other data; train "
-            "the run again in another folder."
+            f"{predictions} has {len(right)} texts, but the data have {len(lengths)}: it is of other data; train the "
+            "run again in another folder."
         )
     shortest = 1
     for bound in BOUNDS:

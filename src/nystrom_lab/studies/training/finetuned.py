@@ -1,30 +1,39 @@
-"""Table 2 of Nyströmformer and Table 1 of its supplement: fine-tuning beside exact attention.
+"""Table 2 of Nyströmformer and Table 1 of its supplement: fine-tuning compared with exact attention.
 
-A pretrained encoder is fine-tuned on each task of DATA (DATA/sst2, DATA/mrpc ...), with exact attention and with others
-in its place. Each training is a run of `nystrom finetune`, in the folder finetuning-small or finetuning-paper beside
-those of the studies. The score of a task is its first metric, F1 for MRPC and QQP and accuracy elsewhere, on the test
-texts, and on the validation texts where the test labels are not published. A folder with dev rows alone is split, which
-is not the published split: its rows say splits=own.
+A pretrained encoder is fine-tuned on each task of DATA (DATA/sst2, DATA/mrpc ...), with exact attention and with each
+other method in its place. Each training is a run of `nystrom finetune`; the runs are in the folder finetuning-small or
+finetuning-paper, beside the folders of the studies.
 
-Two attentions only differ on texts with more tokens than landmarks. The share of such texts is in the table; where it
-is 0 the scores are those of exact attention, by construction, and were not measured again. Where DATA/mnli has the
-mismatched texts too, the same models are scored on them, in lines of their own; no claim rests on these.
+- The score of a task is its first metric: F1 for MRPC and QQP, accuracy elsewhere. It is taken on the test texts, or on
+  the validation texts where the test labels are not published.
+- A folder that holds dev rows alone is split here. This is not the published split: its rows say splits=own.
+- Nyström attention differs from exact attention only on texts with more tokens than landmarks. The table has the share
+  of such texts. Where it is 0, the scores are those of exact attention by construction, and the small size does not
+  measure them again.
+- Where DATA/mnli also has the mismatched texts, the same models are scored on them, in separate lines. No claim rests
+  on these.
+- At the small size, short and long texts of IMDB are also scored separately, which shows where a gap to exact attention
+  comes from; and some models that were trained with exact attention are scored with other methods in its place.
 
-On IMDB short and long texts are scored apart too, which shows where a gap to exact attention comes from.
+Standard errors:
 
-Claims and the rules that decide on them. The standard error of a score over N texts is that of a share, of F1 that of
-its counts to first order, and where there are several seeds that of their mean is added; N stays, since the texts are
-the same. That of a difference is the root of the sum of both squared, as if each were scored on other texts: as both
-are right on much the same ones, it is less. Competitive means at most two points below
-(`nystrom_lab.studies.reproduce.margin`): with two standard errors, or the errors are too wide to tell. A score to
-compare with that is not above a guess of one class for all texts, by two standard errors, decides nothing.
+- That of an accuracy over N texts is the error of a share; that of F1 is the error of its counts, to first order.
+- With several seeds, the standard error of their mean is added in quadrature. N does not grow with the seeds, since
+  their texts are the same.
+- That of a difference is the root of the sum of both squares, as if the two were scored on different texts. Both are
+  right on much the same texts, so the true error is smaller.
 
-- Table 2, "Our Nyströmformer performs competitively with BERT-base", a verdict a task: with 64 landmarks, or with as
-  many as were measured where fewer, it is competitive with exact attention. It decides where at least
-  a tenth of the texts is longer than the landmarks.
-- MRPC's search: the run that is best on validation is, on the test texts, competitive with exact attention after a
-  search of as many; where exact attention was not searched, the rows cannot tell.
-- Supplement, Table 1, "fairly similar results": with 1,024 positions it is within two points of 512, in the same way.
+Claims and the rules that decide them. A score is competitive if it is at most two points below the other, with two
+standard errors to spare; the errors may be too wide to tell (`nystrom_lab.studies.reproduce.margin`). If the score that
+is compared with is not more than two standard errors above a guess of one class for all texts, nothing is decided.
+
+- Table 2, "Our Nyströmformer performs competitively with BERT-base", one verdict per task: Nyström attention with 64
+  landmarks, or the measured number nearest to 64, is competitive with exact attention. The task decides only if at
+  least a tenth of its texts is longer than the landmarks.
+- MRPC's search: the run that is best on validation is competitive, on the test texts, with exact attention after a
+  search of the same size. If exact attention was not searched, the rows cannot tell.
+- Supplement, Table 1, "fairly similar results": the score with 1,024 positions is within two points of that with 512,
+  by the same rule in both directions.
 
 Source: Xiong et al. (2021), arXiv:2102.03902, Table 2; its supplement, Table 1.
 """
@@ -67,11 +76,11 @@ class Case(NamedTuple):
     """The fine-tunings of one task.
 
     Attributes:
-        methods: Attentions, by their names with sizes.
-        extent: How long, as arguments of `nystrom_lab.training.finetune.finetune.finetune`.
-        seeds: A run each.
-        swapped: Attentions that the model trained with exact attention is read with, without training.
-        by_length: Whether short and long texts are scored apart too.
+        methods: Methods, by their names with sizes.
+        extent: How long to train, as arguments of `nystrom_lab.training.finetune.finetune.finetune`.
+        seeds: One run for each.
+        swapped: Methods with which the model that was trained with exact attention is scored, without training.
+        by_length: Whether short and long texts are also scored separately.
     """
 
     methods: Sequence[str]
@@ -179,7 +188,7 @@ def _model(setting: Setting) -> Path:
     """The folder of the model that is fine-tuned.
 
     Raises:
-        ValueError: As `find_folder`, or the paper's size without a model.
+        ValueError: As for `find_folder`, or the paper's size without a model.
     """
     if setting.size == "paper" and setting.model is None:
         raise ValueError("--size paper fine-tunes a trained BERT-base: name its folder with --model.")
@@ -192,14 +201,14 @@ def _paper_differs(model: Path) -> str:
 
 
 def _present(setting: Setting, cases: Mapping[str, Case]) -> dict[str, Case]:
-    """The tasks whose data are there.
+    """The tasks whose data are present.
 
     Raises:
-        ValueError: None is, or at the paper's size not all are.
+        ValueError: No task is present, or not all are at the paper's size.
     """
     wanted = ", ".join(cases)
     if setting.data is None:
-        raise ValueError(f"this study fine-tunes on {wanted}: name the folder that holds theirs with --data.")
+        raise ValueError(f"this study fine-tunes on {wanted}: name the folder that holds their data with --data.")
     present = {task: case for task, case in cases.items() if (setting.data / task).is_dir()}
     if not present or (setting.size == "paper" and len(present) < len(cases)):
         missing = ", ".join(task for task in cases if task not in present)
@@ -218,7 +227,7 @@ def _arguments(setting: Setting, task: str, method: str, model: str) -> dict[str
 def _trainings(
     setting: Setting, cases: Mapping[str, Case], model: str, ending: str = "", more: Mapping[str, object] = {}
 ) -> list[tuple[str, str, Training]]:
-    """Task, method and training of all runs of these cases."""
+    """Task, method and training of every run of these cases."""
     return [
         (
             task,
@@ -281,7 +290,7 @@ def _measure_lengths(setting: Setting, tasks: Sequence[str], model: Path, folder
 
 
 def _scored(data: Path, task: str, model: Path) -> tuple[str, EncodedSplit]:
-    """The texts that count, test or validation, as tokens."""
+    """The name of the scored split, test or validation, and its texts as tokens."""
     found = read_labelled((data,), find_labelled(task), own=False, kind="auto", val_share=None)
     name = "test" if "test" in found.splits else "validation"
     return name, EncodedSplit(found.splits[name], load_tokenizer(str(model)), max_length=512, segments=False)
@@ -290,7 +299,7 @@ def _scored(data: Path, task: str, model: Path) -> tuple[str, EncodedSplit]:
 def _measure_by_length(
     setting: Setting, task: str, model: Path, trainings: Sequence[tuple[str, str, Training]], folder: Path
 ) -> Iterable[Row]:
-    """The accuracy of the first seed of each attention on short and on long texts."""
+    """The accuracy of seed 0 of each method on short and on long texts."""
     assert setting.data is not None, "checked before"
     name, split = _scored(setting.data / task, task, model)
     for of, method, training in trainings:
@@ -305,7 +314,7 @@ def _measure_by_length(
 def _measure_swapped(
     setting: Setting, task: str, case: Case, model: Path, trainings: Sequence[tuple[str, str, Training]], folder: Path
 ) -> Iterable[Row]:
-    """The first model trained with exact attention, read with others."""
+    """The scores of the first model trained with exact attention, with other methods in its place."""
     assert setting.data is not None, "checked before"
     exact = next(training for of, method, training in trainings if (of, method) == (task, EXACT))
     run = train(exact, folder.parent / f"finetuning-{setting.size}")
@@ -316,7 +325,7 @@ def _measure_swapped(
 
 
 def _measure_steps(setting: Setting, task: str, case: Case, model: str, max_length: int, folder: Path) -> Iterable[Row]:
-    """The time of a step with each attention, in turn on the same batches."""
+    """The time of a step with each method, in turn on the same batches."""
     made, length = _made(setting, model, folder.parent / f"finetuning-{setting.size}"), {"max_length": max_length}
     arguments = {method: _arguments(setting, task, method, made) | length for method in case.methods}
     for row in step_times(task, arguments, precision=setting.precision):

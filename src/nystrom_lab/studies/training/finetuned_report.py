@@ -1,4 +1,4 @@
-"""What the studies of fine-tuning say of their rows: tables, verdicts and a figure."""
+"""Tables, verdicts and the figure of the fine-tuning studies."""
 
 import math
 import statistics
@@ -21,26 +21,26 @@ if TYPE_CHECKING:
 EXACT = "softmax"
 SHARE = "texts longer than the landmarks"
 _LONG = 1024
-# MNLI has a second split of texts of other kinds, which is scored and not learned from.
+# MNLI has a second split with texts of other kinds, which is scored but not trained on.
 _MISMATCHED = "_mismatched"
-# Texts of the tests whose labels are published. So many are the whole test, though validation is ours where a part of
-# the training texts became it.
+# Sizes of the published test splits with labels. A score over as many texts is of the published test, even where the
+# validation split is our own part of the training texts.
 _TESTS = {"mrpc": 1_725, "imdb": 25_000}
-# Share of the class that F1 is of, in the published splits.
+# Share of the class that F1 is computed for, in the published splits.
 _POSITIVES = {"mrpc": 0.67, "qqp": 0.37}
-# Of the texts of a task; below it Nyström and exact attention are nearly the same by construction.
+# Share of long texts below which Nyström and exact attention are nearly the same by construction.
 _ENOUGH = 0.1
 
 
 class Score(NamedTuple):
-    """The scores of one attention on one task.
+    """The scores of one method on one task.
 
     Attributes:
-        values: Of each seed.
-        texts: Texts that are scored.
-        own: Whether these texts are not the published split.
+        values: The score of each seed.
+        texts: How many texts are scored.
+        own: Whether the texts are a split of our own, not the published one.
         split: "test" or "validation".
-        positives: Share of the texts whose class F1 is of; None for an accuracy.
+        positives: Share of the texts in the class that F1 is computed for; None for an accuracy.
     """
 
     values: tuple[float, ...]
@@ -57,12 +57,12 @@ class Score(NamedTuple):
 
     @property
     def shown(self) -> str:
-        """In per cent, with the deviation over seeds and their number where there are several."""
+        """The mean in per cent; with several seeds, also their standard deviation and number."""
         spread = f" ± {100 * statistics.stdev(self.values):.1f} ({len(self.values)})" if len(self.values) > 1 else ""
         return f"{100 * self.mean:.1f}{spread}"
 
     def error_beside(self, other: "Score") -> float:
-        """The standard error of the difference of both, as if each were scored on other texts."""
+        """The standard error of the difference of the two, as if they were scored on different texts."""
         return math.hypot(self.error, other.error)
 
     @property
@@ -73,18 +73,19 @@ class Score(NamedTuple):
             of_seeds = statistics.stdev(self.values) / math.sqrt(len(self.values))
         if self.positives is None:
             return math.hypot(math.sqrt(p * (1 - p) / self.texts), of_seeds)
-        # F1 = 2 t / (2 t + f) of t texts that are found and f that are missed or found in error: to first order its
-        # variance over multinomial counts is F1 (1 - F1) (2 - F1) / (2 t + f), whose mean is twice the positives where
-        # as many are found as there are.
+        # F1 = 2 t / (2 t + f) for t true positives and f false positives and negatives together. To first order its
+        # variance over multinomial counts is F1 (1 - F1) (2 - F1) / (2 t + f), and the mean of 2 t + f is twice the
+        # number of positives if as many texts are predicted positive as are.
         return math.hypot(math.sqrt(p * (1 - p) * (2 - p) / (2 * self.positives * self.texts)), of_seeds)
 
 
 def scores(
     rows: Sequence[Row], kind: str = "run", *, n: int | None = None, mismatched: bool = False
 ) -> dict[tuple[str, str], Score]:
-    """Scores by task and method; of runs of up to n tokens, where n is given; on MNLI's other texts, if asked for.
+    """Scores by task and method; of runs of up to n tokens, where n is given; on MNLI's mismatched texts, if asked for.
 
-    A mean is over the seeds of one precision, that of most of them: what else they differ in is not the method's.
+    A mean is over the seeds of one precision, that of most runs: another precision would be a difference that is not
+    the method's.
     """
     found: dict[tuple[str, str], dict[str, dict[int | None, Row]]] = {}
     for row in rows:
@@ -95,7 +96,7 @@ def scores(
         if not of_kind or split not in ("test", "validation") or metric != find_labelled(task).metrics[0]:
             continue
         seeds = found.setdefault((task, row.method), {}).setdefault(row.dtype, {})
-        # The test texts count where their labels are known.
+        # Where test labels are known, the test split counts.
         if split == "test" or not (row.seed in seeds and seeds[row.seed].quantity.startswith("test")):
             seeds[row.seed] = row
     return {
@@ -105,14 +106,14 @@ def scores(
 
 
 def _with_mismatched(rows: Sequence[Row], *, n: int | None = None) -> dict[tuple[str, str], Score]:
-    """The scores, and after them those on the mismatched texts of MNLI, as a task of their own."""
+    """The scores, followed by those on the mismatched texts of MNLI as a separate task."""
     others = scores(rows, n=n, mismatched=True)
     return scores(rows, n=n) | {(f"{task} mismatched", method): score for (task, method), score in others.items()}
 
 
 def _score(task: str, rows: Sequence[Row]) -> Score:
     split, texts = rows[0].quantity.partition(" ")[0], rows[0].repeats
-    # Nothing is drawn from mismatched texts.
+    # No split of our own is drawn from the mismatched texts.
     whole = (split == "test" and texts == _TESTS.get(task)) or split.endswith(_MISMATCHED)
     own = not whole and any(row.fact("splits") == "own" for row in rows)
     return Score(tuple(row.value for row in rows), texts, own, split, _POSITIVES.get(task))
@@ -136,7 +137,7 @@ def _number(rows: Sequence[Row], task: str, method: str, quantity: str, kind: st
 
 
 def tables_2(rows: Sequence[Row]) -> Sequence[Table]:
-    """The scores beside the printed ones, the search, and what a step costs."""
+    """Tables of the scores and the printed ones, step costs, scores by length, swapped attention, and the search."""
     found, shares = _with_mismatched(rows), _shares(rows)
     lines, costs = [], []
     # Runs may have ended in any order; exact attention comes first.
@@ -205,7 +206,7 @@ def tables_2(rows: Sequence[Row]) -> Sequence[Table]:
 
 
 def _tables_by_length(rows: Sequence[Row]) -> list[Table]:
-    """The accuracy on short and on long texts, less that of exact attention; a table for each task."""
+    """The accuracy on short and on long texts, and the gap to exact attention; a table for each task."""
     tables = []
     those = [row for row in rows if row.fact("kind") == "by-length"]
     for task in dict.fromkeys(row.fact("task") for row in those):
@@ -260,7 +261,7 @@ def verdicts_2(rows: Sequence[Row]) -> Sequence[Verdict]:
 
 
 def _beside(task: str, claim: str, ours: Score, exact: Score, numbers: str, *, decides: bool) -> Verdict:
-    """Whether a score is competitive with exact attention's; unknown where that is no better than a guess."""
+    """Whether a score is competitive with exact attention; unknown where exact attention is no better than a guess."""
     guess = _guess(task)
     if exact.mean - 2 * exact.error <= guess:
         return Verdict(claim, None, f"{numbers} Exact attention is no better than a guess, {100 * guess:.1f} %.")
@@ -269,7 +270,7 @@ def _beside(task: str, claim: str, ours: Score, exact: Score, numbers: str, *, d
 
 
 def _guess(task: str) -> float:
-    """The score of one class for all texts, in the published splits; 0 for other metrics than F1 and accuracy."""
+    """The score of one class for all texts of the published splits; 0 for metrics other than F1 and accuracy."""
     if task in _POSITIVES:
         return 2 * _POSITIVES[task] / (1 + _POSITIVES[task])
     of = find_labelled(task)
@@ -277,7 +278,7 @@ def _guess(task: str) -> float:
 
 
 def tables_1(rows: Sequence[Row]) -> Sequence[Table]:
-    """Scores at 512 and at 1,024 tokens, with what a step takes."""
+    """Scores at 512 and at 1,024 tokens, with the time and memory of a step."""
     lines = []
     for n in (512, _LONG):
         for (task, method), score in _with_mismatched(rows, n=n).items():
@@ -294,7 +295,7 @@ def tables_1(rows: Sequence[Row]) -> Sequence[Table]:
 
 
 def verdicts_1(rows: Sequence[Row]) -> Sequence[Verdict]:
-    """A verdict for each task; exact attention at both lengths stands beside it, and is no claim."""
+    """A verdict for each task and method; exact attention at both lengths is only in the table."""
     short, long = scores(rows, n=512), scores(rows, n=_LONG)
     verdicts = []
     for (task, method), score in long.items():
@@ -314,10 +315,10 @@ def verdicts_1(rows: Sequence[Row]) -> Sequence[Verdict]:
 
 
 def figures(rows: Sequence[Row], folder: Path) -> "Mapping[str, Figure]":
-    """The difference to exact attention, or of 1,024 to 512 tokens, with two standard errors."""
+    """The difference from exact attention, or of 1,024 from 512 tokens, with bars of two standard errors."""
     found, long = scores(rows, n=512), scores(rows, n=_LONG)
     axis = f"score of {_LONG} tokens less that of 512, points" if long else "score less that of exact attention, points"
-    # Each beside exact attention, or beside itself at 512 tokens, where that run is there.
+    # Each run with that of exact attention, or with its own at 512 tokens, if there is one.
     pairs = [
         (task, method, score, found[other])
         for (task, method), score in (long or found).items()
@@ -341,7 +342,7 @@ def figures(rows: Sequence[Row], folder: Path) -> "Mapping[str, Figure]":
             linestyle="",
             marker=style.marker or "o",
             color=style.colour,
-            # Sizes of one method differ in what is filled.
+            # Sizes of one method differ in the fill of their marker.
             fillstyle=fills[place % len(fills)],
             linewidth=1.0,
             label=method,

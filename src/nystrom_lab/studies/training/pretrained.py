@@ -1,32 +1,39 @@
 """Fig. 5 and 6 of Nyströmformer and Fig. 5 of its supplement: masked words and sentence order over the steps.
 
-DATA/mlm, what `nystrom data prepare mlm-sop` made, is learned by an encoder with each attention; the accuracies on
-held-out documents are its curves. Each training is a run of `nystrom pretrain`, in the folder pretraining-small or
-pretraining-paper beside those of the studies, which share them. Bands and intervals are those of a share (Wilson, 95 %)
-over the masked words or the instances.
+An encoder with each attention is trained on DATA/mlm, which `nystrom data prepare mlm-sop` made; its curves are the
+accuracies on held-out documents. Each training is a run of `nystrom pretrain`. The runs are in the folder
+pretraining-small or pretraining-paper, beside the folders of the studies, which share them. Bands and intervals are
+those of a share (Wilson, 95 %) over the masked words or the instances.
 
-Claims and the rules that decide on them, on the accuracies after the last step. The standard error of a difference is
-that of two shares; one seed is trained, so that it leaves the spread of seeds out. A training counts as learned where
-its interval is above a guess by `MARGIN`: for the order one half, for masked words the guess without context, which
-gives each visible word as it is and each [MASK] the most frequent word. Where rows do not hold that guess, it is taken
-to be that of a word that is a tenth of all words, more than any is. A training that is compared and has not learned
-decides nothing.
+The claims are decided on the accuracies after the last step. The standard error of a difference is that of two shares;
+one seed is trained, so the spread over seeds is not in it. A training has learned if its interval is above a guess by
+`MARGIN`:
 
-- Fig. 5, "our Nyström self-attention is competitive to standard self-attention": it is at most two points below
-  (`nystrom_lab.studies.reproduce.margin`).
-- Fig. 5, "outperforming Linformer and other linear self-attentions": it is above both by more than two standard errors;
-  it is not so where it is below one by as much.
-- "nystrom, no skip" decides nothing: it shows what of Nyström attention's curve is its convolution of the values, which
-  sees neighbours and which no other attention here has; the verdicts of Fig. 5 state it.
-- Fig. 6, "competitive with standard self-attention, BERT-base": as in Fig. 5, both trained from scratch, at the paper's
-  size alone, since the runs of the small size are those of Fig. 5.
-- Fig. 6, "initializing from pretrained BERT-base helps speed up training": started from the trained exact model, at the
-  end of half the steps, it is at most two points below the one from scratch after all steps, as above; it is not so
-  where it is below the one from scratch after as many steps, by more than two standard errors. The exact model has to
-  have learned both, words and order.
-- Supplement, Fig. 5, "Training on longer input sequence remains the same MLM performance": at twice the length it is
-  within two points of the training that went on at the old length, for as many steps over as many tokens.
-- The same, "our model increases the SOP performance": it is above that one, as in Fig. 5.
+- for sentence order the guess is one half;
+- for masked words it is the guess without context, which repeats each visible word and gives each [MASK] the most
+  frequent word. If the rows do not hold it, it is computed for a word that makes up a tenth of all words, more than any
+  word does.
+
+If a training that is compared has not learned, nothing is decided.
+
+Claims and the rules that decide them:
+
+- Fig. 5, "our Nyström self-attention is competitive to standard self-attention": its accuracy is at most two points
+  below that of exact attention (`nystrom_lab.studies.reproduce.margin`).
+- Fig. 5, "outperforming Linformer and other linear self-attentions": its accuracy is above those of Linformer and of
+  linear attention by more than two standard errors. The claim fails if it is below one of them by as much.
+- Fig. 6, "competitive with standard self-attention, BERT-base": as in Fig. 5, with both models trained from scratch.
+  This is decided at the paper's size only, since the runs of the small size are those of Fig. 5.
+- Fig. 6, "initializing from pretrained BERT-base helps speed up training": the model that starts from the trained exact
+  model takes half the steps. At their end it is at most two points below the model from scratch after all steps, as
+  above. The claim fails if it is below the model from scratch after equally many steps by more than two standard
+  errors. The exact model must have learned both words and order.
+- Supplement, Fig. 5, "Training on longer input sequence remains the same MLM performance": the training at twice the
+  length is within two points of one that continued at the old length, for as many steps over as many tokens.
+- The same, "our model increases the SOP performance": the training at twice the length is above that one, as in Fig. 5.
+
+"nystrom, no skip" decides nothing. It shows how much of Nyström attention's curve comes from its convolution of the
+values, which sees neighbours and which no other attention here has; the verdicts of Fig. 5 state its accuracy.
 
 Source: Xiong et al. (2021), arXiv:2102.03902, Fig. 5 and 6; its supplement, (C) and Fig. 5; the figures print no
 numbers.
@@ -59,14 +66,14 @@ if TYPE_CHECKING:
 MLM, SOP = "validation MLM accuracy", "validation SOP accuracy"
 _TITLES = {MLM: "masked words", SOP: "sentence order"}
 GUESS = "validation MLM accuracy without context"
-# Of a word of which every tenth word is: of English text "the" is a twentieth.
+# The guess for a word that makes up a tenth of the text: in English text "the" makes up a twentieth.
 _MOST_GUESSED = AS_MASK * 0.1 + 1 - AS_WORD
 _INSTANCES = 1024
 _COMPETITIVE = "Nyström attention is competitive to standard self-attention"
 _FROM_EXACT, _LONGER, _SAME = "nystrom from softmax", "nystrom, longer", "nystrom, same length"
 _NO_SKIP = "nystrom, no skip"
 _OTHERS = ("linformer", "linear")
-# Names of rows, and of the folders of their runs.
+# From the names in rows to the folders of the runs.
 _FOLDERS = {
     _FROM_EXACT: "nystrom-from-softmax",
     _LONGER: "nystrom-longer",
@@ -98,7 +105,7 @@ def _figure_5(setting: Setting) -> Plan:
     if setting.size == "paper":
         return _plan(setting, {name: {"preset": "bert-small", "attention": name} for name in methods})
     trainings = {name: _SMALL | {"attention": name} for name in methods}
-    # What the convolution of the values does, which the other attentions do not have.
+    # Shows the part of the convolution of the values, which the other attentions do not have.
     return _plan(setting, trainings | {_NO_SKIP: trainings["nystrom"] | {"conv_kernel_size": 0}})
 
 
@@ -129,7 +136,7 @@ def _longer(setting: Setting) -> Plan:
 
 
 def _plan(setting: Setting, wanted: Mapping[str, dict[str, Any]]) -> Plan:
-    """The trainings by the names of their rows; a `model` that is one of them is its best checkpoint."""
+    """The trainings by the names of their rows; a `model` that names one of them stands for its best checkpoint."""
     if setting.data is None:
         raise ValueError(
             "this study trains on DATA/mlm: make it with nystrom data prepare mlm-sop --to DATA/mlm, and pass "
@@ -156,7 +163,7 @@ def _plan(setting: Setting, wanted: Mapping[str, dict[str, Any]]) -> Plan:
 
 
 def _measure(name: str, trainings: Mapping[str, Training], size: str, folder: Path) -> Iterable[Row]:
-    """Train, and give the accuracies at each evaluation, and the results of the run."""
+    """Train; yield the results of the run, then the accuracies at each evaluation."""
     runs = folder.parent / f"pretraining-{size}"
     training = trainings[name]
     start = training.arguments.get("model")
@@ -177,7 +184,7 @@ def _measure(name: str, trainings: Mapping[str, Training], size: str, folder: Pa
 
 
 def _measure_guess(data: Path, folder: Path) -> Iterable[Row]:
-    """The share of the masked words of held-out documents that is guessed without context."""
+    """The share of the masked words of held-out documents that are guessed without context."""
     del folder
     held_out = HeldOutInstances(MlmSop(data, "val"), _INSTANCES)
     value, words = guess_without_context(held_out)
@@ -189,8 +196,9 @@ def _measure_guess(data: Path, folder: Path) -> Iterable[Row]:
 
 
 def guess_without_context(held_out: HeldOutInstances) -> tuple[float, int]:
-    """The share of the words to be predicted that is right if every [MASK] is the most frequent of them, and every
-    other word what it is; and their number.
+    """The share of the words to be predicted that a guess without context gets right, and the number of these words.
+
+    The guess takes the most frequent of them for every [MASK], and every visible word as it is.
     """
     instances = [held_out[number] for number in range(len(held_out))]
     seen, words = (np.concatenate([each[name] for each in instances]) for name in ("input_ids", "labels"))
@@ -200,7 +208,7 @@ def guess_without_context(held_out: HeldOutInstances) -> tuple[float, int]:
 
 
 def _step(row: Row) -> float | None:
-    """The step that a row is of; None for the results of the best checkpoint."""
+    """The step of a row; None for the results of the best checkpoint."""
     return None if row.facts["after"] == "best" else float(row.facts["after"])
 
 
@@ -286,7 +294,7 @@ def _verdicts_longer(rows: Sequence[Row]) -> Sequence[Verdict]:
 
 
 def _near(rows: Sequence[Row], claim: str, quantity: str, ours: str, other: str, *, both: bool = False) -> Verdict:
-    """Whether one accuracy is competitive with another, or, with `both`, each with the other."""
+    """Whether one accuracy is competitive with another; with `both`, whether each is with the other."""
     last, agrees = _last(rows, quantity), None
     if _learned(rows, quantity, (ours, other)):
         gap, error = last[ours].value - last[other].value, _error(last[ours], last[other])
@@ -295,7 +303,7 @@ def _near(rows: Sequence[Row], claim: str, quantity: str, ours: str, other: str,
 
 
 def _above(rows: Sequence[Row], claim: str, quantity: str, ours: str, others: Sequence[str]) -> Verdict:
-    """Whether an accuracy is above others."""
+    """Whether an accuracy is above all of some others; False where it is below one."""
     last, agrees = _last(rows, quantity), None
     if _learned(rows, quantity, (ours, *others)):
         sides = {_side(last[ours], last[other]) for other in others}
@@ -304,25 +312,25 @@ def _above(rows: Sequence[Row], claim: str, quantity: str, ours: str, others: Se
 
 
 def _error(row: Row, other: Row) -> float:
-    """Standard error of the difference of two accuracies, of which 95 % intervals are known."""
+    """Standard error of the difference of two accuracies, from their 95 % intervals."""
     return math.hypot(*(high - low for low, high in map(_interval, (row, other)))) / (2 * 1.96)
 
 
 def _side(row: Row, other: Row) -> int:
-    """1 where it is above the other by more than two standard errors, -1 where it is below, and else 0."""
+    """1 where the first is above the second by more than two standard errors, -1 where it is below, and else 0."""
     gap = row.value - other.value
     return 0 if abs(gap) <= 2 * _error(row, other) else int(math.copysign(1, gap))
 
 
 def _guess(rows: Sequence[Row], quantity: str) -> float:
-    """What is right without a model."""
+    """The accuracy of a guess without a model."""
     if quantity == SOP:
         return 0.5
     return next((row.value for row in rows if row.quantity == GUESS), _MOST_GUESSED)
 
 
 def _learned(rows: Sequence[Row], quantity: str, names: Sequence[str]) -> bool:
-    """Whether trainings are all there, and above the guess."""
+    """Whether all these trainings are present and above the guess."""
     last, guess = _last(rows, quantity), _guess(rows, quantity)
     return all(name in last and _interval(last[name])[0] > guess + MARGIN for name in names)
 

@@ -1,7 +1,7 @@
-"""The trainings of a study: each is a run in a process of its own, which goes on where it was interrupted.
+"""The trainings of a study: each is a run in a process of its own, which continues where it was interrupted.
 
 A run is a folder of `nystrom train`, `nystrom pretrain` or `nystrom finetune`, and its rows name that command. The runs
-are beside the folders of the studies, so that studies share them.
+lie beside the folders of the studies, so that several studies can share them.
 """
 
 import json
@@ -18,7 +18,7 @@ from nystrom_lab.measure.rows import read_rows
 from nystrom_lab.training.run.folder import RunFolder
 
 CHILD = (sys.executable, "-m", "nystrom_lab.studies.training.child")
-# What a search of settings keeps beside its trials.
+# The file that a search over settings keeps beside its trials.
 _SEARCH = "search.json"
 
 
@@ -28,7 +28,7 @@ class Training(NamedTuple):
     Attributes:
         name: Name of its folder.
         engine: The command.
-        arguments: Of `nystrom_lab.training.train.train`, `nystrom_lab.training.pretrain.pretrain.pretrain` or
+        arguments: Arguments of `nystrom_lab.training.train.train`, `nystrom_lab.training.pretrain.pretrain.pretrain` or
             `nystrom_lab.training.finetune.finetune.finetune`, as JSON values.
     """
 
@@ -38,7 +38,7 @@ class Training(NamedTuple):
 
 
 def said(trainings: Sequence[Training]) -> dict[str, str]:
-    """What the trainings share in a line, and in a line each how they differ; without data and model."""
+    """The arguments that all trainings share, then those of each that differ, without data and model."""
     kept = [{name: v for name, v in each.arguments.items() if name not in ("data", "model")} for each in trainings]
     shared = {name for name in kept[0] if all(name in each and each[name] == kept[0][name] for each in kept)}
     lines = {"training": _words({name: kept[0][name] for name in kept[0] if name in shared})}
@@ -52,14 +52,14 @@ def _words(arguments: Mapping[str, object]) -> str:
 
 
 def train(training: Training, folder: Path) -> RunFolder:
-    """Train, or go on with a training, until it is finished; one that is finished is only checked.
+    """Start or continue a training until it is finished; a finished one is only checked.
 
     Args:
         training: The training.
         folder: Folder of the runs.
 
     Raises:
-        ValueError: The folder of the run holds another one.
+        ValueError: The folder of the run holds a run with other settings.
         ChildProcessError: The training failed; it has printed why.
     """
     run = RunFolder(folder / training.name)
@@ -74,12 +74,12 @@ def train(training: Training, folder: Path) -> RunFolder:
     try:
         code = process.wait()
     finally:
-        # The child ends with this pipe.
+        # Closing this pipe ends the child.
         process.stdin.close()
         process.wait()
     if code:
         raise ChildProcessError(
-            f"{training.name} ended with exit code {code}, for the reason above; the same command goes on."
+            f"{training.name} ended with exit code {code}, for the reason above; the same command continues it."
         )
     return run
 
@@ -90,16 +90,16 @@ def _check(run: RunFolder, training: Training) -> None:
     if run.is_started:
         settings = dict(run.read()["settings"])
         if training.engine == "train":
-            # A run writes these two arguments down by other names.
+            # A run records these two arguments under other names.
             settings |= {"positions": settings["position_kind"], "max_length": settings["positions"]}
     elif search.is_file():
-        # What its trials share.
+        # The settings that its trials share.
         trials = json.loads(search.read_text(encoding="utf-8"))["trials"]
         settings = {name: value for name, value in trials[0].items() if all(each[name] == value for each in trials)}
     else:
         return
     if run.is_finished and "epochs" in training.arguments:
-        # Settings hold the steps that they came to; the command names them.
+        # Settings hold the steps that the epochs amount to; only the command names the epochs.
         words = shlex.split(next((row.command for row in read_rows(run.rows)), ""))
         settings["epochs"] = float(words[words.index("--epochs") + 1]) if "--epochs" in words else None
     for name, wanted in training.arguments.items():
@@ -109,10 +109,10 @@ def _check(run: RunFolder, training: Training) -> None:
         if isinstance(wanted, Mapping) and isinstance(came, Mapping):
             came = {option: came.get(option) for option in wanted}
         if name == "conv_kernel_size" and wanted == 0:
-            # 0 asks for no convolution, which a run writes down as None.
+            # 0 asks for no convolution, which a run records as None.
             wanted = None
         if came != wanted:
             raise ValueError(
-                f"{run.path} holds a run with {name} = {came!r}, and the study needs {wanted!r}: choose another folder "
+                f"{run.path} holds a run with {name} = {came!r}, but the study needs {wanted!r}: choose another folder "
                 "with --to."
             )

@@ -1,4 +1,4 @@
-"""Time and memory of a step of fine-tuning with each attention, in turn on the same batches of the task."""
+"""Time and memory of a fine-tuning step with each method, in turn on the same batches of the task."""
 
 from collections.abc import Iterable, Mapping
 from functools import partial
@@ -27,13 +27,14 @@ _CPU = torch.device("cpu")
 def step_times(task: str, arguments: Mapping[str, Mapping[str, Any]], *, precision: str) -> Iterable[Row]:
     """Forward and backward passes over the first batches of a run, and their peak memory, on the CPU.
 
-    Each round takes all batches with each attention in turn. A row has the median of the rounds and their quartiles;
-    the ratios are taken within a round.
+    Each round takes all batches with each method in turn. A row has the median and the quartiles over the rounds;
+    ratios are taken within a round.
 
     Args:
         task: The task.
-        arguments: Of `nystrom_lab.training.finetune.finetune.finetune`, by the name of the attention, the first of them
-        exact. precision: As in `finetune`.
+        arguments: Arguments of `nystrom_lab.training.finetune.finetune.finetune`, by the name of the method; the first
+            method is exact attention.
+        precision: As in `finetune`.
     """
     first = next(iter(arguments.values()))
     max_length = int(first["max_length"])

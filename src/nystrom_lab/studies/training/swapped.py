@@ -1,4 +1,4 @@
-"""Scores of a model that was trained with exact attention and reads with another in its place."""
+"""Scores of a model that was trained with exact attention, with another method in its place."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -21,18 +21,18 @@ from nystrom_lab.training.results import wilson
 def swapped_rows(
     best: Path, task: str, data: Path, methods: Sequence[str], *, name: str, precision: str
 ) -> Iterable[Row]:
-    """Score a model with each attention in turn, without any training.
+    """Score a model with each method in turn, without any training.
 
-    Where it was interrupted, it goes on in the middle of the texts. Rows are those of the task's metrics on the test
-    texts, or on the validation texts where the test labels are not published, and the share of predictions that differ
-    from those of the first attention.
+    An interrupted scoring continues in the middle of the texts. The rows hold the task's metrics on the test texts, or
+    on the validation texts where the test labels are not published, and the share of predictions that differ from those
+    of the first method.
 
     Args:
-        best: Folder of the model in that of its run, as a fine-tuning leaves it; the run keeps the logits of each
-            attention until all have been scored.
+        best: Folder of the model, inside that of its run, as a fine-tuning leaves it; the run keeps the logits of each
+            method until all have been scored.
         task: Its task.
         data: The files of the task.
-        methods: Attentions by their names with sizes, the model's own first.
+        methods: Methods by their names with sizes, the model's own first.
         name: What rows call the model.
         precision: "float32", "bfloat16" or "float16".
     """

@@ -102,7 +102,7 @@ def test_what_is_not_there_ends_before_any_work(runs, tmp_path):
         (Setting(size="paper"), "needs trained models"),
         (Setting(size="paper", runs=runs), "holds no finished run with softmax"),
         (Setting(runs=tmp_path), "holds no finished run with softmax"),
-        (Setting(runs=runs, data=tmp_path), "which is not there"),
+        (Setting(runs=runs, data=tmp_path), "which is missing"),
     ):
         with pytest.raises(ValueError, match=says) as error:
             STUDY.plan(setting)

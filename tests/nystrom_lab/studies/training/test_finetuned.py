@@ -197,7 +197,7 @@ def test_short_and_long_texts_are_scored_apart(tmp_path):
         ["nystrom-64", "100.0 (+0.0)", "50.0 (-50.0)", "50.0 (-50.0)", "0.0 (-50.0)"],
     ]
     assert table.heads[1:3] == ["to 128 tokens (2)", "to 256 tokens (2)"]
-    with pytest.raises(ValueError, match="has 8 texts, and the data have 7: they are of other data"):
+    with pytest.raises(ValueError, match="has 8 texts, but the data have 7: it is of other data"):
         list(rows_by_length(file, lengths[:7], split="test", method="m", precision="float32", facts={}))
 
 
@@ -329,7 +329,7 @@ def test_tables_have_a_line_for_each_attention_and_name_what_is_equal_by_constru
 
 
 def test_what_is_missing_is_said_before_any_work(tiny_bert, tmp_path):
-    with pytest.raises(ValueError, match="name the folder that holds theirs with --data"):
+    with pytest.raises(ValueError, match="name the folder that holds their data with --data"):
         TABLE_2.plan(Setting(model=tiny_bert))
     with pytest.raises(ValueError, match="holds no folder of imdb"):
         TABLE_1.plan(Setting(model=tiny_bert, data=tmp_path))

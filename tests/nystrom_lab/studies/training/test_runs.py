@@ -74,7 +74,7 @@ def test_a_finished_run_of_other_epochs_and_a_search_of_another_method_are_left_
     append_rows(folder / "rows.csv", [row])
     (folder / "run.json").write_text(json.dumps({"settings": {"seed": 1}, "data": {}}))
     assert train(training._replace(arguments={"epochs": 2, "seed": 1}), tmp_path / "runs").is_finished
-    with pytest.raises(ValueError, match=r"epochs = 2\.0, and the study needs 4"):
+    with pytest.raises(ValueError, match=r"epochs = 2\.0, but the study needs 4"):
         train(training._replace(arguments={"epochs": 4, "seed": 1}), tmp_path / "runs")
     (folder / "run.json").unlink()
     trials = [{"attention": "nystrom", "batch_size": size} for size in (8, 16)]

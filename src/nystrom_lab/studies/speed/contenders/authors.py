@@ -1,12 +1,12 @@
-r"""The authors' formula as published: the baseline that `nystrom_attention` is timed against.
+r"""The authors' formula as published: the baseline against which `nystrom_attention` is timed.
 
 With $Q, K$ each scaled by $d^{-1/4}$, n divisible by m, and $\tilde Q, \tilde K$ the means of m segments of n / m
 tokens,
 $$F = \mathrm{softmax}(Q \tilde K^\top), \quad A = \mathrm{softmax}(\tilde Q \tilde K^\top), \quad
 B = \mathrm{softmax}(\tilde Q K^\top), \qquad \mathrm{out} = (F Z^*)(B V) + \mathrm{conv}(V),$$
 where $Z^*$ is six iterations of eq. (14) from $Z_0 = A^\top / \max_j \sum_i A_{ij}$, the maximum taken over batch and
-heads, and conv is a depthwise convolution along the tokens, one kernel per head, or nothing. All three matrices are
-stored.
+heads, and conv is a depthwise convolution along the tokens with one kernel per head, or is left out. All three matrices
+are stored.
 
 Source: Xiong et al. (2021), arXiv:2102.03902, eq. (13)-(17) and Fig. 4; the scaling, Z0 and the order of the products
 are those of the authors' code. Written independently in plain torch.

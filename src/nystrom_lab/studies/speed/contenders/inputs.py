@@ -1,4 +1,4 @@
-"""The inputs that all contenders share, and the call that a contender makes of them.
+"""The inputs that all contenders share, and the call that a contender makes with them.
 
 A contender takes the place of attention in a model, between the projections:
 
@@ -25,8 +25,8 @@ class Sizes:
         heads: Heads h.
         width: Width d of queries, keys and values in one head.
         kernel_size: Odd size of the skip convolution.
-        dtype: Of inputs and weights.
-        device: Where it all runs.
+        dtype: Dtype of inputs and weights.
+        device: The device that everything runs on.
         layout: Layout of inputs and outputs, see the module.
     """
 
@@ -46,8 +46,8 @@ class Inputs:
     Attributes:
         n: Tokens.
         sizes: All other sizes.
-        leaves: Queries, keys and values in their layout; they take gradients.
-        grad: Gradient of the output, laid out as the output is.
+        leaves: Queries, keys and values in their layout; they require gradients.
+        grad: Gradient of the output, in the layout of the output.
     """
 
     n: int
@@ -73,7 +73,7 @@ class Call:
 
     Attributes:
         forward: The forward pass.
-        leaves: What takes gradients: inputs and weights.
+        leaves: The tensors that require gradients: inputs and weights.
     """
 
     forward: Callable[[], Tensor]
@@ -81,7 +81,7 @@ class Call:
 
 
 def make_inputs(n: int, sizes: Sizes, seed: int) -> Inputs:
-    """Draw standard normal inputs, the same for every contender and each time for the same seed."""
+    """Draw standard normal inputs; the same seed gives every contender the same inputs each time."""
     generator = torch.Generator().manual_seed(seed)
     shape = (sizes.batch, sizes.heads, n, sizes.width)
     if sizes.layout == "tokens":
@@ -103,6 +103,6 @@ def call_of_heads(inputs: Inputs, layer: nn.Module, convolve: nn.Module | None) 
 
 
 def check_divides(n: int, m: int) -> None:
-    """Raise an error for a length that m segments do not divide, or that needs none."""
+    """Raise an error for a length that m segments do not divide, or that is m itself."""
     if n % m or n == m:
         raise ValueError(f"needs a length that is a multiple of {m} and longer")

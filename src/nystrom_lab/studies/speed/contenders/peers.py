@@ -1,13 +1,13 @@
 """Other packages' Nyström attention as contenders: their own modules, with the projections taken out.
 
-No projection is timed, so that attention is compared with attention. Each gets its inputs in the form that its forward
-expects:
+No projection is timed, so that attention is compared with attention. Each module gets its inputs in the form that its
+forward method expects:
 
 - `transformers`: `NystromformerSelfAttention`, whose query, key and value projections return the three given tensors.
-  It needs n divisible by m and known in advance; where n == m it runs exact attention instead and is not timed. Its
-  configuration always has a convolution; without the skip, it is removed from the module.
-- `nystrom_attention`: `NystromAttention`, with `to_qkv` and `to_out` replaced by the identity and one input of width
-  3 h d, which it splits. Its gradient is of that width.
+  It needs n to be divisible by m and known in advance; where n == m it runs exact attention instead, and is not timed.
+  Its configuration always has a convolution, which is removed from the module to measure it without the skip.
+- `nystrom_attention`: `NystromAttention`, with `to_qkv` and `to_out` replaced by the identity. Its one input has width
+  3 h d, which the module splits; so does the gradient of that input.
 
 Both take and return (b, n, h*d): the layout "tokens" only. Neither runs in bfloat16 or float16.
 """
@@ -19,7 +19,7 @@ from nystrom_lab.studies.speed.contenders.inputs import Call, Inputs, check_divi
 
 
 class Given(nn.Module):
-    """Takes the place of a projection, and returns a given tensor."""
+    """A module in the place of a projection, which returns a given tensor."""
 
     def __init__(self, x: Tensor):
         super().__init__()

@@ -1,16 +1,17 @@
 """Other packages' Linformer, Longformer, Performer, Reformer and BigBird as contenders.
 
-As in `peers` the projections of queries, keys, values and output are taken out, so that attention is compared with
-attention, and each gets its inputs in the form that its forward expects:
+As in `peers`, the projections of queries, keys, values and output are taken out, so that attention is compared with
+attention, and each module gets its inputs in the form that its forward method expects:
 
-- `linformer`: `LinformerSelfAttention` with projections of the tokens that all heads share; to_q, to_k, to_v return
+- `linformer`: `LinformerSelfAttention`, with projections of the tokens that all heads share; to_q, to_k and to_v return
   the given tensors, to_out is the identity.
-- `performer_pytorch`: `FastAttention` takes head-split tensors as they are.
-- `reformer_pytorch`: `LSHAttention` takes one tensor for queries and keys, heads in the batch; buckets of 64.
-- `transformers`: `LongformerSelfAttention` without global tokens and `BigBirdBlockSparseAttention` with blocks of 64,
-  whose projections return the given tensors, for Longformer as copies.
+- `performer_pytorch`: `FastAttention`, which takes head-split tensors as they are.
+- `reformer_pytorch`: `LSHAttention`, which takes one tensor for queries and keys, with heads in the batch; buckets of
+  64.
+- `transformers`: `LongformerSelfAttention` without global tokens and `BigBirdBlockSparseAttention` with blocks of 64;
+  their projections return the given tensors, copies of them for Longformer.
 
-None supports 16-bit dtypes on a CPU in every operation; where one fails, the notes of its rows say so.
+None of them supports 16-bit dtypes on a CPU in every operation; where one fails, the notes of its rows say so.
 """
 
 import torch

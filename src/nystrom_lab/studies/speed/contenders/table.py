@@ -1,6 +1,6 @@
-"""The contenders of speed measurements: one table, from a name to how it is built and what it needs.
+"""The contenders of the speed measurements: one table, from a name to how the contender is built and what it needs.
 
-A contender is named "softmax" or, with its number of landmarks, "nystrom-64". A new method is one more entry.
+A contender has a name such as "softmax" or, with its number of landmarks, "nystrom-64". A new method is one more entry.
 """
 
 import importlib.util
@@ -32,14 +32,14 @@ Build = Callable[[Inputs, int, bool], Call]
 
 @dataclass(frozen=True)
 class Contender:
-    """What can be timed.
+    """Something that can be timed.
 
     Attributes:
         summary: What it is, in a few words.
         number: Meaning of the number after its name, such as "landmarks"; None if it has none.
         default: Whether its number may be omitted, for the method's default options.
-        build: Makes a call of inputs, the number (0 where it has none) and whether to include the skip; raises
-            ValueError where it cannot run on them.
+        build: Makes a call from inputs, the number (0 if it has none) and whether to include the skip; raises
+            ValueError if it cannot run on them.
         quadratic: Whether its time grows with the square of n.
         squares: n x n matrices that a forward pass holds at once, per sequence and head.
         strips: n x m matrices that it holds at once, m being its number.
@@ -68,7 +68,7 @@ class Ours:
         method: Its name in the registry.
         options: Its options for a number and n tokens.
         compiled: Whether it is compiled by `torch.compile`, for its length only.
-        backend: What compiles that graph.
+        backend: The compiler's backend.
     """
 
     method: str
@@ -89,7 +89,7 @@ class Ours:
 
 
 def _sized(method: str) -> Callable[[int, int], dict[str, object]]:
-    """The options of a method for the number after its name; without one, those that it has by default."""
+    """The options of a method for the number after its name; the default options without a number."""
     return lambda number, n: size_options(method, number or None)
 
 
@@ -266,7 +266,7 @@ DEFAULT = (
     "transformers-64",
     "nystrom-attention-64",
 )
-# On a GPU, these too.
+# Also measured on a GPU.
 DEFAULT_ON_GPU = ("nystrom-triton-64", "nystrom-compiled-64", "near_far-triton", "skyformer-triton-128")
 
 

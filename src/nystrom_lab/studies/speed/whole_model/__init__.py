@@ -1,1 +1,1 @@
-"""Whole encoders over the number of tokens."""
+"""Time and memory of whole encoders over the number of tokens."""

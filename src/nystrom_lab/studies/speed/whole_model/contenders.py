@@ -1,8 +1,8 @@
-"""An encoder with random weights in place of one attention, so that `interleaved` measures it as it measures those.
+"""A whole encoder with random weights as a contender, so that `interleaved` measures it as it measures one attention.
 
 The encoder is `nystrom.models.EncoderModel` with the norm after each block, as in BERT. Dropout is off. The forward
-pass goes from random tokens to the last hidden states; the backward pass begins with the random gradient of these, and
-ends with the gradients of all weights, the embeddings included.
+pass goes from random tokens to the last hidden states; the backward pass starts from a random gradient of these, and
+ends with the gradients of all weights, including the embeddings.
 """
 
 from collections.abc import Callable
@@ -33,7 +33,7 @@ class EncoderWith:
     seed: int
 
     def __call__(self, inputs: Inputs, number: int, skip: bool) -> Call:
-        """Build it, see `Contender.build`; of the inputs it takes the number of tokens and the gradient."""
+        """Build it, see `Contender.build`; of the inputs only length, sizes and gradient matter."""
         config = EncoderConfig(
             vocab_size=self.sizes.vocabulary,
             hidden_size=self.sizes.width,
@@ -59,7 +59,7 @@ class EncoderWith:
 
 
 def encoder_finder(sizes: EncoderSizes, seed: int) -> Callable[[str], tuple[Contender, int]]:
-    """What `find_contender` is for attentions: from a name such as "nystrom-64" to the encoder that has it.
+    """A function like `find_contender`, but from a name such as "nystrom-64" to the encoder with that attention.
 
     The function raises ValueError as `find_method` does.
     """

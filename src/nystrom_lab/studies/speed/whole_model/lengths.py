@@ -1,18 +1,19 @@
-"""Time and peak memory of a whole encoder over the number of tokens, exact attention beside a method in its place.
+"""Time and peak memory of a whole encoder over the number of tokens, with exact attention and with other methods.
 
 The Nyströmformer paper reports "significant speedups" over BERT (section 1), and measures one attention module (section
-5, Table 1). A model also has projections, feed-forward blocks and embeddings, which cost the same with every method: so
-its ratio is nearer to one than that of the attention alone, the more so the shorter the text and the wider the model.
+5, Table 1). A model also has projections, feed-forward blocks and embeddings, which cost the same with every method.
+Its ratio is therefore nearer to one than that of the attention alone, the more so the shorter the text and the wider
+the model.
 
-Each method is measured forward and forward+backward, at the sizes of BERT-base or of a model, all of them interleaved:
-see `nystrom_lab.studies.speed.interleaved`. Each length, method and pass has two rows:
+Each method is measured forward and forward+backward, at the sizes of BERT-base or of a given model, all of them
+interleaved: see `nystrom_lab.studies.speed.interleaved`. Each length, method and pass has two rows:
 
 - "forward time" or "forward+backward time": the median in ms, `low` and `high` being the quartiles;
 - "forward memory" or "forward+backward memory": the peak beyond weights and inputs, in MB of 10^6 bytes, from a
   separate call; gradients of the weights are part of it; see `nystrom.clock`.
 
-What would not fit in half of the free memory, or would take longer than a limit per call, is not run: its rows hold NaN
-and a note with the estimate.
+A call that would not fit in half of the free memory, or would exceed the time limit, is skipped: its rows hold NaN and
+a note with the estimate.
 
 Source: Xiong et al. (2021), arXiv:2102.03902, sections 1 and 5.
 """
@@ -67,7 +68,7 @@ def run_model(
         intermediate: Width inside the feed-forward block; the model's, or 3072.
         batch: Sequences.
         kernel_size: Odd size of the skip convolution.
-        dtype: Of weights and activations.
+        dtype: Dtype of weights and activations.
         device: cpu, cuda or cuda:1.
         repeats: Timed calls of each method.
         seed: Seed of the weights and the tokens.

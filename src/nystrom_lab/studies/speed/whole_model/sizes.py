@@ -1,4 +1,4 @@
-"""The sizes of an encoder, those of BERT-base where nothing else is named.
+"""The sizes of an encoder; those of BERT-base by default.
 
 Source: Devlin et al. (2018), arXiv:1810.04805, for BERT-base.
 """
@@ -8,7 +8,7 @@ from pathlib import Path
 
 from nystrom.checks import check_at_least
 
-# The fields of a configuration of transformers; DistilBERT has a name of its own for the last.
+# The fields of a configuration of transformers; DistilBERT has another name for the intermediate size.
 _FIELDS = {
     "layers": ("num_hidden_layers",),
     "width": ("hidden_size",),
@@ -38,10 +38,10 @@ class EncoderSizes:
 
 
 def find_sizes(model: Path | None, **asked: int | None) -> EncoderSizes:
-    """The sizes that were asked for, by name or by a model.
+    """The sizes that were given, by name or by a model.
 
     Args:
-        model: Folder of an encoder, of which config.json alone is read; None for BERT-base.
+        model: Folder of an encoder, of which only config.json is read; None for BERT-base.
         **asked: Fields of `EncoderSizes`; None for those of the model.
 
     Raises:
@@ -55,7 +55,7 @@ def find_sizes(model: Path | None, **asked: int | None) -> EncoderSizes:
     sizes = replace(sizes, **{name: value for name, value in asked.items() if value is not None})
     if sizes.width % sizes.heads:
         raise ValueError(f"width is {sizes.width} but heads is {sizes.heads}; expected a multiple of the heads.")
-    # Its room imports torch, which the help of the commands need not wait for.
+    # The check of memory imports torch, which the help of the commands need not wait for.
     from nystrom.models.memory import check_memory
 
     check_memory(
