@@ -73,7 +73,7 @@ _EACH = "distance of one head to the pseudoinverse"
 
 def _plan_convergence(setting: Setting) -> Plan:
     real = find_heads(setting, small_texts=1)
-    numbers = (16, 32, 64, 128, 256) if setting.size == "paper" else (16, 64, 256)
+    numbers = (16, 32, 64, 128, 256) if setting.size == "paper" else (16, 64, 128)
     parts = [
         Part("pictures", partial(_measure_shown, real)),
         *(

@@ -45,7 +45,8 @@ from nystrom_lab.studies.reproduce.study import Part, Plan, Setting, Study, besi
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-ENTRIES, LENGTH, SAMPLE, QUESTIONS, ASKED, ROUNDS = (96, 192, 384, 768), 2048, 64, 100, 16, 5
+ENTRIES, LENGTH, SAMPLE, QUESTIONS, ASKED = (96, 192, 384, 768), 2048, 64, 100, 16
+ROUNDS = {"small": 3, "paper": 5}
 ERROR, TIME, RATIO = "relative error of the output", "time of 100 questions", "time of 100 questions / exact"
 OURS, WITH_SAMPLE, SPREAD, EACH, EXACT = "near_far", "near_far, asked", "subsampled", "near_far, each time", "softmax"
 
@@ -55,10 +56,10 @@ def _plan(setting: Setting) -> Plan:
     encoder.check_length(LENGTH, texts)
     parts = [
         Part("errors", partial(_measure_errors, encoder, texts)),
-        Part("times", partial(_measure_times, encoder)),
+        Part("times", partial(_measure_times, encoder, ROUNDS[setting.size])),
     ]
     said = {"model": encoder.name, "texts": encoder.prose.name, "tokens": str(LENGTH), "sequences": str(texts)}
-    return Plan(parts, said, beside_none(setting, f"{texts} texts instead of 8"))
+    return Plan(parts, said, beside_none(setting, f"{texts} texts instead of 8, fewer turns"))
 
 
 def sizes_of(entries: int) -> dict[str, Any]:
@@ -91,7 +92,7 @@ def _measure_errors(encoder: Encoder, texts: int, folder: Path) -> Iterable[Row]
         yield spread_row(ERROR, name, torch.stack(values), n=LENGTH, m=entries, facts=facts, seed=0)
 
 
-def _measure_times(encoder: Encoder, folder: Path) -> Iterable[Row]:
+def _measure_times(encoder: Encoder, rounds: int, folder: Path) -> Iterable[Row]:
     layer = encoder.layers // 2
     q, k, v = encoder.lengthened(LENGTH, folder).record(LENGTH, 1, (layer,))[layer]
     asked, keep = q[:, :, :ASKED], torch.ones(1, LENGTH, dtype=torch.bool)
@@ -109,7 +110,7 @@ def _measure_times(encoder: Encoder, folder: Path) -> Iterable[Row]:
         }
         with torch.no_grad():
             times = in_turns(
-                {name: partial(seconds, call, torch.device("cpu")) for name, call in calls.items()}, ROUNDS
+                {name: partial(seconds, call, torch.device("cpu")) for name, call in calls.items()}, rounds
             )
         facts = {"b": 1, "h": k.shape[1], "queries": ASKED, "threads": torch.get_num_threads()}
         shared: dict[str, Any] = {"n": LENGTH, "m": entries, "facts": facts, "device": cpu_name(), "seed": 0}

@@ -81,13 +81,14 @@ def _plan(setting: Setting) -> Plan:
         )
     size = min(512, encoder.positions)
     lengths = (size, 4 * size, 16 * size) if setting.size == "paper" else (size, 4 * size)
+    budgets = BUDGETS if setting.size == "paper" else BUDGETS[-1:]
     # Tokens of all texts of one length; the small size needs no more than the default texts have.
     whole = size * (2048 if setting.size == "paper" else 64)
     pairs = {n: min(_MOST, whole // (2 * n)) for n in lengths}
     encoder.check_length(whole + _CHOSEN_ON * max(lengths))
     parts = [
-        *(Part(f"n={n}", partial(_measure, encoder, n, count)) for n, count in pairs.items()),
-        *(Part(f"times-n={n}", partial(_measure_times, encoder, n, count)) for n, count in pairs.items()),
+        *(Part(f"n={n}", partial(_measure, encoder, n, count, budgets)) for n, count in pairs.items()),
+        *(Part(f"times-n={n}", partial(_measure_times, encoder, n, count, budgets)) for n, count in pairs.items()),
     ]
     said = {
         "model": encoder.name,
@@ -96,19 +97,19 @@ def _plan(setting: Setting) -> Plan:
         "pairs": " ".join(map(str, pairs.values())),
         "methods": " ".join(METHODS),
         "candidates": " ".join(CANDIDATES),
-        "budgets": " ".join(map(str, BUDGETS)),
+        "budgets": " ".join(map(str, budgets)),
         "rounds": str(_ROUNDS),
     }
-    left_out = "a quarter of the texts of the shortest length, a sixteenth of those four times as long, none longer"
+    left_out = "a quarter of the texts of the shortest length, a sixteenth at four times that, none longer, one budget"
     return Plan(parts, said, beside_none(setting, left_out))
 
 
-def _measure(encoder: Encoder, n: int, pairs: int, folder: Path) -> Iterable[Row]:
+def _measure(encoder: Encoder, n: int, pairs: int, budgets: Sequence[float], folder: Path) -> Iterable[Row]:
     """Choose the plans, and compare them and the methods on the texts."""
     model, texts, others = _prepare(encoder, n, pairs, folder)
     models = {name: _attending(model, _uniform(model, name)) for name in METHODS}
     plans: dict[str, AttentionPlan] = {}
-    for budget in BUDGETS:
+    for budget in budgets:
         name = f"plan {budget:g}"
         batches = [{"input_ids": ids[None]} for ids in others]
         plans[name] = choose_plan(model, batches, budget=budget, methods=CANDIDATES)
@@ -125,11 +126,11 @@ def _measure(encoder: Encoder, n: int, pairs: int, folder: Path) -> Iterable[Row
             )  # fmt: skip
 
 
-def _measure_times(encoder: Encoder, n: int, pairs: int, folder: Path) -> Iterable[Row]:
+def _measure_times(encoder: Encoder, n: int, pairs: int, budgets: Sequence[float], folder: Path) -> Iterable[Row]:
     """Time and memory of the encoder on the first text, with the plans that were chosen."""
     model, texts, _ = _prepare(encoder, n, pairs, folder)
     models = {name: _attending(model, _uniform(model, name)) for name in METHODS}
-    for budget in BUDGETS:
+    for budget in budgets:
         models[f"plan {budget:g}"] = _attending(model, read_plan(_plan_file(folder, n, budget)))
     facts = {"b": 1, "threads": torch.get_num_threads(), "positions": _positions(encoder, n)}
     calls = {name: partial(_hidden, each, texts[:1]) for name, each in models.items()}

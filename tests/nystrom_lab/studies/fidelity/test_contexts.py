@@ -14,7 +14,7 @@ STUDY = STUDIES[NAME]
 
 
 def test_a_context_is_nearer_the_more_it_keeps(tiny_setting, prose, tmp_path, monkeypatch):
-    for name, value in (("LENGTH", 256), ("ROUNDS", 1), ("QUESTIONS", 2), ("ENTRIES", (24, 48, 256))):
+    for name, value in (("LENGTH", 256), ("ROUNDS", {"small": 1}), ("QUESTIONS", 2), ("ENTRIES", (24, 48, 256))):
         monkeypatch.setattr(contexts, name, value)
     (tmp_path / "long.txt").write_text(prose.read_text() * 4)
     run_study(check_study(NAME, replace(tiny_setting, texts=(tmp_path / "long.txt",)), tmp_path), lambda line: None)

@@ -41,17 +41,17 @@ def test_a_length_beyond_the_positions(long_setting, tmp_path):
     job = job._replace(plan=job.plan._replace(parts=[part for part in job.plan.parts if part.name.endswith("n=128")]))
     run_study(job, lambda line: None)
     folder = tmp_path / f"{NAME}-small"
-    assert (folder / "plan-128-0.05.json").is_file()
+    assert (folder / "plan-128-0.1.json").is_file()
     assert (folder / f"{NAME}.png").is_file()
     rows = {(row.quantity, row.method): row for row in read_rows(folder / "rows.csv")}
     assert rows[ERROR, "softmax"].value == rows[CHANGED, "softmax"].value == 0
     assert rows[RATIO, "softmax"].value == 1
-    assert rows[FOUND, "softmax"].repeats == 128
-    assert rows[ERROR, "plan 0.05"].value < rows[ERROR, "nystrom-64"].value
+    assert rows[FOUND, "softmax"].repeats == 16
+    assert rows[ERROR, "plan 0.1"].value < rows[ERROR, "nystrom-64"].value
     assert rows[MEMORY, "near_far"].value > 0
     assert "positions=32,interpolated" in rows[TIME, "near_far"].words
     tables = STUDIES[NAME].tables(list(rows.values()))
-    assert [line[1] for line in tables[0].lines] == ["softmax", "nystrom-64", "near_far", "plan 0.05", "plan 0.1"]
+    assert [line[1] for line in tables[0].lines] == ["softmax", "nystrom-64", "near_far", "plan 0.1"]
     assert "layer" in tables[1].lines[0][2]
 
 
