@@ -27,6 +27,7 @@ def draw_lines(
     x_label: str,
     y_label: str,
     band: str,
+    line: str = "means",
     columns: int = 2,
     log_x: bool = True,
     log_y: bool = True,
@@ -40,6 +41,7 @@ def draw_lines(
         x_label: Name of the horizontal axis.
         y_label: Name of the vertical axis, with the unit.
         band: What `low` and `high` are, for the legend, such as "quartiles over heads and texts"; "" for no bands.
+        line: What `value` is, where there are bands.
         columns: Panels in a row.
         log_x: Whether the horizontal axis is logarithmic; then it has a number for each size.
         log_y: Whether the vertical axis is logarithmic.
@@ -81,14 +83,14 @@ def draw_lines(
         for axes in figure.axes[: len(panels)]:
             _name_ends(axes)
         if band:
-            figure.supxlabel(f"lines: means; bands: {band}", fontsize=7.5)
+            figure.supxlabel(f"lines: {line}; bands: {band}", fontsize=7.5)
         return figure
     figure.legend(
         handles.values(),
         handles.keys(),
         loc="outside lower center",
         ncols=min(5, len(handles)),
-        title=f"lines: means; bands: {band}" if band else None,
+        title=f"lines: {line}; bands: {band}" if band else None,
         title_fontsize=7.5,
     )
     return figure

@@ -433,7 +433,10 @@ def _apart(ours: Tensor, others: Tensor) -> float:
 
 def _figures(rows: Sequence[Row], folder: Path) -> "Mapping[str, Figure]":
     panels = {time: [row for row in _of(rows, time) if not math.isnan(row.value)] for time in PASSES.values()}
-    return {"": draw_lines(panels, over=lambda row: row.n, x_label="tiles n", y_label="ms", band="quartiles")}
+    figure = draw_lines(
+        panels, over=lambda row: row.n, x_label="tiles n", y_label="ms", band="quartiles", line="medians"
+    )
+    return {"": figure}
 
 
 STUDIES = {"slides": Study(plan=_plan, tables=_tables, verdicts=_verdicts, figures=_figures)}

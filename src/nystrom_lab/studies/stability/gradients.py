@@ -160,8 +160,9 @@ def _figures(rows: Sequence[Row], folder: Path) -> "Mapping[str, Figure]":
         for layer in ends
     }
     band = "quartiles over heads and texts"
-    figure = draw_lines(panels, over=lambda row: row.m, x_label="landmarks m", y_label=RATIO, band=band, log_y=False)
-    figure.legends[0].set_title(f"lines: medians; bands: {band}")
+    figure = draw_lines(
+        panels, over=lambda row: row.m, x_label="landmarks m", y_label=RATIO, band=band, line="medians", log_y=False
+    )
     for axes in figure.axes[: len(panels)]:
         axes.axhline(1, color=REFERENCE, linewidth=0.6, linestyle=":")
     return {"": figure}

@@ -359,6 +359,7 @@ def _figures(rows: Sequence[Row], folder: Path) -> "Mapping[str, Figure]":
             x_label="step",
             y_label="held-out accuracy, %",
             band="95 % intervals",
+            line="single runs",
             log_x=False,
             log_y=False,
             share_y=False,
