@@ -194,16 +194,16 @@ def _verdicts(rows: Sequence[Row]) -> Sequence[Verdict]:
         Verdict(
             "The error is at most the bound of Proposition 1.",
             _holds(within, kinds >= set(product(WEIGHTS, _INVERSES))),
-            f"it holds in {_least(within)} of the heads; with pretrained weights and six iterations the bound is "
+            f"it {_least(within)}; with pretrained weights and six iterations the bound is "
             f"{min(ratios):.0f} to {max(ratios):.1g} times the error (medians, by m). The norm of Z alone gives a "
             f"bound of {plain[64]:.0f} at m = 64, Proposition 1 one of {bound[64]:.1g}."
             if ratios and 64 in plain
-            else f"it holds in {_least(within)} of the heads.",
+            else f"it {_least(within)}.",
         ),
         Verdict(
             "With every token a landmark the error is at most the bound of Lemma 2.",
             _holds(lemma, {row.fact("weights") for row in lemma} >= set(WEIGHTS)),
-            f"it holds in {_least(lemma)} of the heads after any number of iterations.",
+            f"it {_least(lemma)} after any number of iterations.",
         ),
         Verdict(
             "With every token a landmark the approximation converges to attention.",
@@ -222,7 +222,7 @@ def _holds(shares: Sequence[Row], complete: bool) -> bool | None:
 
 
 def _least(shares: Sequence[Row]) -> str:
-    return f"{min(row.value for row in shares):.1%}" if shares else "none"
+    return f"holds in {min(row.value for row in shares):.1%} of the heads" if shares else "was not measured"
 
 
 def _figures(rows: Sequence[Row], folder: Path) -> "Mapping[str, Figure]":
