@@ -20,7 +20,7 @@ class Entry:
         home: The module in `nystrom_lab.studies` whose `STUDIES` holds it.
         needs: Requirements at the small size, beyond this library; "" for none.
         paper_needs: Additional requirements of the paper's size.
-        minutes: Approximate minutes of the small size on two cores; None if they were not measured.
+        minutes: Approximate minutes of the small size on one thread; None if they were not measured.
         trains: Whether it trains models or reads trained runs; --all leaves such a study out until it has rows.
     """
 
@@ -48,7 +48,7 @@ CATALOGUE: dict[str, Entry] = {
         source=f"{_N}, Table 1",
         home="speed.as_printed",
         paper_needs="a GPU",
-        minutes=0.8,
+        minutes=1.4,
     ),
     "nystromformer-table-2": Entry(
         shows="GLUE and IMDB after fine-tuning",
@@ -72,7 +72,7 @@ CATALOGUE: dict[str, Entry] = {
         home="approximation.attention_maps",
         needs=_ENCODER,
         paper_needs=_TRAINED_BERT,
-        minutes=0.2,
+        minutes=0.3,
     ),
     "nystromformer-figure-3": Entry(
         shows="attention of several heads, exact above approximate",
@@ -80,7 +80,7 @@ CATALOGUE: dict[str, Entry] = {
         home="approximation.attention_maps",
         needs=_ENCODER,
         paper_needs=_TRAINED_BERT,
-        minutes=0.2,
+        minutes=0.4,
     ),
     "nystromformer-figure-5": Entry(
         shows="MLM and SOP of small models over the steps",
@@ -112,7 +112,7 @@ CATALOGUE: dict[str, Entry] = {
         home="approximation.landmark_choice",
         needs=_ENCODER,
         paper_needs=_TRAINED_BERT,
-        minutes=1.2,
+        minutes=1.9,
     ),
     "supplement-figure-2": Entry(
         shows="attention matrices from 16, 64 and 256 landmarks, beside the softmax matrix",
@@ -120,7 +120,7 @@ CATALOGUE: dict[str, Entry] = {
         home="approximation.landmark_choice",
         needs=_ENCODER,
         paper_needs=_TRAINED_BERT,
-        minutes=0.8,
+        minutes=1.3,
     ),
     "supplement-figure-3": Entry(
         shows="the pseudoinverse after 2, 4 and 6 iterations, and the order of convergence",
@@ -128,7 +128,7 @@ CATALOGUE: dict[str, Entry] = {
         home="approximation.pseudoinverse",
         needs=_ENCODER,
         paper_needs=_TRAINED_BERT,
-        minutes=3,
+        minutes=0.6,
     ),
     "supplement-figure-4": Entry(
         shows="the pseudoinverse of six heads after 6 iterations",
@@ -152,7 +152,7 @@ CATALOGUE: dict[str, Entry] = {
         home="approximation.error_bound",
         needs=_ENCODER,
         paper_needs=_TRAINED_BERT,
-        minutes=0.4,
+        minutes=0.8,
     ),
     "skyformer-table-1": Entry(
         shows="accuracies in the Long Range Arena",
@@ -167,7 +167,7 @@ CATALOGUE: dict[str, Entry] = {
         source=f"{_S}, Table 2",
         home="speed.as_printed",
         paper_needs="a GPU",
-        minutes=5,
+        minutes=3,
     ),
     "skyformer-figure-1": Entry(
         shows="spectral norm of the error of each method over features and length",
@@ -175,7 +175,7 @@ CATALOGUE: dict[str, Entry] = {
         home="approximation.spectral_norm",
         needs=_ENCODER,
         paper_needs=_BERT,
-        minutes=0.7,
+        minutes=1,
     ),
     "skyformer-figure-2": Entry(
         shows="validation accuracy over the seconds and steps of training",
@@ -199,21 +199,21 @@ CATALOGUE: dict[str, Entry] = {
         home="approximation.completion",
         needs=_ENCODER,
         paper_needs=_TRAINED_BERT,
-        minutes=0.5,
+        minutes=0.1,
     ),
     "skyformer-gradients": Entry(
         shows="gradients through eq. 4-6 as printed, and through this library's variant, beside softmax's",
         source=f"{_S}, section 4.5 (remark)",
         home="stability.gradients",
         needs=_ENCODER,
-        minutes=0.4,
+        minutes=0.2,
     ),
     "skyformer-theorem-2": Entry(
         shows="error of independent draws beside the statistical dimension",
         source=f"{_S}, Definition 2 and Theorem 2",
         home="approximation.statistical_dimension",
         needs=_ENCODER,
-        minutes=4,
+        minutes=2.7,
     ),
     "skyformer-lemma-3": Entry(
         shows="singular values of the scaled landmark matrix, beside the lemma's sharp form",
@@ -221,7 +221,7 @@ CATALOGUE: dict[str, Entry] = {
         home="approximation.preconditioner",
         needs=_ENCODER,
         paper_needs=_TRAINED_BERT,
-        minutes=0.6,
+        minutes=0.1,
     ),
     "skyformer-appendix-a": Entry(
         shows="validation loss over seconds and steps",
@@ -253,13 +253,13 @@ CATALOGUE: dict[str, Entry] = {
         home="approximation.inversion",
         needs=_ENCODER,
         paper_needs=f"{_TRAINED_BERT}, and a GPU",
-        minutes=2,
+        minutes=1.3,
     ),
     "complexity": Entry(
         shows="counted multiplications and stored numbers beside the formulas",
         source=f"{_N}, section 3, and the description page",
         home="approximation.complexity",
-        minutes=0.4,
+        minutes=0.6,
     ),
     "low-rank": Entry(
         shows="singular values of softmax and Gaussian score matrices",
@@ -273,20 +273,21 @@ CATALOGUE: dict[str, Entry] = {
         source="this library",
         home="fidelity.front",
         needs=_ENCODER,
-        minutes=2,
+        minutes=1.7,
     ),
     "long-inputs": Entry(
         shows="an encoder on texts beyond its 512 tokens: error, time and memory at each length",
         source="this library",
         home="fidelity.long_inputs",
         needs=_ENCODER,
+        minutes=3,
     ),
     "near-far-context": Entry(
         shows="a context that is compressed once and asked many times: error over the entries kept, and time",
         source="this library",
         home="fidelity.contexts",
         needs=_ENCODER,
-        minutes=0.5,
+        minutes=1,
     ),
     "slides": Entry(
         shows="bags of tiles: the order of the tiles, and what a layer costs beside others",
@@ -306,13 +307,14 @@ CATALOGUE: dict[str, Entry] = {
         source="this library",
         home="fidelity.calibration",
         needs=_ENCODER,
-        minutes=0.5,
+        minutes=0.2,
     ),
     "inspect-plans": Entry(
         shows="an encoder with near_far and with plans: error, time, memory, and a retrieval",
         source="this library",
         home="fidelity.planned",
         needs=_ENCODER,
+        minutes=3,
     ),
     "arena-ablation": Entry(
         shows="how far each part of a model lifts accuracy on Text and ListOps, and what attention adds to all",
@@ -331,7 +333,7 @@ CATALOGUE: dict[str, Entry] = {
         shows="a training step of the preset modern beside the plain model's, over the length",
         source="this library",
         home="arena.modern_step",
-        minutes=3,
+        minutes=2.5,
     ),
     "blog": Entry(
         shows="the masked word of the Hugging Face post, its five scores",
