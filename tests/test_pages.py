@@ -81,6 +81,7 @@ def test_the_tables_of_joined_reviews_are_those_of_the_rows():
         ("the first 512 tokens, exact attention", "short/best", "softmax"),
         ("4,096 tokens, `near_far`", "long-near_far-repeat", "near_far"),
         ("4,096 tokens, `nystrom-64`", "long-nystrom-repeat", "nystrom-64"),
+        ("4,096 tokens, a plan", "long-planned", "nystrom_plan"),
     ):
         before = found["test accuracy", "predict", model, method]
         after, seconds, memory = (
