@@ -114,7 +114,7 @@ def test_an_interrupted_study_goes_on_and_ends_like_one_that_was_not(tiny_settin
     def job_of(folder):
         job = check_study("supplement-figure-3", tiny_setting, tmp_path / folder)
         names = [part.name for part in job.plan.parts]
-        assert names[:4] == ["pictures", "pretrained-m=16", "pretrained-m=64", "pretrained-m=256"]
+        assert names[:4] == ["pictures", "pretrained-m=16", "pretrained-m=64", "pretrained-m=128"]
         parts = [part for part in job.plan.parts if part.name in ("pictures", "pretrained-m=16", "initialised-m=16")]
         return job._replace(plan=job.plan._replace(parts=parts))
 
