@@ -14,7 +14,7 @@ class StudyLine(NamedTuple):
         source: Its place in the papers.
         needs: Requirements of the small size; "" for none.
         paper_needs: Additional requirements of the paper's size.
-        minutes: Minutes that the small size takes on two cores; "" if not measured.
+        minutes: Minutes that the small size takes on one thread; "" if not measured.
         state: Whether it was run, and at which size.
     """
 
@@ -37,7 +37,7 @@ def _block(line: StudyLine, width: int) -> str:
     if line.needs or line.paper_needs:
         facts.append("; ".join(filter(None, (line.needs, line.paper_needs and f"--size paper: {line.paper_needs}"))))
     head = f"{line.name}: {line.shows}"
-    state = f"{line.state}" + (f"; about {line.minutes} min on two cores" if line.minutes else "")
+    state = f"{line.state}" + (f"; about {line.minutes} min on one thread" if line.minutes else "")
     return "\n".join(
         [
             textwrap.fill(head, width, subsequent_indent="    "),

@@ -76,4 +76,4 @@ def test_the_list_fits_the_terminal():
     text = catalogue_text([line, line], 60)
     assert max(map(len, text.splitlines())) <= 60
     assert "needs a model; --size paper: a GPU" in text
-    assert "small; about 2 min on two cores" in text
+    assert "small; about 2 min on one thread" in text

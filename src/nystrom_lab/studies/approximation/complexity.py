@@ -226,7 +226,7 @@ def _verdicts(rows: Sequence[Row]) -> Sequence[Verdict]:
     exact = _ratios(rows, MULTIPLICATIONS, HAND)
     return [
         Verdict(
-            "Nyströmformer scales linearly in time and memory.",
+            "Nyströmformer scales linearly, in multiplications and stored numbers.",
             _at_most(ours, _LINEAR),
             f"its exponents are {_range(ours)} at the longest n, and {_range(early)} up to n = 2048.",
         ),
