@@ -89,8 +89,8 @@ class Progress:
     def doing(self, step: str) -> Iterator[None]:
         """One part of the work whose own progress is unknown: its seconds are shown meanwhile, and it counts as one.
 
-        The time left is estimated from the parts before, unless the unit is "steps": those may differ too much in
-        length.
+        The time left is estimated from the parts before, as long as this one takes no longer than their mean, and
+        unless the unit is "steps": those may differ too much in length.
         """
         began, ended = time.monotonic(), threading.Event()
         self._due = began + _FIRST
@@ -119,8 +119,9 @@ class Progress:
         said = (
             f"{self.what}: {step}, {self.unit.removesuffix('s')} {self.done + 1} of {self.total}, {duration(seconds)}"
         )
-        if self.total is not None and done and self.unit != _STEPS:
-            said += f", about {duration(max(before / done * (self.total - self.done) - seconds, 0))} left"
+        # One that takes longer than those before would be told to end at once.
+        if self.total is not None and done and self.unit != _STEPS and seconds <= before / done:
+            said += f", about {duration(before / done * (self.total - self.done) - seconds)} left"
         if self._lines:
             self._say(said)
         else:

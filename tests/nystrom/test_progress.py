@@ -120,6 +120,9 @@ def test_parts_tell_what_is_left(clock, monkeypatch):
             clock[0] += 15
             # One part took 40 s, two are left of which one is 15 s old.
             eventually("study: b, part 3 of 4, 15 s, about 65 s left\n", screen.getvalue)
+            clock[0] += 30
+            # It takes longer than the one before: how long is not known.
+            eventually("study: b, part 3 of 4, 45 s\n", screen.getvalue)
 
 
 def test_a_step_that_fails_ends_what_is_shown(monkeypatch, clock):

@@ -223,6 +223,9 @@ def _changed_options(method: AttentionHeads) -> dict[str, Any]:
 def _check_gain(model: PreTrainedModel, use: AttentionUse) -> None:
     if not use.layers:
         what = f"ran exact attention in {', '.join(use.exact)}" if use.exact else "never asked for it"
+        way_out = (
+            ": leave the plan out, or make one with a larger budget or for longer texts." if use.method == PLAN else "."
+        )
         raise ValueError(
-            f"{type(model).__name__} is set to {use.method!r} but {what}, so nothing is gained by the method."
+            f"{type(model).__name__} is set to {use.method!r} but {what}, so nothing is gained by the method{way_out}"
         )

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from nystrom_lab.cli import data, inspection, models, reproduce, studies, train
 from nystrom_lab.cli.faults import expected
-from nystrom_lab.cli.streams import standing_streams
+from nystrom_lab.cli.streams import plain_warnings, standing_streams
 
 # Options that name files to write.
 _OUTPUTS = ("--to", "--figure", "--gather")
@@ -43,7 +43,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for name, command in COMMANDS.items():
         if words[: len(name.split())] == name.split():
             lasting = command.lasting or any(word.partition("=")[0] in _OUTPUTS for word in words)
-            with standing_streams(lasting=lasting):
+            with standing_streams(lasting=lasting), plain_warnings():
                 return _guarded(command.act, name, words[len(name.split()) :])
     with standing_streams(lasting=False):
         return _guarded(_answer, "", words)

@@ -1,4 +1,4 @@
-"""Handle standard streams that are closed, broken or full.
+"""Handle standard streams that are closed, broken or full, and what is printed to them beside results.
 
 A command that writes files continues when its output is closed: `nystrom finetune ... | head -1` trains to the end. Any
 other command ends as soon as it cannot print.
@@ -7,9 +7,14 @@ other command ends as soon as it cannot print.
 import io
 import os
 import sys
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import Any, TextIO
+
+# The packages nystrom and nystrom_lab.
+_OURS = [Path(__file__).parents[2] / name for name in ("nystrom", "nystrom_lab")]
 
 
 class ClosedOutput(OSError):
@@ -74,6 +79,23 @@ def standing_streams(*, lasting: bool) -> Iterator[None]:
             with suppress(OSError):
                 stream.flush()
         sys.stdout, sys.stderr = before
+
+
+@contextmanager
+def plain_warnings() -> Iterator[None]:
+    """Print warnings of this project as one line, without the line of code that they come from."""
+    usual = warnings.formatwarning
+
+    def say(message, category, filename, lineno, line=None):
+        if any(Path(filename).is_relative_to(folder) for folder in _OURS):
+            return f"nystrom: warning: {message}\n"
+        return usual(message, category, filename, lineno, line)
+
+    warnings.formatwarning = say
+    try:
+        yield
+    finally:
+        warnings.formatwarning = usual
 
 
 def _standing(stream: TextIO | None, descriptor: int, own: TextIO | None, lasting: bool) -> io.TextIOBase | TextIO:

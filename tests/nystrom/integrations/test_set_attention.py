@@ -16,6 +16,7 @@ from transformers import (
 )
 
 import nystrom
+from nystrom.attention.plan import AttentionPlan
 from nystrom.inspection import inspect_model
 from nystrom.integrations import check_attention, set_attention
 from nystrom.models import EncoderConfig, EncoderModel
@@ -135,6 +136,14 @@ def test_a_model_that_calls_exact_attention_itself_is_pointed_to_the_function():
 def test_a_model_without_attention_is_found_out():
     model = AutoModel.from_config(FNetConfig(**SIZES), attn_implementation="nystrom").eval()
     with pytest.raises(ValueError, match="FNetModel is set to 'nystrom' but never asked for it"):
+        check_attention(model, IDS)
+
+
+@pytest.mark.refuses
+def test_a_plan_that_keeps_all_layers_exact_is_found_out():
+    model = AutoModel.from_config(BertConfig(**SIZES)).eval()
+    set_attention(model, AttentionPlan((("softmax", {}), ("softmax", {}))))
+    with pytest.raises(ValueError, match=r"so nothing is gained by the method: leave the plan out, or make one with"):
         check_attention(model, IDS)
 
 

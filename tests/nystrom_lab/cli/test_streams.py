@@ -1,12 +1,20 @@
 """Closed, broken and full streams: what leaves files goes on, what only prints ends in one line."""
 
+import importlib.util
 import os
 import subprocess
 import sys
+import warnings
+from pathlib import Path
 
 import pytest
 
 from nystrom_lab.cli.main import COMMANDS
+from nystrom_lab.cli.streams import plain_warnings
+
+SPEC = importlib.util.spec_from_file_location("cifar_like", Path(__file__).parents[1] / "data" / "cifar_like.py")
+cifar_like = importlib.util.module_from_spec(SPEC)
+SPEC.loader.exec_module(cifar_like)
 
 # A command that prints more than a buffer holds, and writes a file at its end.
 SCRIPT = """
@@ -71,3 +79,32 @@ def test_what_trains_and_measures_leaves_files():
     kept = {name for name, command in COMMANDS.items() if command.lasting}
     assert {"train", "pretrain", "finetune", "lra run", "reproduce", "bench efficiency"} <= kept
     assert not kept & {"methods", "predict", "lra table", "evaluate", "data show"}
+
+
+def test_a_warning_is_one_line(tmp_path):
+    folder = cifar_like.write_binary(tmp_path / "cifar-10-batches-bin", cifar_like.make_batches())
+    words = [
+        "data",
+        "prepare",
+        "image",
+        "--from",
+        folder,
+        "--to",
+        tmp_path / "image",
+        "--val",
+        "20",
+        "--no-check-counts",
+    ]
+    done = subprocess.run([sys.executable, "-m", "nystrom_lab", *words], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    lines = done.stderr.splitlines()
+    assert [line.partition(" holds ")[0] for line in lines] == [f"nystrom: warning: {folder}"] * 2, lines
+
+
+def test_a_warning_of_others_keeps_its_place():
+    usual = warnings.formatwarning
+    with plain_warnings():
+        assert warnings.formatwarning("late", UserWarning, os.__file__, 3, "x") == usual(
+            "late", UserWarning, os.__file__, 3, "x"
+        )
+    assert warnings.formatwarning is usual
