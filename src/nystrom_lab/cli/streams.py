@@ -88,7 +88,7 @@ def plain_warnings() -> Iterator[None]:
 
     def say(message, category, filename, lineno, line=None):
         if any(Path(filename).is_relative_to(folder) for folder in _OURS):
-            return f"nystrom: warning: {message}\n"
+            return f"warning: {message}\n"
         return usual(message, category, filename, lineno, line)
 
     warnings.formatwarning = say

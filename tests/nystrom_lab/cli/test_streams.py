@@ -98,7 +98,7 @@ def test_a_warning_is_one_line(tmp_path):
     done = subprocess.run([sys.executable, "-m", "nystrom_lab", *words], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     lines = done.stderr.splitlines()
-    assert [line.partition(" holds ")[0] for line in lines] == [f"nystrom: warning: {folder}"] * 2, lines
+    assert [line.partition(" holds ")[0] for line in lines] == [f"warning: {folder}"] * 2, lines
 
 
 def test_a_warning_of_others_keeps_its_place():
