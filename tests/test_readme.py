@@ -15,6 +15,7 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+FAKE_SLURM = ROOT / "tests" / "nystrom_lab" / "training" / "grid" / "fake_slurm.py"
 SPEC = importlib.util.spec_from_file_location("cifar_like", ROOT / "tests" / "nystrom_lab" / "data" / "cifar_like.py")
 cifar_like = importlib.util.module_from_spec(SPEC)
 SPEC.loader.exec_module(cifar_like)
@@ -23,7 +24,6 @@ SPEC.loader.exec_module(cifar_like)
 NOT_RUN = {
     **dict.fromkeys(("git clone", "cd ", "make ", "pip install"), "the Makefile has done it"),
     **dict.fromkeys(("pytest -m gpu", "nystrom bench efficiency --device cuda", "python tools/tune_tiles"), "GPU"),
-    "nystrom lra run --preset skyformer --to /shared": "a cluster, which test_slurm.py stands in for",
     "nystrom reproduce --all": "half an hour; each of its studies has tests of its own",
     **dict.fromkeys(
         [f"nystrom reproduce {name}" for name in ("nystromformer-figure-5", "nystromformer-table-2", "long-inputs")],
@@ -41,6 +41,8 @@ SHORTER = {
     "nystrom finetune rte": "--steps 2 --max-length 64",
     "nystrom finetune --data single": "--epochs .1 --batch-size 2 --max-length 64",
     "nystrom finetune": "--steps 2 --warmup-steps 1 --batch-size 2 --accumulation 1 --max-length 64",
+    "nystrom lra run --preset skyformer --to /shared": "--steps 2 --evaluate-every 2 --tasks listops --methods nystrom"
+    " --seeds 0 --to runs/lra --data data --slurm.gpus 0",
     "nystrom lra run --preset": "--steps 2 --evaluate-every 2 --tasks listops --methods softmax nystrom --seeds 0",
     "nystrom inspect": "--length 512 --num-texts 1 --methods nystrom-4",
     "nystrom data prepare image": "--no-check-counts --val 30",
@@ -83,6 +85,11 @@ def presupposed(tmp_path_factory, tiny_bert, prose):
     for folder, pattern in (("examples", "*.py"), ("results", "*.csv")):
         for file in (ROOT / folder).glob(pattern):
             (at / folder / file.name).symlink_to(file)
+
+    (at / "bin").mkdir()
+    for name in ("sbatch", "squeue", "srun"):
+        (at / "bin" / name).write_text(f'#!/bin/sh\nexec "{sys.executable}" "{FAKE_SLURM}" {name} "$@"\n')
+        (at / "bin" / name).chmod(0o755)
 
     lines = prose.read_text().splitlines()
     lines += [" ".join(reversed(line.split())) for line in lines]
@@ -152,9 +159,10 @@ def test_commands_run(page, presupposed, tmp_path):
     """All of a page in order, long ones shortened; what a test cannot run must at least parse, as --help shows."""
     work = tmp_path / "work"
     shutil.copytree(presupposed, work, symlinks=True)
+    path = os.pathsep.join([str(work / "bin"), str(Path(sys.executable).parent), os.environ["PATH"]])
+    env = {**os.environ, "PATH": path, "FAKE_SLURM": str(tmp_path), "OMP_NUM_THREADS": "1"}
     # Kernels are interpreted in tests without a GPU; commands run as they do for a user.
-    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-    env = {**os.environ, "PATH": path, "TRITON_INTERPRET": "0", "OMP_NUM_THREADS": "1"}
+    env["TRITON_INTERPRET"] = "0"
     lines = "\n".join(blocks(page, "bash")).replace("\\\n", " ").splitlines()
     for made in re.findall(r"--to (data/\S+)", "\n".join(lines)):
         shutil.rmtree(work / made, ignore_errors=True)
