@@ -114,3 +114,12 @@ def test_the_parts_of_an_encoder_are_those_of_their_rows():
                 continue
             attention, linear, around = (100 * part.value for part in parts if part)
             assert cell == f"{time.value:,.0f}: {attention:.0f}, {linear:.0f}, {around:.1f}"
+
+
+def test_the_summary_of_compared_attentions_has_numbers_of_the_tables_below():
+    page = (DOCS / "compare-attentions.md").read_text(encoding="utf-8")
+    summary, _, below = page.partition("To choose by use case")
+    numbers = set(re.findall(r"\d+\.\d+", summary))
+    assert len(numbers) >= 5
+    cells = re.findall(r"\d+\.\d+", "\n".join(line for line in below.splitlines() if line.startswith("|")))
+    assert numbers <= set(cells)
