@@ -78,7 +78,7 @@ layers: $(VENV)/.dev  ## which package may import which
 	$(BIN)/lint-imports
 
 readme: $(VENV)/.dev  ## the code blocks of README and docs, and the examples
-	$(BIN)/python -m pytest -n auto -m readme
+	$(BIN)/python -m pytest -n auto --dist worksteal -m readme
 
 gpu:  ## on a machine with a GPU: tests, tiles, tables, errors and runs, 40 minutes; goes on where it was
 	$(PYTHON) tools/measure_gpu.py --to runs/gpu

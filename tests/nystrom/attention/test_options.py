@@ -3,6 +3,7 @@
 import dataclasses
 import inspect
 import math
+import re
 
 import pytest
 import torch
@@ -85,8 +86,12 @@ def test_unknown_arguments_and_masks_by_position_raise_by_name(name):
     attend, layer = find_function(name), build_attention(name, num_heads=2, head_dim=4)
     weights = () if layer.weights is None else layer.weights()
     for call, inputs in ((attend, (q, q, q, *weights)), (layer, (q, q, q))):
-        with pytest.raises(ValueError, match=r"argument 'kep' is unknown.*Perhaps you meant 'keep'"):
+        with pytest.raises(ValueError, match=r"argument 'kep' is unknown.*Perhaps you meant 'keep'") as raised:
             call(*inputs, kep=keep)
+        # What can be passed, once each, and nothing that would be refused in turn.
+        listed = re.search(r"expected one of (.*?)\.", str(raised.value))[1].split(", ")
+        assert len(set(listed)) == len(listed)
+        assert not {"self", "attn_mask", "key_padding_mask"} & set(listed)
         with pytest.raises(ValueError, match=rf"{len(inputs) + 1} positional arguments.*expected q, k, v.*keep says"):
             call(*inputs, keep)
 
