@@ -66,9 +66,9 @@ def prepare_retrieval(
 
     Args:
         source: The folder of new_aan_pairs.train.tsv, .eval.tsv and .test.tsv, or the release around it; your own .csv,
-            .tsv or .jsonl file, may be compressed; a folder with such files named train, val and test; a folder saved
-            by Hugging Face datasets; or one with a file of documents (id, text) and one of links (two ids), which
-            become linked pairs and as many others, see `nystrom_lab.data.lra.texts.linked_documents`.
+            .tsv or .jsonl file, may be compressed, or .parquet file; a folder with such files named train, val and
+            test; a folder saved by Hugging Face datasets; or one with a file of documents (id, text) and one of links
+            (two ids), which become linked pairs and as many others, see `nystrom_lab.data.lra.texts.linked_documents`.
         to: Folder to create. If it already holds this data set, it is reused.
         max_length: Bytes to keep of each text.
         text_field: Column or field of the first texts. Default: text1, Source1, sentence1, question1, premise, question

@@ -50,8 +50,9 @@ def prepare_text(
     """Prepare labelled texts: the IMDB reviews of the Long Range Arena, or your own.
 
     Args:
-        source: The folder aclImdb or its archive aclImdb_v1.tar.gz; a .csv, .tsv or .jsonl file, may be compressed; a
-            folder with such files named train, val and test; or a folder saved by Hugging Face datasets.
+        source: The folder aclImdb or its archive aclImdb_v1.tar.gz; a .csv, .tsv or .jsonl file, may be compressed, or
+            a .parquet file; a folder with such files named train, val and test; or a folder saved by Hugging Face
+            datasets.
         to: Folder to create. If it already holds this data set, it is reused.
         max_length: Bytes to keep of each text.
         text_field: Column or field of the texts. Default: text, Source, sentence or review, ignoring case.
