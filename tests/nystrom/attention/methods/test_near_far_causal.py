@@ -305,6 +305,7 @@ def test_a_million_tokens_are_read_in_constant_memory():
         (lambda layer, x: layer.new_cache(2).reorder(torch.tensor([0])), "expected 2 whole numbers"),
         (lambda layer, x: layer.new_cache(2).reorder(torch.tensor([0, 2])), "expected numbers from 0 to 1"),
         (lambda layer, x: build(num_samples=2).new_cache(2), "num_samples is 2"),
+        (lambda layer, x: build(backend="triton").new_cache(2), "backend is 'triton'"),
         (lambda layer, x: build(conv_kernel_size=3).new_cache(2), "the layer has a skip"),
         (lambda layer, x: build(self_attention=False).new_cache(2), "self_attention=False"),
         (lambda layer, x: NystromAttention(8, 2).new_cache(2), "use method='near_far'"),
