@@ -22,6 +22,7 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
+from nystrom.attention.backend import uses_triton
 from nystrom.attention.caches.near_far_cache import NearFarCache
 from nystrom.attention.caches.near_far_context import NearFarContext, near_far_context
 from nystrom.attention.heads import attend_in_heads, build_attention, merge_heads, split_heads
@@ -385,6 +386,12 @@ class MultiheadAttention(nn.Module):
             raise ValueError(
                 "the tokens are split across ranks, and a context would hold this rank's keys only: make it from whole "
                 "sequences, on a layer in one process."
+            )
+        samples, backend = self.heads.options.num_samples, self.heads.options.backend
+        if samples or uses_triton(backend):
+            raise ValueError(
+                f"a context has no samples and no kernels, but this layer has num_samples={samples} and "
+                f"backend={backend!r}: build it with 0 and 'torch'."
             )
 
     def _check_cache(self) -> None:

@@ -191,6 +191,10 @@ def test_what_does_not_fit_raises_by_name():
     layer = MultiheadAttention(12, 3, method="near_far", self_attention=False)
     cut = copy.deepcopy(layer)
     cut.heads.group = "a group"
+    sampled, triton = (
+        MultiheadAttention(12, 3, method="near_far", self_attention=False, **options)
+        for options in ({"num_samples": 8}, {"backend": "triton"})
+    )
     own, memory = MultiheadAttention(12, 3, method="near_far", self_attention=True), torch.randn(2, 9, 12)
     for call, says in (
         (lambda: context(q[..., :3]), "k has head width 4 but q has 3"),
@@ -205,6 +209,8 @@ def test_what_does_not_fit_raises_by_name():
         (lambda: MultiheadAttention(12, 3, method="nystrom").context(memory), "method='nystrom'.*build it with"),
         (lambda: own.context(memory), "self_attention=True.*build it with"),
         (lambda: own(memory, context=context), "self_attention=True.*build it with"),
+        (lambda: sampled.context(memory), "no samples and no kernels, but .* num_samples=8 and backend='auto'"),
+        (lambda: triton.context(memory), "num_samples=0 and backend='triton'.*build it with 0 and 'torch'"),
         (lambda: cut.context(memory), "the tokens are split across ranks"),
         (lambda: cut(memory, context=context), "the tokens are split across ranks"),
     ):  # fmt: skip
