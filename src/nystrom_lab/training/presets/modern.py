@@ -24,7 +24,8 @@ as ScisummNet's:
 
     nystrom data prepare retrieval --from scisummnet --max-length 1000 --to data/retrieval-small
 
-With Nyström attention it has been trained to its end on each task, once (docs/long-range-arena.md); "modern" has not.
+With Nyström attention it has been trained to its end on each task, once (docs/long-range-arena-measured.md); "modern"
+has not.
 
 Source: Ma et al. (2022), arXiv:2209.10655; arXiv:2501.14850; So et al. (2021), arXiv:2109.08668; Shazeer (2020),
 arXiv:2002.05202.
