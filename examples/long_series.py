@@ -1,8 +1,8 @@
 """A time series of 10,000 steps: learn what hangs on two places far apart, and see what a step costs.
 
 Each series is noise with a burst in its first and one in its second half, and the question is whether both swing alike.
-A model of two layers with Nyström attention learns it on short series, patches of 16 steps a token; then it and the
-same model with exact attention, with the same weights, read long ones: time and memory of a training step.
+A model of two layers with Nyström attention learns it on short series, patches of 16 steps a token, and reads long
+ones. Then a layer with it and one with exact attention take a token a step: time and memory of a training step.
 
     python examples/long_series.py
     python examples/long_series.py --steps 40000

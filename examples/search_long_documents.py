@@ -1,8 +1,8 @@
-"""Search among long documents: a sentence encoder of 512 positions reads all of them, with an efficient attention.
+"""Search among long documents: a sentence encoder of 512 positions reads 2,048 tokens of each, or more.
 
 `convert` repeats the table of positions, so that short texts stay as they were, and replaces the attention by a method.
-The longest paragraph of the second half of each long document is held out, and should find its document: among whole
-texts, and among their first 512 tokens, as the encoder comes. Without texts, Python's documentation is searched.
+The longest paragraph of the second half of each long document is held out, and should find its document: among so many
+tokens of each, and among their first 512, as the encoder comes. Without texts, Python's documentation is searched.
 
     pip install '.[lab,real]' sentence-transformers
     python examples/search_long_documents.py "How is a number written with two decimals?"
@@ -35,7 +35,7 @@ def read_documents(folder: Path | None, count: int) -> dict[str, str]:
 
 
 def main() -> None:
-    """Search with the encoder as it comes, and with one that reads whole documents."""
+    """Search with the encoder as it comes, and with one that reads more of them."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("question", nargs="?", default="How is a number written with two decimals?")
     parser.add_argument("--texts", type=Path, help="folder of .txt files")

@@ -1,9 +1,9 @@
 """Pathology slides as bags of tiles: classify a slide, and show where the class token looks.
 
-Slides are made here: a grid of tiles, each with 1,024 features, of which a patch of nine carries a signal in every
-second slide. A class token and the tiles, in the order of a Hilbert curve, go through a layer of near_far, whose rows
-of weights are a distribution: the row of the class token, put back on the grid, is the heat map. Padded batches train;
-the heat map is of one slide.
+Slides are made here: a grid of tiles, each with 1,024 features, of which a patch of up to nine carries a signal in
+every second slide. A class token and the tiles, in the order of a Hilbert curve, go through a layer of near_far, whose
+rows of weights are a distribution: the row of the class token, put back on the grid, is the heat map. Padded batches
+train; the heat map is of one slide.
 
     python examples/slide_heat_map.py
     python examples/slide_heat_map.py --side 40 --figure map.png

@@ -1,4 +1,4 @@
-"""Train a small transformer from scratch in plain PyTorch, with attention of this library; no other package.
+"""Train a small transformer from scratch in plain PyTorch, with attention of this library; safetensors saves it.
 
 The task: two bits are hidden among hundreds of digits, at any places. The model reads all and says both at its first
 token. Only attention brings what stands far away to the first token: without it one answer in four is right.

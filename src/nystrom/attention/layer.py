@@ -327,8 +327,9 @@ class MultiheadAttention(nn.Module):
         """The running estimate of each head's relative error against exact attention, over the last training steps.
 
         This is the error of the method's output, without the skip convolution and before the projection. A training
-        step samples eight queries per sequence in two of the heads, which rotate; the weight of a step halves every 100
-        steps. See `nystrom.attention.tracked_error`. In low precision, the error includes the rounding of the output.
+        step, of a small layer one in every few, samples eight queries per sequence in two of the heads, which rotate;
+        the weight of a step halves every 100 steps. See `nystrom.attention.tracked_error`. In low precision, the error
+        includes the rounding of the output.
 
         Returns:
             The relative error in the Frobenius norm; NaN for a head that no training step has sampled yet.

@@ -1,4 +1,4 @@
-"""The communication between the ranks of a group: every collective of this package, with its gradient.
+"""The communication between the ranks of a group: every exchange of tensors in this package, with its gradient.
 
 The loss is the sum of the losses of all ranks. So the gradient of a replicated tensor, such as a sum over ranks, is
 split into one part per rank, and the backward pass of a sum over ranks is again a sum over ranks.
