@@ -358,10 +358,12 @@ def _check_causal(q: Tensor, masks: Masks, options: NearFarOptions, positions: b
     for what, is_so in wrong.items():
         if is_so:
             raise ValueError(f"is_causal is True, and {what}: leave one of them out.")
-    if not isinstance(getattr(q, "shape", (0, 0, 0))[2], int):
+    # In a strict export a symbolic length passes for a number, and the graph would claim other lengths.
+    strict = torch.compiler.is_exporting() and torch.compiler.is_dynamo_compiling()
+    if strict or not isinstance(getattr(q, "shape", (0, 0, 0))[2], int):
         raise ValueError(
             "is_causal is True for a symbolic length: blocks are computed in sequence, so a graph is made for "
-            "one length; export or compile it with a fixed one."
+            "one length; export or compile it with a fixed one, and export it with strict=False."
         )
 
 
