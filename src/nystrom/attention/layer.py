@@ -166,7 +166,8 @@ class MultiheadAttention(nn.Module):
                 `keep` is the other way round, True = real: pass ~keep. A sequence that is entirely ignored gives zeros
                 before the output projection, without an error.
             need_weights: Return rows of the attention matrix, for the queries in `weight_queries`.
-            attn_mask: Not supported: an n x s mask does not fit in linear memory. Raises if given.
+            attn_mask: An n x s mask does not fit in linear memory, and raises. Only with `is_causal` it is taken, as
+                torch's own modules pass it: it says the same, and is not read.
             average_attn_weights: Whether rows are averaged over heads.
             is_causal: Causal attention: a query sees no later token; self-attention by `near_far`, without a skip.
             query_padding_mask: (b, n), True = ignore, the opposite of `query_keep`; for cross-attention only, since
@@ -185,7 +186,7 @@ class MultiheadAttention(nn.Module):
         Raises:
             ValueError: An invalid or unsupported argument; the message names it.
         """
-        self._check_call(attn_mask, is_causal, need_weights, weight_queries)
+        self._check_call(query, attn_mask, is_causal, need_weights, weight_queries)
         if is_causal and context is not None:
             raise ValueError("is_causal is True, and a context has no order: leave one of them out.")
         self._check_packed(cu_seqlens, key_padding_mask, query_padding_mask, weight_queries, context or cache)
@@ -410,10 +411,23 @@ class MultiheadAttention(nn.Module):
         return out if self.batch_first else out.transpose(0, 1)
 
     def _check_call(
-        self, attn_mask: Tensor | None, is_causal: bool, need_weights: bool, weight_queries: Tensor | None
+        self,
+        query: Tensor,
+        attn_mask: Tensor | None,
+        is_causal: bool,
+        need_weights: bool,
+        weight_queries: Tensor | None,
     ) -> None:
         check_flag("is_causal", is_causal)
-        if attn_mask is not None:
+        if attn_mask is not None and is_causal and METHODS[self.method].causal:
+            check_tensor("query", query)
+            n = query.shape[1 if query.ndim == 3 and self.batch_first else 0]
+            if attn_mask.shape != (n, n):
+                raise ValueError(
+                    f"attn_mask has shape {tuple(attn_mask.shape)} and is_causal is True; expected the causal mask of "
+                    f"{n} tokens, ({n}, {n}), or None: use key_padding_mask for padding."
+                )
+        elif attn_mask is not None:
             raise ValueError(
                 f"attn_mask cannot be honoured: {self.method} attention has no n x s weights to mask. Use "
                 "nn.MultiheadAttention for n x s masks, key_padding_mask for padding, and is_causal for a causal one."

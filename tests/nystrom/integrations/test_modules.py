@@ -59,6 +59,28 @@ def test_with_a_landmark_per_token_a_transformer_encoder_equals_its_source(batch
     assert_close(ours_out[~padding()], theirs[~padding()], **CLOSE)
 
 
+@pytest.mark.parametrize("batch_first", [True, False])
+@pytest.mark.parametrize("training", [True, False])
+def test_a_causal_transformer_encoder_is_called_as_before(batch_first, training):
+    source, x = encoder(batch_first=batch_first).train(training), tokens(batch_first)
+    ours = copy.deepcopy(source)
+    replace_attention(ours, "near_far", {"num_heavy": 4, "num_clusters": 4, "block_size": 4})
+    mask = nn.Transformer.generate_square_subsequent_mask(20)
+    with torch.no_grad():
+        # near_far is exact for so few tokens.
+        out = ours(x, mask=mask, is_causal=True)
+        assert_close(out, source(x, mask=mask, is_causal=True), **CLOSE)
+        # torch finds out by itself that a mask is the causal one.
+        assert torch.equal(ours(x, mask=mask), out)
+        assert torch.equal(ours(x, is_causal=True), out)
+        with pytest.raises(ValueError, match=r"attn_mask has shape \(19, 19\) .*expected the causal mask of 20 tokens"):
+            ours.layers[0].self_attn(x, x, x, attn_mask=mask[1:, 1:], is_causal=True)
+        with pytest.raises(ValueError, match="attn_mask cannot be honoured"):
+            ours.layers[0].self_attn(x, x, x, attn_mask=mask)
+        with pytest.raises(ValueError, match="attn_mask cannot be honoured"):
+            replaced(source, 4)(x, mask=mask, is_causal=True)
+
+
 @nested
 @pytest.mark.parametrize("masked", [True, False])
 def test_evaluation_runs_the_method_and_not_the_fused_path_of_torch(masked):
