@@ -12,7 +12,7 @@ import pytest
 EXAMPLES = Path(__file__).parent.parent / "examples"
 TORCHRUN = ["-m", "torch.distributed.run", "--nproc-per-node", "2"]
 # Warnings that are not ours come from what the examples import; pytest's own filters do not reach a process.
-QUIET = {"HF_HUB_OFFLINE": "1", "MPLBACKEND": "Agg", "OMP_NUM_THREADS": "1"}
+QUIET = {"HF_HUB_OFFLINE": "1", "MPLBACKEND": "Agg", "OMP_NUM_THREADS": "1", "PET_STANDALONE": "1"}
 
 pytestmark = pytest.mark.readme
 

@@ -163,6 +163,8 @@ def test_commands_run(page, presupposed, tmp_path):
     env = {**os.environ, "PATH": path, "FAKE_SLURM": str(tmp_path), "OMP_NUM_THREADS": "1"}
     # Kernels are interpreted in tests without a GPU; commands run as they do for a user.
     env["TRITON_INTERPRET"] = "0"
+    # A free port for each torchrun: pages run side by side.
+    env["PET_STANDALONE"] = "1"
     lines = "\n".join(blocks(page, "bash")).replace("\\\n", " ").splitlines()
     for made in re.findall(r"--to (data/\S+)", "\n".join(lines)):
         shutil.rmtree(work / made, ignore_errors=True)
