@@ -23,7 +23,9 @@ SPEC.loader.exec_module(cifar_like)
 # Commands that are not run here, and why; those of nystrom must at least be known, with their options.
 NOT_RUN = {
     **dict.fromkeys(("git clone", "cd ", "make ", "pip install"), "the Makefile has done it"),
-    **dict.fromkeys(("pytest -m gpu", "nystrom bench efficiency --device cuda", "python tools/tune_tiles"), "GPU"),
+    **dict.fromkeys(
+        ("pytest -m gpu", "nystrom bench efficiency --device cuda", "python tools/tune_tiles"), "needs a GPU"
+    ),
     "nystrom reproduce --all": "half an hour; each of its studies has tests of its own",
     **dict.fromkeys(
         [f"nystrom reproduce {name}" for name in ("nystromformer-figure-5", "nystromformer-table-2", "long-inputs")],

@@ -40,11 +40,17 @@ def arguments_with_method(
     """
     import tyro
 
+    from nystrom.attention.method_names import SIZES, split_name
     from nystrom.attention.registry import METHODS
     from nystrom.checks import check_names
 
     # The method decides which options there are, so its name is read before the rest.
     attention = word_after("--attention", words, default)
+    family, number = split_name(attention)
+    if number is not None and family in SIZES:
+        prefix = "--" if flat else "--options."
+        sizes = " ".join(f"{prefix}{option.replace('_', '-')} {number}" for option in SIZES[family][0])
+        raise ValueError(f"attention is {attention!r}, but here a size is an option: --attention {family} {sizes}.")
     check_names("attention method", [attention], (*METHODS, *also))
     method, taken = METHODS[attention].options if attention in METHODS else None, inspect.signature(function).parameters
     optional: list[tuple[str, Any, Any]] = []
