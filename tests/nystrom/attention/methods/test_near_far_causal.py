@@ -187,7 +187,7 @@ def test_other_methods_name_near_far():
     [
         ({"conv_kernel_size": 3}, {}, "the skip convolution adds the values of later tokens"),
         ({"track_error": True}, {}, "track_error"),
-        ({}, {"attn_mask": torch.zeros(5, 5)}, "attn_mask cannot be honoured"),
+        ({}, {"attn_mask": torch.zeros(5, 4)}, r"attn_mask has shape \(5, 4\) .*expected the causal mask of 5 tokens"),
         ({}, {"need_weights": True, "weight_queries": torch.tensor([0])}, "weight_queries is given"),
         ({}, {"key": torch.zeros(1, 4, 8), "value": torch.zeros(1, 4, 8)}, "different tokens"),
     ],
