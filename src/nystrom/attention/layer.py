@@ -166,8 +166,8 @@ class MultiheadAttention(nn.Module):
                 `keep` is the other way round, True = real: pass ~keep. A sequence that is entirely ignored gives zeros
                 before the output projection, without an error.
             need_weights: Return rows of the attention matrix, for the queries in `weight_queries`.
-            attn_mask: An n x s mask does not fit in linear memory, and raises. Only with `is_causal` it is taken, as
-                torch's own modules pass it: it says the same, and is not read.
+            attn_mask: An n x s mask does not fit in linear memory, and raises. Only the causal one is taken, together
+                with `is_causal`, as torch's own modules pass it; it is compared, and not used.
             average_attn_weights: Whether rows are averaged over heads.
             is_causal: Causal attention: a query sees no later token; self-attention by `near_far`, without a skip.
             query_padding_mask: (b, n), True = ignore, the opposite of `query_keep`; for cross-attention only, since
@@ -421,12 +421,7 @@ class MultiheadAttention(nn.Module):
         check_flag("is_causal", is_causal)
         if attn_mask is not None and is_causal and METHODS[self.method].causal:
             check_tensor("query", query)
-            n = query.shape[1 if query.ndim == 3 and self.batch_first else 0]
-            if attn_mask.shape != (n, n):
-                raise ValueError(
-                    f"attn_mask has shape {tuple(attn_mask.shape)} and is_causal is True; expected the causal mask of "
-                    f"{n} tokens, ({n}, {n}), or None: use key_padding_mask for padding."
-                )
+            _check_causal_mask(attn_mask, query.shape[1 if query.ndim == 3 and self.batch_first else 0])
         elif attn_mask is not None:
             raise ValueError(
                 f"attn_mask cannot be honoured: {self.method} attention has no n x s weights to mask. Use "
@@ -633,10 +628,28 @@ def _real(name: str, ignore: Tensor | None, x: Tensor) -> Bool[Tensor, "b s"] | 
         raise ValueError(f"{name} has dtype {ignore.dtype}; expected torch.bool (True = ignore) or floats (0 or -inf).")
     keep = ignore == 0
     honoured = (keep | (ignore == -torch.inf)).all()
-    message = f"{name} holds floats other than 0 and -inf: a bias per key cannot be honoured."
+    _check_values(honoured, f"{name} holds floats other than 0 and -inf: a bias per key cannot be honoured.")
+    return keep
+
+
+def _check_causal_mask(mask: Tensor, n: int) -> None:
+    """Raise unless a mask, of booleans (True = ignore) or of 0 and -inf, says what is_causal says."""
+    check_tensor("attn_mask", mask)
+    message = (
+        f"attn_mask of shape {tuple(mask.shape)} is not the causal mask of {n} tokens, which is_causal asks for: pass "
+        "that or None, and key_padding_mask for padding."
+    )
+    if mask.shape != (n, n):
+        raise ValueError(message)
+    later = torch.ones(n, n, dtype=torch.bool, device=mask.device).triu(1)
+    same = mask == later if mask.dtype == torch.bool else torch.where(later, mask == -torch.inf, mask == 0)
+    _check_values(same.all(), message)
+
+
+def _check_values(holds: Bool[Tensor, ""], message: str) -> None:
+    """Raise unless a condition on values holds."""
     if torch.compiler.is_compiling():
         # A compiled graph cannot branch on values: it raises this as a RuntimeError when it runs.
-        torch._assert_async(honoured, message)  # pyright: ignore[reportPrivateImportUsage]
-    elif not honoured:
+        torch._assert_async(holds, message)  # pyright: ignore[reportPrivateImportUsage]
+    elif not holds:
         raise ValueError(message)
-    return keep

@@ -103,8 +103,8 @@ class Limit:
         if size > self.bytes:
             raise ValueError(
                 f"{self.path} has {self.path.stat().st_size} bytes and unpacks to more than {self.bytes / 1e9:g} GB:"
-                " if you expect that, unpack it first, or allow more with --max-unpacked GIGABYTES, which nystrom data "
-                "prepare has."
+                " if you expect that, unpack it first, or allow more with --max-unpacked GIGABYTES of `nystrom data "
+                "prepare` and `nystrom tokenizer train`."
             )
 
 
