@@ -7,7 +7,7 @@ import torch
 import triton.language as tl
 from torch import Tensor
 
-from nystrom.gpu.launch import FLOAT32_PRECISION, Tiles, tiles
+from nystrom.gpu.launch import FLOAT32_PRECISION, Tiles, power, tiles
 from nystrom.gpu.plan import LandmarkPlan
 from nystrom.precision import accumulator
 
@@ -101,10 +101,10 @@ class StageInputs:
             "num_stages": blocks.stages,
         }
 
-    @property
-    def taps(self) -> int:
-        """Size of the skip's kernel; 0 without one."""
-        return 0 if self.conv is None else self.conv.shape[1]
+    def skip_options(self) -> dict[str, int]:
+        """The size of the skip's kernel, 0 without one, and the tokens of a block beyond a tile that it reaches."""
+        taps = 0 if self.conv is None else self.conv.shape[1]
+        return {"TAPS": taps, "BLOCK_T": min(self.tiles().block_n, power(max(taps - 1, 1)))}
 
 
 def empty_like(x: Tensor, width: int | None = None) -> Tensor:

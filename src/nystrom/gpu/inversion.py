@@ -6,7 +6,14 @@ import torch
 from torch import Tensor
 
 from nystrom.gpu import inverse as kernels
-from nystrom.gpu.launch import FLOAT32_PRECISION, LARGEST_START, LARGEST_WHOLE, LARGEST_WHOLE_BACKWARD, power
+from nystrom.gpu.launch import (
+    FLOAT32_PRECISION,
+    INVERSE_BLOCK,
+    INVERSE_BLOCK_FLOAT64,
+    LARGEST_WHOLE,
+    LARGEST_WHOLE_FLOAT64,
+    power,
+)
 
 
 def inverse(a: Tensor, divisors: Tensor | None, steps: int, *, every: bool = False) -> Tensor:
@@ -27,7 +34,7 @@ def inverse(a: Tensor, divisors: Tensor | None, steps: int, *, every: bool = Fal
     z = a.new_empty(b, h, steps + 1 if every else 2, m, m)
     z[:, :, 0] = a.mT / _divisors(a, divisors)[..., None, None]
     kernels.inverse_blocks[(b * h,)](
-        a, z, a.new_empty(b, h, 3, m, m), m, steps, EVERY=every, PRECISION=FLOAT32_PRECISION, BLOCK=32
+        a, z, a.new_empty(b, h, 3, m, m), m, steps, EVERY=every, PRECISION=FLOAT32_PRECISION, BLOCK=_block(a)
     )
     return z if every else z[:, :, steps % 2].contiguous()
 
@@ -36,7 +43,7 @@ def inverse_backward(a: Tensor, divisors: Tensor | None, steps: int, grad: Tenso
     """Gradient of the matrices, and of the divisors if they were given."""
     b, h, m, _ = a.shape
     iterates = inverse(a, divisors, steps, every=True)
-    if m <= LARGEST_WHOLE_BACKWARD:
+    if m <= (LARGEST_WHOLE_FLOAT64 if a.dtype == torch.float64 else LARGEST_WHOLE):
         a_grad, divisor_grads = torch.empty_like(a), a.new_empty(b, h)
         block = power(m)
         kernels.inverse_whole_backward[(b * h,)](
@@ -50,11 +57,13 @@ def inverse_backward(a: Tensor, divisors: Tensor | None, steps: int, grad: Tenso
             steps,
             PRECISION=FLOAT32_PRECISION,
             BLOCK=block,
+            # With 4 warps, a block of 64 rows spills more registers.
+            num_warps=8 if block > 32 else 4,
         )
         return a_grad, divisor_grads
     a_grad, z_grads, divisor_grads = torch.zeros_like(a), a.new_empty(b, h, 2, m, m), a.new_empty(b, h)
     z_grads[:, :, 0] = grad
-    whole = power(m) if m <= LARGEST_START else 0
+    whole = power(m) if m <= LARGEST_WHOLE else 0
     kernels.inverse_blocks_backward[(b * h,)](
         a,
         divisors,
@@ -66,7 +75,7 @@ def inverse_backward(a: Tensor, divisors: Tensor | None, steps: int, grad: Tenso
         m,
         steps,
         PRECISION=FLOAT32_PRECISION,
-        BLOCK=32,
+        BLOCK=_block(a),
         WHOLE=whole,
     )
     if whole:
@@ -83,6 +92,10 @@ def inverse_backward(a: Tensor, divisors: Tensor | None, steps: int, grad: Tenso
         share = (divisor_grads[..., None] * most / at_widest.sum(-1, keepdim=True)) * at_widest
         a_grad += a.sign() * share[..., :, None]
     return a_grad, divisor_grads
+
+
+def _block(a: Tensor) -> int:
+    return INVERSE_BLOCK_FLOAT64 if a.dtype == torch.float64 else INVERSE_BLOCK
 
 
 def _divisors(a: Tensor, divisors: Tensor | None) -> Tensor:

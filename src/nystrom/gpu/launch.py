@@ -22,20 +22,26 @@ LARGEST_M = LARGEST_WIDTH = 256
 LARGEST_WIDTH_FLOAT64 = 64
 SMALLEST_CAPABILITY = (8, 0)
 OLDEST_TRITON = (3, 6)
-# Largest matrices that the inverse keeps in registers without spilling them, forward and backward.
-LARGEST_WHOLE, LARGEST_WHOLE_BACKWARD = 64, 32
-# Largest matrices whose initial value is differentiated in the same launch.
-LARGEST_START = 64
+# Largest matrices of which the inverse, and its gradient, keep one in the registers and shared memory of a program.
+LARGEST_WHOLE = 64
+# The same for the gradient in float64.
+LARGEST_WHOLE_FLOAT64 = 32
+# Rows of the blocks in which larger matrices are multiplied, in float32 and in float64.
+INVERSE_BLOCK, INVERSE_BLOCK_FLOAT64 = 64, 32
+# Rows of landmarks whose spans one program joins, and numbers of tokens that one averages at a time.
+JOINED_ROWS, AVERAGED = 16, 4096
 # A float32 product is computed as three tf32 products on tensor cores, with about the rounding of one float32 product.
 FLOAT32_PRECISION = "tf32x3"
 # Each entry: the largest size of a token row in bytes, tokens and landmarks of a block, warps, stages. The second table
 # is for GPUs with too little shared memory for the first: 99 KiB at compute capability 8.6, 8.9 and 12.0.
-_BY_ROW = ((128, 64, 64, 4, 2), (256, 64, 64, 8, 2), (512, 32, 32, 8, 2), (1024, 32, 16, 8, 1))
+_BY_ROW = ((128, 64, 64, 4, 3), (256, 64, 64, 4, 3), (512, 32, 32, 8, 2), (1024, 32, 16, 8, 1))
 _BY_ROW_SMALL = ((128, 64, 64, 4, 2), (256, 32, 32, 8, 2), (512, 16, 16, 4, 1), (1024, 16, 16, 4, 1))
 # In bytes; compute capability 8.0 has 163 KiB, 9.0 and 10.0 have 227 KiB.
 _LARGE_SHARED_MEMORY = 163 * 1024
 # Programs per multiprocessor into which a sum over tokens is split.
 _WAVES = 4
+# The same where each token has a result of its own, and the most tiles of such a span.
+_WALKS, _LONGEST_WALK = 16, 16
 # Least number of tokens in a span per row of its sums.
 _TOKENS_PER_ROW = 32
 # A stack shared by all threads: backward passes on a GPU run in their own thread, and must see it too.
@@ -113,6 +119,22 @@ def splits(tokens: int, programs: int, m: int, block_n: int, device: torch.devic
     wanted = -(-_WAVES * multiprocessors(device) // programs)
     shortest = max(-(-tokens // wanted), _TOKENS_PER_ROW * m)
     span = -(-min(shortest, tokens) // block_n) * block_n
+    return -(-tokens // span), span
+
+
+def walks(tokens: int, programs: int, block_n: int, device: torch.device) -> tuple[int, int]:
+    """Number of spans into which tokens are cut where each has its own result, and the number of tokens in a span.
+
+    A span is long enough that what a program reads once, the landmarks, costs little beside its tokens.
+
+    Args:
+        tokens: Tokens.
+        programs: Programs that run for each span.
+        block_n: Tokens that a program processes at a time.
+        device: Device that they run on.
+    """
+    wanted = max(1, _WALKS * multiprocessors(device) // programs)
+    span = max(1, min(_LONGEST_WALK, -(-tokens // (wanted * block_n)))) * block_n
     return -(-tokens // span), span
 
 

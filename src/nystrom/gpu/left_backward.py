@@ -1,10 +1,9 @@
-"""Gradients of the left factor (see `nystrom.gpu.left`) and of the skip's kernel."""
+"""Gradients of the left factor, see `nystrom.gpu.left`."""
 
 import triton
 import triton.language as tl
 
 from nystrom.gpu.arithmetic import (
-    load_matrix,
     load_normaliser,
     load_tokens,
     moved,
@@ -16,7 +15,7 @@ from nystrom.gpu.arithmetic import (
     store_tokens,
     weights_again,
 )
-from nystrom.gpu.left import left_scores
+from nystrom.gpu.left import landmark_rows, left_scores, softmax_rows
 
 
 @triton.jit
@@ -66,8 +65,9 @@ def left_statistics(
     top, total = tl.full((BLOCK_N,), float("-inf"), ACC), tl.full((BLOCK_N,), 0, ACC)
     mean = tl.full((BLOCK_N,), 0, ACC)
     for first in range(0, M, BLOCK_M):
-        y = rounded(load_matrix(land, bh * ROWS + first, M - first, D, BLOCK_M, BLOCK_D), q.dtype.element_ty)
-        values = rounded(load_matrix(middle, bh * M + first, M - first, E, BLOCK_M, BLOCK_E), LOW)
+        y, values = landmark_rows(
+            land, middle, bh, first, M, ROWS, q.dtype.element_ty, LOW, D, E, BLOCK_M, BLOCK_D, BLOCK_E
+        )
         columns = first + tl.arange(0, BLOCK_M)
         s = left_scores(x, y, columns, count, own, exact, few is not None, SCALE, False, ACC, PRECISION)
         higher = tl.maximum(top, tl.max(s, 1))
@@ -99,10 +99,7 @@ def _gradients(
         of_scores = p * of_weights
     else:
         if WHOLE:
-            top = tl.max(s, 1)
-            p = tl.exp(s - tl.where(top == float("-inf"), 0.0, top)[:, None])
-            total = tl.sum(p, 1)
-            p = p / tl.where(total == 0.0, 1.0, total)[:, None]
+            p = softmax_rows(s)
             delta = tl.sum(p * of_weights, 1)
         else:
             p = weights_again(s, top[:, None], log[:, None])
@@ -154,8 +151,9 @@ def left_landmarks(
     pid = tl.program_id(0)
     first, bh, split = pid % blocks * BLOCK_M, pid // blocks % BH, pid // blocks // BH
     b, h = bh // H, bh % H
-    y = rounded(load_matrix(land, bh * ROWS + first, M - first, D, BLOCK_M, BLOCK_D), q.dtype.element_ty)
-    values = rounded(load_matrix(middle, bh * M + first, M - first, E, BLOCK_M, BLOCK_E), LOW)
+    y, values = landmark_rows(
+        land, middle, bh, first, M, ROWS, q.dtype.element_ty, LOW, D, E, BLOCK_M, BLOCK_D, BLOCK_E
+    )
     columns = first + tl.arange(0, BLOCK_M)
     count, exact = M, False
     if few is not None:
@@ -210,9 +208,11 @@ def left_queries(
     grad_strides,
     q_grad_strides,
     H,
+    BH,
     N,
     M,
     ROWS,
+    SPAN,
     D: tl.constexpr,
     E: tl.constexpr,
     SCALE: tl.constexpr,
@@ -227,85 +227,52 @@ def left_queries(
     BLOCK_D: tl.constexpr,
     BLOCK_E: tl.constexpr,
 ):
-    """Gradient of a tile of queries, including what each receives as part of a landmark."""
-    tiles = (N + BLOCK_N - 1) // BLOCK_N
-    pid = tl.program_id(0)
-    bh, start = pid // tiles, pid % tiles * BLOCK_N
-    b, h = bh // H, bh % H
-    positions = start + tl.arange(0, BLOCK_N)
-    live = real_tokens(query_keep, b, positions, N)
-    x = moved(load_tokens(q, q_strides, b, h, start, live, D, BLOCK_N, BLOCK_D), centre, bh, D, BLOCK_D)
-    grads = load_tokens(grad, grad_strides, b, h, start, live, E, BLOCK_N, BLOCK_E).to(LOW)
-    count, exact = M, False
-    if group is not None:
-        own = tl.load(group + b * N + positions, mask=live, other=-1)
-    else:
-        own = (positions.to(tl.int64) * M // N).to(tl.int32)
-    if few is not None:
-        exact = tl.load(few + b) == 2
-        count = tl.load(real + b)
-    delta = tl.full((BLOCK_N,), 0, ACC)
-    most, log = delta, delta
-    if not (WHOLE or GAUSSIAN):
-        most, log = load_normaliser(logs, bh.to(tl.int64) * N + positions, live)
-        delta = tl.load(deltas + bh.to(tl.int64) * N + positions, mask=live, other=0.0)
-    total, mass = tl.full((BLOCK_N, BLOCK_D), 0, ACC), tl.full((BLOCK_N,), 0, ACC)
-    for first in range(0, M, BLOCK_M):
-        y = rounded(load_matrix(land, bh * ROWS + first, M - first, D, BLOCK_M, BLOCK_D), q.dtype.element_ty)
-        values = rounded(load_matrix(middle, bh * M + first, M - first, E, BLOCK_M, BLOCK_E), LOW)
-        columns = first + tl.arange(0, BLOCK_M)
-        s = left_scores(x, y, columns, count, own, exact, few is not None, SCALE, GAUSSIAN, ACC, PRECISION)
-        of_weights = product(grads, tl.trans(values), LOW_PRECISION)
-        _, of_scores = _gradients(s, of_weights, most, log, delta, exact, WHOLE, few is not None, GAUSSIAN)
-        total += product(rounded(of_scores, LOW), y.to(LOW), LOW_PRECISION)
-        if GAUSSIAN:
-            mass += tl.sum(of_scores, 1)
-    if GAUSSIAN:
-        total -= mass[:, None] * x.to(ACC)
-    part, wide = live & (own >= 0), tl.arange(0, BLOCK_D)
-    places = land_grad + ((bh * ROWS + own).to(tl.int64) * D)[:, None] + wide[None, :]
-    total = total * SCALE + tl.load(places, mask=part[:, None] & (wide < D)[None, :], other=0.0)
-    total = tl.where(live[:, None], total, 0.0)
-    store_tokens(q_grad, q_grad_strides, b, h, start, total, positions < N, D, BLOCK_N, BLOCK_D)
-
-
-@triton.jit
-def skip_taps(
-    v,
-    grad,
-    keep,
-    sums,
-    v_strides,
-    grad_strides,
-    H,
-    BH,
-    N,
-    SPAN,
-    E: tl.constexpr,
-    ACC: tl.constexpr,
-    PRECISION: tl.constexpr,
-    TAPS: tl.constexpr,
-    BLOCK_T: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    BLOCK_E: tl.constexpr,
-):
-    """Gradient of the skip's kernel from one span of tokens: sums along the diagonals of grad @ neighbourhood^T."""
+    """Gradients of one span of queries, including what each receives as part of a landmark."""
     pid = tl.program_id(0)
     bh, split = pid % BH, pid // BH
     b, h = bh // H, bh % H
-    mine, others = tl.arange(0, BLOCK_N)[:, None], tl.arange(0, BLOCK_N)[None, :]
-    taps, result = tl.arange(0, BLOCK_T), tl.full((BLOCK_T,), 0, ACC)
-    for block in range(0, (BLOCK_N + TAPS - 2) // BLOCK_N + 1):
-        away = block * BLOCK_N
-        outer = tl.full((BLOCK_N, BLOCK_N), 0, ACC)
-        for start in range(split * SPAN, tl.minimum(split * SPAN + SPAN, N), BLOCK_N):
-            live = real_tokens(keep, b, start + tl.arange(0, BLOCK_N), N)
-            grads = load_tokens(grad, grad_strides, b, h, start, live, E, BLOCK_N, BLOCK_E)
-            near = start - TAPS // 2 + away
-            lit = real_tokens(keep, b, near + tl.arange(0, BLOCK_N), N)
-            neighbours = load_tokens(v, v_strides, b, h, near, lit, E, BLOCK_N, BLOCK_E)
-            outer += product(grads, tl.trans(neighbours), PRECISION)
-        for tap in range(0, TAPS):
-            along = tl.sum(tl.sum(tl.where(others + away - mine == tap, outer, 0.0), 1), 0)
-            result += tl.where(taps == tap, along, 0.0)
-    tl.store(sums + (split * BH + bh) * TAPS + taps, result, mask=taps < TAPS)
+    count, exact = M, False
+    if few is not None:
+        exact = tl.load(few + b) == 2
+        count = tl.load(real + b)
+    all_y, all_values = landmark_rows(
+        land, middle, bh, 0, M, ROWS, q.dtype.element_ty, LOW, D, E, BLOCK_M, BLOCK_D, BLOCK_E
+    )
+    wide = tl.arange(0, BLOCK_D)
+    for start in range(split * SPAN, tl.minimum(split * SPAN + SPAN, N), BLOCK_N):
+        positions = start + tl.arange(0, BLOCK_N)
+        live = real_tokens(query_keep, b, positions, N)
+        x = moved(load_tokens(q, q_strides, b, h, start, live, D, BLOCK_N, BLOCK_D), centre, bh, D, BLOCK_D)
+        grads = load_tokens(grad, grad_strides, b, h, start, live, E, BLOCK_N, BLOCK_E).to(LOW)
+        if group is not None:
+            own = tl.load(group + b * N + positions, mask=live, other=-1)
+        else:
+            own = (positions.to(tl.int64) * M // N).to(tl.int32)
+        delta = tl.full((BLOCK_N,), 0, ACC)
+        most, log = delta, delta
+        if not (WHOLE or GAUSSIAN):
+            most, log = load_normaliser(logs, bh.to(tl.int64) * N + positions, live)
+            delta = tl.load(deltas + bh.to(tl.int64) * N + positions, mask=live, other=0.0)
+        total, mass = tl.full((BLOCK_N, BLOCK_D), 0, ACC), tl.full((BLOCK_N,), 0, ACC)
+        for block in range(0, 1 if WHOLE else (M + BLOCK_M - 1) // BLOCK_M):
+            first = block * BLOCK_M
+            if WHOLE:
+                y, values = all_y, all_values
+            else:
+                y, values = landmark_rows(
+                    land, middle, bh, first, M, ROWS, q.dtype.element_ty, LOW, D, E, BLOCK_M, BLOCK_D, BLOCK_E
+                )
+            columns = first + tl.arange(0, BLOCK_M)
+            s = left_scores(x, y, columns, count, own, exact, few is not None, SCALE, GAUSSIAN, ACC, PRECISION)
+            of_weights = product(grads, tl.trans(values), LOW_PRECISION)
+            _, of_scores = _gradients(s, of_weights, most, log, delta, exact, WHOLE, few is not None, GAUSSIAN)
+            total += product(rounded(of_scores, LOW), y.to(LOW), LOW_PRECISION)
+            if GAUSSIAN:
+                mass += tl.sum(of_scores, 1)
+        if GAUSSIAN:
+            total -= mass[:, None] * x.to(ACC)
+        part = live & (own >= 0)
+        places = land_grad + ((bh * ROWS + own).to(tl.int64) * D)[:, None] + wide[None, :]
+        total = total * SCALE + tl.load(places, mask=part[:, None] & (wide < D)[None, :], other=0.0)
+        total = tl.where(live[:, None], total, 0.0)
+        store_tokens(q_grad, q_grad_strides, b, h, start, total, positions < N, D, BLOCK_N, BLOCK_D)

@@ -28,16 +28,15 @@ def _mean(
     BLOCK_N: tl.constexpr,
     BLOCK_D: tl.constexpr,
 ):
-    total, size = tl.full((BLOCK_D,), 0, ACC), tl.full((), 0, ACC)
+    total, size = tl.full((BLOCK_N, BLOCK_D), 0, ACC), tl.full((BLOCK_N,), 0, ACC)
     for first in range(start, stop, BLOCK_N):
         positions = first + tl.arange(0, BLOCK_N)
         live = real_tokens(keep, b, positions, count) & (positions < stop)
-        tokens = load_tokens(x, strides, b, h, first, live, D, BLOCK_N, BLOCK_D)
-        total += tl.sum(tokens.to(ACC), 0)
-        size += tl.sum(live.to(ACC), 0)
-    share = 1.0 / tl.maximum(size, 1.0)
+        total += load_tokens(x, strides, b, h, first, live, D, BLOCK_N, BLOCK_D).to(ACC)
+        size += live.to(ACC)
+    share = 1.0 / tl.maximum(tl.sum(size, 0), 1.0)
     columns = tl.arange(0, BLOCK_D)
-    tl.store(out + (row + tl.full((), 0, tl.int64)) * D + columns, total * share, mask=columns < D)
+    tl.store(out + (row + tl.full((), 0, tl.int64)) * D + columns, tl.sum(total, 0) * share, mask=columns < D)
     tl.store(reciprocal + row, share)
 
 

@@ -4,8 +4,8 @@ In the forward pass, the keys are split over programs, each with a running maxim
 In the backward pass, weights are recomputed from the largest scores and the logarithms of the sums:
 
 - `right_queries` computes the gradient of the landmarks, split over the keys.
-- `right_keys` computes the gradients of keys and values. It also adds the gradient of a key as part of a landmark and
-  that of the skip convolution, so each gradient is written once.
+- `right_keys` computes the gradients of keys and values, span by span. It also adds the gradient of a key as part of a
+  landmark and that of the skip convolution, so each gradient is written once.
 
 With the Gaussian kernel, the weights are not normalised: splits are added, and there is no maximum.
 """
@@ -27,6 +27,7 @@ from nystrom.gpu.arithmetic import (
     store_tokens,
     weights_again,
 )
+from nystrom.gpu.skip import add_neighbours, bands
 
 
 @triton.jit
@@ -139,6 +140,27 @@ def combine(
 
 
 @triton.jit
+def _landmark_gradients(
+    land,
+    grad,
+    bh,
+    first,
+    M,
+    ROWS,
+    TOKENS: tl.constexpr,
+    LOW: tl.constexpr,
+    D: tl.constexpr,
+    E: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    BLOCK_E: tl.constexpr,
+):
+    """A block of landmarks in the dtype of the tokens, and the gradients of their results."""
+    x = rounded(load_matrix(land, bh * ROWS + first, M - first, D, BLOCK_M, BLOCK_D), TOKENS)
+    return x, rounded(load_matrix(grad, bh * M + first, M - first, E, BLOCK_M, BLOCK_E), LOW)
+
+
+@triton.jit
 def right_queries(
     land,
     centre,
@@ -177,9 +199,9 @@ def right_queries(
     b, h = bh // H, bh % H
     rows = tl.arange(0, BLOCK_M)
     there = first + rows < M
-    exact = load_matrix(land, bh * ROWS + first, M - first, D, BLOCK_M, BLOCK_D)
-    x = rounded(exact, k.dtype.element_ty)
-    grads = rounded(load_matrix(grad, bh * M + first, M - first, E, BLOCK_M, BLOCK_E), LOW)
+    x, grads = _landmark_gradients(
+        land, grad, bh, first, M, ROWS, k.dtype.element_ty, LOW, D, E, BLOCK_M, BLOCK_D, BLOCK_E
+    )
     if not GAUSSIAN:
         top, log = load_normaliser(logs, bh * M + first + rows, there)
         delta = tl.load(deltas + bh * M + first + rows, mask=there, other=0.0)
@@ -226,10 +248,12 @@ def right_keys(
     k_grad_strides,
     v_grad_strides,
     H,
+    BH,
     S,
     M,
     ROWS,
     FIRST,
+    SPAN,
     D: tl.constexpr,
     E: tl.constexpr,
     SCALE: tl.constexpr,
@@ -238,74 +262,84 @@ def right_keys(
     LOW: tl.constexpr,
     PRECISION: tl.constexpr,
     LOW_PRECISION: tl.constexpr,
+    WHOLE: tl.constexpr,
     TAPS: tl.constexpr,
+    BLOCK_T: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_D: tl.constexpr,
     BLOCK_E: tl.constexpr,
 ):
-    """Complete gradients of a tile of keys and values: nothing is added to them later."""
-    tiles = (S + BLOCK_N - 1) // BLOCK_N
+    """Complete gradients of one span of keys and values: nothing is added to them later."""
     pid = tl.program_id(0)
-    bh, start = pid // tiles, pid % tiles * BLOCK_N
+    bh, split = pid % BH, pid // BH
     b, h = bh // H, bh % H
-    positions = start + tl.arange(0, BLOCK_N)
-    live = real_tokens(keep, b, positions, S)
-    y = moved(load_tokens(k, k_strides, b, h, start, live, D, BLOCK_N, BLOCK_D), centre, bh, D, BLOCK_D)
-    values = load_tokens(v, v_strides, b, h, start, live, E, BLOCK_N, BLOCK_E).to(LOW)
-    of_keys, mass = tl.full((BLOCK_N, BLOCK_D), 0, ACC), tl.full((BLOCK_N,), 0, ACC)
-    of_values = tl.full((BLOCK_N, BLOCK_E), 0, ACC)
-    for first in range(0, M, BLOCK_M):
-        columns = first + tl.arange(0, BLOCK_M)
-        x = rounded(load_matrix(land, bh * ROWS + first, M - first, D, BLOCK_M, BLOCK_D), k.dtype.element_ty)
-        grads = rounded(load_matrix(grad, bh * M + first, M - first, E, BLOCK_M, BLOCK_E), LOW)
-        there = live[:, None] & (columns < M)[None, :]
-        s = tl.where(there, log_weights(y, x, SCALE, GAUSSIAN, ACC, PRECISION), float("-inf"))
-        of_weights = product(values, tl.trans(grads), LOW_PRECISION)
-        if GAUSSIAN:
-            p = tl.exp(s)
-            of_scores = p * of_weights
-            mass += tl.sum(of_scores, 1)
-        else:
-            top, log = load_normaliser(logs, bh * M + columns, columns < M)
-            p = weights_again(s, top[None, :], log[None, :])
-            of_scores = p * (of_weights - tl.load(deltas + bh * M + columns, mask=columns < M, other=0.0)[None, :])
-        of_values += product(rounded(p, LOW), grads, LOW_PRECISION)
-        of_keys += product(rounded(of_scores, LOW), x.to(LOW), LOW_PRECISION)
-    if GAUSSIAN:
-        of_keys -= mass[:, None] * y.to(ACC)
-    of_keys *= SCALE
-
-    if group is not None:
-        own = tl.load(group + b * S + positions, mask=live, other=-1)
-    else:
-        own = FIRST + (positions.to(tl.int64) * M // S).to(tl.int32)
-    part = live & (own >= 0)
-    wide = tl.arange(0, BLOCK_D)
-    places = land_grad + ((bh * ROWS + own).to(tl.int64) * D)[:, None] + wide[None, :]
-    of_keys += tl.load(places, mask=part[:, None] & (wide < D)[None, :], other=0.0)
-    if few is not None:
-        # In a sequence with few keys, landmark j is key j, and the middle holds the values of the keys.
-        middle = part & (tl.load(few + b) == 1)
-        wide_e = tl.arange(0, BLOCK_E)
-        places = middle_grad + ((bh * M + own - FIRST).to(tl.int64) * E)[:, None] + wide_e[None, :]
-        of_values += tl.load(places, mask=middle[:, None] & (wide_e < E)[None, :], other=0.0)
+    rows = tl.arange(0, BLOCK_M)
+    all_x, all_grads = _landmark_gradients(
+        land, grad, bh, 0, M, ROWS, k.dtype.element_ty, LOW, D, E, BLOCK_M, BLOCK_D, BLOCK_E
+    )
+    if not GAUSSIAN:
+        all_top, all_log = load_normaliser(logs, bh * M + rows, rows < M)
+        all_deltas = tl.load(deltas + bh * M + rows, mask=rows < M, other=0.0)
     if TAPS > 0:
-        # Token j has the weight w[j - i + half] in the output of token i.
-        mine, others = tl.arange(0, BLOCK_N)[:, None], tl.arange(0, BLOCK_N)[None, :]
-        for block in tl.static_range(0, (BLOCK_N + TAPS - 2) // BLOCK_N + 1):
-            away = block * BLOCK_N
-            near = start - TAPS // 2 + away
-            tap = mine - others - away + TAPS - 1
-            band = tl.load(conv + h * TAPS + tap, mask=(tap >= 0) & (tap < TAPS), other=0.0)
-            # A padding token has no output; here `query_keep` is `keep`.
-            lit = real_tokens(query_keep, b, near + tl.arange(0, BLOCK_N), S)
-            grads = load_tokens(out_grad, out_strides, b, h, near, lit, E, BLOCK_N, BLOCK_E)
-            of_values += product(band.to(grads.dtype), grads, PRECISION)
-    inside = positions < S
-    store_tokens(
-        k_grad, k_grad_strides, b, h, start, tl.where(live[:, None], of_keys, 0.0), inside, D, BLOCK_N, BLOCK_D
-    )
-    store_tokens(
-        v_grad, v_grad_strides, b, h, start, tl.where(live[:, None], of_values, 0.0), inside, E, BLOCK_N, BLOCK_E
-    )
+        near, tail = bands(conv, h, v.dtype.element_ty, True, TAPS, BLOCK_T, BLOCK_N)
+    wide, wide_e = tl.arange(0, BLOCK_D), tl.arange(0, BLOCK_E)
+    for start in range(split * SPAN, tl.minimum(split * SPAN + SPAN, S), BLOCK_N):
+        positions = start + tl.arange(0, BLOCK_N)
+        live = real_tokens(keep, b, positions, S)
+        y = moved(load_tokens(k, k_strides, b, h, start, live, D, BLOCK_N, BLOCK_D), centre, bh, D, BLOCK_D)
+        values = load_tokens(v, v_strides, b, h, start, live, E, BLOCK_N, BLOCK_E).to(LOW)
+        of_keys, mass = tl.full((BLOCK_N, BLOCK_D), 0, ACC), tl.full((BLOCK_N,), 0, ACC)
+        of_values = tl.full((BLOCK_N, BLOCK_E), 0, ACC)
+        for block in range(0, 1 if WHOLE else (M + BLOCK_M - 1) // BLOCK_M):
+            columns = block * BLOCK_M + rows
+            if WHOLE:
+                x, grads = all_x, all_grads
+            else:
+                x, grads = _landmark_gradients(
+                    land, grad, bh, block * BLOCK_M, M, ROWS, k.dtype.element_ty, LOW, D, E, BLOCK_M, BLOCK_D, BLOCK_E
+                )
+            there = live[:, None] & (columns < M)[None, :]
+            s = tl.where(there, log_weights(y, x, SCALE, GAUSSIAN, ACC, PRECISION), float("-inf"))
+            of_weights = product(values, tl.trans(grads), LOW_PRECISION)
+            if GAUSSIAN:
+                p = tl.exp(s)
+                of_scores = p * of_weights
+                mass += tl.sum(of_scores, 1)
+            else:
+                if WHOLE:
+                    top, log, delta = all_top, all_log, all_deltas
+                else:
+                    top, log = load_normaliser(logs, bh * M + columns, columns < M)
+                    delta = tl.load(deltas + bh * M + columns, mask=columns < M, other=0.0)
+                p = weights_again(s, top[None, :], log[None, :])
+                of_scores = p * (of_weights - delta[None, :])
+            of_values += product(rounded(p, LOW), grads, LOW_PRECISION)
+            of_keys += product(rounded(of_scores, LOW), x.to(LOW), LOW_PRECISION)
+        if GAUSSIAN:
+            of_keys -= mass[:, None] * y.to(ACC)
+        of_keys *= SCALE
+
+        if group is not None:
+            own = tl.load(group + b * S + positions, mask=live, other=-1)
+        else:
+            own = FIRST + (positions.to(tl.int64) * M // S).to(tl.int32)
+        part = live & (own >= 0)
+        places = land_grad + ((bh * ROWS + own).to(tl.int64) * D)[:, None] + wide[None, :]
+        of_keys += tl.load(places, mask=part[:, None] & (wide < D)[None, :], other=0.0)
+        if few is not None:
+            # In a sequence with few keys, landmark j is key j, and the middle holds the values of the keys.
+            middle = part & (tl.load(few + b) == 1)
+            places = middle_grad + ((bh * M + own - FIRST).to(tl.int64) * E)[:, None] + wide_e[None, :]
+            of_values += tl.load(places, mask=middle[:, None] & (wide_e < E)[None, :], other=0.0)
+        if TAPS > 0:
+            # Token j has the weight w[j - i + half] in the output of token i. A padding token has no output; here
+            # `query_keep` is `keep`.
+            of_values = add_neighbours(
+                of_values, near, tail, conv, out_grad, out_strides, b, h, start, query_keep, S, True, PRECISION,
+                TAPS, BLOCK_T, E, BLOCK_N, BLOCK_E,
+            )  # fmt: skip
+        inside = positions < S
+        of_keys, of_values = tl.where(live[:, None], of_keys, 0.0), tl.where(live[:, None], of_values, 0.0)
+        store_tokens(k_grad, k_grad_strides, b, h, start, of_keys, inside, D, BLOCK_N, BLOCK_D)
+        store_tokens(v_grad, v_grad_strides, b, h, start, of_values, inside, E, BLOCK_N, BLOCK_E)

@@ -13,8 +13,9 @@ from nystrom.gpu import left as left_kernels
 from nystrom.gpu import left_backward as left_backward_kernels
 from nystrom.gpu import means as means_kernels
 from nystrom.gpu import right as right_kernels
+from nystrom.gpu import skip as skip_kernels
 from nystrom.gpu.inputs import StageInputs, empty_like, triton_dtype
-from nystrom.gpu.launch import FLOAT32_PRECISION, power, splits
+from nystrom.gpu.launch import AVERAGED, FLOAT32_PRECISION, JOINED_ROWS, power, splits, walks
 
 
 def landmarks(x: StageInputs) -> tuple[Tensor, Tensor]:
@@ -41,9 +42,8 @@ def landmarks(x: StageInputs) -> tuple[Tensor, Tensor]:
         x.m,
         D=d,
         ACC=triton_dtype(x.acc),
-        BLOCK_N=blocks.block_n,
+        BLOCK_N=max(16, AVERAGED // blocks.block_d),
         BLOCK_D=blocks.block_d,
-        num_warps=blocks.warps,
     )
     return table, share
 
@@ -76,7 +76,7 @@ def right(x: StageInputs, land: Tensor) -> tuple[Tensor, Tensor]:
         **options,
     )
     result, logs = torch.empty(b, h, x.m, e, **x.small), torch.empty(b, h, 0 if x.gaussian else x.m, 2, **x.small)
-    right_kernels.combine[(row_blocks * b * h,)](
+    right_kernels.combine[(-(-x.m // JOINED_ROWS) * b * h,)](
         sums,
         tops,
         totals,
@@ -88,7 +88,7 @@ def right(x: StageInputs, land: Tensor) -> tuple[Tensor, Tensor]:
         E=e,
         GAUSSIAN=x.gaussian,
         ACC=options["ACC"],
-        BLOCK_M=blocks.block_m,
+        BLOCK_M=JOINED_ROWS,
         BLOCK_E=blocks.block_e,
     )
     return result, logs
@@ -137,7 +137,8 @@ def right_keys(
     """Gradients of keys and values."""
     (b, h, s, _), options, blocks = x.v.shape, x.options(), x.tiles()
     k_grad, v_grad = empty_like(x.k), empty_like(x.v)
-    right_kernels.right_keys[(-(-s // blocks.block_n) * b * h,)](
+    count, span = walks(s, b * h, blocks.block_n, x.q.device)
+    right_kernels.right_keys[(b * h * count,)](
         land,
         x.centre,
         x.k,
@@ -161,12 +162,15 @@ def right_keys(
         k_grad.stride()[:3],
         v_grad.stride()[:3],
         h,
+        b * h,
         s,
         x.m,
         x.rows,
         x.rows - x.m,
+        span,
         GAUSSIAN=x.gaussian,
-        TAPS=x.taps,
+        WHOLE=x.m <= blocks.block_m,
+        **x.skip_options(),
         **options,
     )
     return k_grad, v_grad
@@ -175,8 +179,8 @@ def right_keys(
 def left(x: StageInputs, land: Tensor, middle: Tensor) -> Tensor:
     """The left factor times the middle, and the skip."""
     (b, h, n, _), e, options, blocks = x.q.shape, x.v.shape[-1], x.options(), x.tiles()
-    out = empty_like(x.q, e)
-    left_kernels.left_forward[(-(-n // blocks.block_n) * b * h,)](
+    out, (count, span) = empty_like(x.q, e), walks(n, b * h, blocks.block_n, x.q.device)
+    left_kernels.left_forward[(b * h * count,)](
         x.q,
         land,
         x.centre,
@@ -193,11 +197,14 @@ def left(x: StageInputs, land: Tensor, middle: Tensor) -> Tensor:
         x.v.stride()[:3],
         out.stride()[:3],
         h,
+        b * h,
         n,
         x.m,
         x.rows,
+        span,
         GAUSSIAN=x.gaussian,
-        TAPS=x.taps,
+        WHOLE=x.m <= blocks.block_m,
+        **x.skip_options(),
         **options,
     )
     return out
@@ -277,8 +284,8 @@ def left_queries(
 ) -> Tensor:
     """Gradient of the queries."""
     (b, h, n, _), options, blocks = x.q.shape, x.options(), x.tiles()
-    q_grad = empty_like(x.q)
-    left_backward_kernels.left_queries[(-(-n // blocks.block_n) * b * h,)](
+    q_grad, (count, span) = empty_like(x.q), walks(n, b * h, blocks.block_n, x.q.device)
+    left_backward_kernels.left_queries[(b * h * count,)](
         x.q,
         land,
         x.centre,
@@ -296,9 +303,11 @@ def left_queries(
         grad.stride()[:3],
         q_grad.stride()[:3],
         h,
+        b * h,
         n,
         x.m,
         x.rows,
+        span,
         GAUSSIAN=x.gaussian,
         WHOLE=x.m <= blocks.block_m,
         **options,
@@ -312,7 +321,7 @@ def skip_taps(x: StageInputs, grad: Tensor) -> Tensor:
     (b, h, n, e), blocks, taps = x.v.shape, x.tiles(), x.conv.shape[1]
     count, span = splits(n, b * h, 1, blocks.block_n, x.q.device)
     sums = torch.empty(count, b, h, taps, **x.small)
-    left_backward_kernels.skip_taps[(b * h * count,)](
+    skip_kernels.skip_taps[(b * h * count,)](
         x.v,
         grad,
         x.keep,
@@ -326,8 +335,8 @@ def skip_taps(x: StageInputs, grad: Tensor) -> Tensor:
         E=e,
         ACC=triton_dtype(x.acc),
         PRECISION=FLOAT32_PRECISION,
-        TAPS=taps,
-        BLOCK_T=power(taps),
+        BLOCK_TAPS=power(taps),
+        **x.skip_options(),
         BLOCK_N=blocks.block_n,
         BLOCK_E=blocks.block_e,
     )

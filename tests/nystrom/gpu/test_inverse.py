@@ -17,7 +17,7 @@ def draw(m, dtype=torch.float64, seed=0):
     return (a.softmax(-1) + 0.1 * torch.rand(a.shape, generator=torch.Generator().manual_seed(1))).to(DEVICE, dtype)
 
 
-# In registers up to 64 (32 backward), in scratch memory above; there torch differentiates the start value.
+# In registers up to 64 (32 backward in float64), in scratch memory above; there torch differentiates the start value.
 @pytest.mark.parametrize(
     ("m", "steps"), [(1, 6), (5, 0), (5, 1), (32, 6), (40, 1), (64, 1), pytest.param(66, 1, marks=pytest.mark.long)]
 )
