@@ -54,11 +54,11 @@ def calls(q: Tensor, k: Tensor, v: Tensor, *, block: int, asked: int) -> dict[st
         return [x.index_select(0, rows).view(b * h, n // block, asked, d) for x in tables]
 
     keys, values = gather()
-    shared = [x[:, :, :asked].contiguous() for x in (k, v)]
+    k_shared, v_shared = (x[:, :, :asked].contiguous() for x in (k, v))
     return {
         "gather": gather,
         "products": lambda: F.scaled_dot_product_attention(blocks, keys, values),
-        "same products, shared keys": lambda: F.scaled_dot_product_attention(q, *shared),
+        "same products, shared keys": lambda: F.scaled_dot_product_attention(q, k_shared, v_shared),
         "choice": choose,
         "near_far-triton": lambda: near_far_attention(q, k, v, exact_up_to=0, backend="triton"),
         "softmax": lambda: F.scaled_dot_product_attention(q, k, v),
