@@ -9,7 +9,7 @@ running; rows without a value are printed with what they say.
 
 The package need not be installed: the steps find it in src. They need torch, Triton, transformers and what these need,
 pytest with pytest-xdist and pytest-timeout, hypothesis, jaxtyping and psutil, but nothing that only the command line
-needs. All but the last three fit into 25 minutes; the last one trains on data/text, made by `nystrom data prepare text`.
+needs. All but the last three fit into 25 minutes; the last trains on data/text, made by `nystrom data prepare text`.
 """
 
 import argparse

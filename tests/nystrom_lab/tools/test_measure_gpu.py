@@ -158,13 +158,13 @@ accelerate einops filelock hypothesis jaxtyping matplotlib numpy pandas peft PIL
 safetensors scipy sentencepiece sklearn timm tokenizers torch tqdm transformers triton xdist
 anyio attr certifi click cloudpickle contourpy cuda cycler dateutil execnet fontTools fsspec functorch h11 hf_xet
 httpcore httpx huggingface_hub idna iniconfig jinja2 joblib kiwisolver markupsafe mpl_toolkits mpmath narwhals networkx
-nvidia packaging pluggy pygments pyparsing pytz regex setuptools six sniffio sortedcontainers sympy threadpoolctl torchgen
-typing_extensions tzdata wadler_lindig yaml
+nvidia packaging pluggy pygments pyparsing pytz regex setuptools six sniffio sortedcontainers sympy threadpoolctl
+torchgen typing_extensions tzdata wadler_lindig yaml
 nystrom nystrom_lab tests tools
 """
 # Runs every step as far as a CPU can: with few tokens, or until all that it imports is there.
 CODE = """
-import importlib, inspect, pathlib, sys, tempfile
+import importlib, importlib.util, inspect, pathlib, sys, tempfile
 
 packages = {*sys.argv[1].split(), *sys.stdlib_module_names}
 
