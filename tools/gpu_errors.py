@@ -1,22 +1,24 @@
 """Errors of the kernels on a GPU against float64, beside those of the torch path: `python tools/gpu_errors.py`.
 
-Outputs and gradients of Nyström attention at growing scores, in every dtype, and in float32 with TF32. A row has the
-relative error of one tensor, in the Frobenius norm. Rows are written after each dtype, and dtypes that the file has are
-not measured again.
+Outputs and gradients of nystrom, near_far and skyformer at growing scores, in every dtype, and in float32 with TF32. A
+row has the relative error of one tensor, in the Frobenius norm. near_far chooses keys in the dtype, and another choice
+counts as an error. Rows are written after each dtype, and dtypes that the file has are not measured again.
 """
 
 import argparse
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from nystrom import nystrom_attention
+from nystrom.attention.method_names import size_options
+from nystrom.attention.registry import find_function
 from nystrom_lab.measure.rows import Row, append_rows, cpu_name, new_row, read_rows
 
 SCALES = (1.0, 3.0, 10.0, 30.0)
+METHODS = {"nystrom": 64, "near_far": None, "skyformer": 128}
 DTYPES = ("float32", "float32 with TF32", "bfloat16", "float16")
 
 
@@ -26,18 +28,18 @@ def error_rows(
     tokens: int = 4096,
     heads: int = 8,
     width: int = 64,
-    landmarks: int = 64,
+    methods: Mapping[str, int | None] = METHODS,
     scales: Sequence[float] = SCALES,
     dtypes: Sequence[str] = DTYPES,
 ) -> Iterable[Row]:
-    """Rows for both backends.
+    """Rows of each method for both backends.
 
     Args:
         device: "cuda", or "cpu" for the interpreter.
         tokens: Tokens n.
         heads: Heads h.
         width: Width d of one head.
-        landmarks: Landmarks m.
+        methods: Methods, and landmarks m of each; None for its default sizes.
         scales: Factors of the queries, 1 being standard normal ones.
         dtypes: Names of dtypes.
     """
@@ -51,26 +53,27 @@ def error_rows(
                 dtype = getattr(torch, called.partition(" ")[0])
                 torch.backends.cuda.matmul.allow_tf32 = "TF32" in called
                 given = [x.to(dtype) for x in (scale * q, k, v, grad)]
-                # The same numbers, rounded to the dtype, so that only the computation differs.
-                wanted = _results([x.double() for x in given], landmarks, "torch")
-                for backend in ("torch", "triton"):
-                    found = _results(given, landmarks, backend)
-                    for what, ours, exact in zip(("output", "dq", "dk", "dv"), found, wanted, strict=True):
-                        error = (ours.double() - exact).norm() / exact.norm()
-                        yield new_row(
-                            study="gpu errors", quantity=f"relative error of {what}", method=f"nystrom-{backend}",
-                            value=float(error), unit="", n=tokens, m=landmarks, dtype=called, seed=0, device=name,
-                            facts={"b": 1, "h": heads, "d": width, "scale": f"{scale:g}"},
-                            note="" if error.isfinite() else "not finite",
-                        )  # fmt: skip
+                for method, m in methods.items():
+                    # The same numbers, rounded to the dtype, so that only the computation differs.
+                    wanted = _results([x.double() for x in given], method, m, "torch")
+                    for backend in ("torch", "triton"):
+                        found = _results(given, method, m, backend)
+                        for what, ours, exact in zip(("output", "dq", "dk", "dv"), found, wanted, strict=True):
+                            error = (ours.double() - exact).norm() / exact.norm()
+                            yield new_row(
+                                study="gpu errors", quantity=f"relative error of {what}", method=f"{method}-{backend}",
+                                value=float(error), unit="", n=tokens, m=m, dtype=called, seed=0, device=name,
+                                facts={"b": 1, "h": heads, "d": width, "scale": f"{scale:g}"},
+                                note="" if error.isfinite() else "not finite",
+                            )  # fmt: skip
     finally:
         torch.backends.cuda.matmul.allow_tf32 = before
 
 
-def _results(given: Sequence[Tensor], landmarks: int, backend: str) -> list[Tensor]:
+def _results(given: Sequence[Tensor], method: str, m: int | None, backend: str) -> list[Tensor]:
     *leaves, grad = given
     leaves = [x.detach().requires_grad_() for x in leaves]
-    out = nystrom_attention(*leaves, num_landmarks=landmarks, backend=backend)  # pyright: ignore[reportArgumentType]
+    out = find_function(method)(*leaves, **size_options(method, m), backend=backend)
     return [out.detach(), *torch.autograd.grad(out, leaves, grad)]
 
 
@@ -89,7 +92,7 @@ def main() -> None:
         rows = list(error_rows(device=asked.device, dtypes=(dtype,)))
         append_rows(asked.to, rows)
         for row in rows:
-            print(f"{row.dtype:18} scale={row.facts['scale']:3} {row.method:15} {row.quantity:25} {row.value:.2e}")
+            print(f"{row.dtype:18} scale={row.facts['scale']:3} {row.method:17} {row.quantity:25} {row.value:.2e}")
 
 
 if __name__ == "__main__":

@@ -1,37 +1,36 @@
 """All that a GPU is to be measured on, in order: `make gpu`, or `python tools/measure_gpu.py --to runs/gpu`.
 
-The steps are those of `STEPS`: the tests that need a GPU, tile sizes, tables of time and memory, errors, training
-steps, and real runs. Each is a process of its own, with its output in TO/NAME.log and its rows in TO/NAME; a step that
-ended well leaves TO/NAME.done. The same command goes on with the steps that are left, and an interrupted table or run
-goes on where it was. No step begins that would not end in the minutes that are left, and none goes on beyond them. One
-that fails is named at the end, and does not keep the others from running; rows without a value are printed with what
-they say. The package need not be installed: the steps find it in src.
+The steps are those of `STEPS`, the most telling first: the tests that need a GPU, errors, tables of time and memory,
+what gathered keys cost, tile sizes, training steps, and real runs. Each is a process of its own, with its output in
+TO/NAME.log and its rows in TO/NAME; a step that ended well leaves TO/NAME.done. The same command goes on with the steps
+that are left, and an interrupted table or run goes on where it was. No step begins that would not end in the minutes
+that are left, and none goes on beyond them. One that fails is named at the end, and does not keep the others from
+running; rows without a value are printed with what they say.
 
-All but the last fit into 40 minutes; that one trains on data/text, which `nystrom data prepare text` makes.
+The package need not be installed: the steps find it in src. They need torch, Triton, transformers and what these need,
+pytest with pytest-xdist and pytest-timeout, hypothesis, jaxtyping and psutil, but nothing that only the command line
+needs. All but the last three fit into 25 minutes; the last trains on data/text, made by `nystrom data prepare text`.
 """
 
 import argparse
 import csv
-import importlib.util
+import importlib
 import os
 import signal
 import subprocess
 import sys
 import tarfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-# Places in a command for the folder of the step and for this Python.
+# The place in a command for the folder of the step.
 _FOLDER, _PYTHON = "{to}", sys.executable
-_NYSTROM = (_PYTHON, "-m", "nystrom_lab")
-_LENGTHS = ("1024", "2048", "4096", "8192", "16384", "32768", "65536")
-_SOURCES = Path(__file__).resolve().parents[1] / "src"
+_ROOT = Path(__file__).resolve().parents[1]
 # Seconds that an interrupted step has to say how far it was.
 _GRACE = 10
-_PEERS = ("nystrom-attention-64",) if importlib.util.find_spec("nystrom_attention") else ()
 
 
 class Step(NamedTuple):
@@ -42,20 +41,43 @@ class Step(NamedTuple):
         minutes: About how long it takes on an H200; it is ended after half as long again.
         words: The command; {to} is the folder of the step.
         resumes: Words that are added where its folder holds a run already.
+        calls: The function that the command calls, as "module:name"; "" if it is another program.
+        given: Its arguments, but for the folder `to` and `resume`.
     """
 
     name: str
     minutes: float
     words: tuple[str, ...]
     resumes: tuple[str, ...] = ()
+    calls: str = ""
+    given: Mapping[str, Any] = {}
+
+    def call(self, to: Path, *, resume: bool = False) -> Any:
+        """Call the function of the step in this process.
+
+        Args:
+            to: Folder of its results.
+            resume: Whether the folder holds a run to continue.
+        """
+        module, _, name = self.calls.partition(":")
+        more = {"resume": True} if resume else {}
+        return getattr(importlib.import_module(module), name)(**self.given, to=to, **more)
 
 
-def _efficiency(name: str, minutes: float, *words: str) -> Step:
-    return Step(name, minutes, (*_NYSTROM, "bench", "efficiency", "--device", "cuda", *words, "--to", _FOLDER))
+def _called(name: str, minutes: float, calls: str, *, resumes: tuple[str, ...] = (), **given: Any) -> Step:
+    words = (_PYTHON, "tools/measure_gpu.py", "--step", name, "--to", _FOLDER)
+    return Step(name, minutes, words, resumes, calls, given | {"device": "cuda"})
 
 
-def _tiles(name: str, *words: str) -> Step:
-    return Step(f"tiles-{name}", 2, (_PYTHON, "tools/tune_tiles.py", *words))
+_efficiency = partial(_called, calls="nystrom_lab.studies.speed.efficiency:run_efficiency")
+
+
+def _program(name: str, minutes: float, tool: str) -> Step:
+    return Step(name, minutes, (_PYTHON, f"tools/{tool}.py", "--to", f"{_FOLDER}/{name}.csv"))
+
+
+def _tiles(name: str, **given: Any) -> Step:
+    return _called(f"tiles-{name}", 2.5, "tools.tune_tiles:print_fastest", **given)
 
 
 def _tests(name: str, minutes: float, *words: str) -> Step:
@@ -64,57 +86,43 @@ def _tests(name: str, minutes: float, *words: str) -> Step:
     return Step(f"tests-{name}", minutes, (*command, *words))
 
 
-def _kernels(dtype: str, lengths: Sequence[str], minutes: float) -> list[Step]:
-    """The shapes that the kernels are held to, beside plain PyTorch and fused exact attention."""
-    of = ("--dtype", dtype, "--skip", "both", "--repeats", "15")
-    methods = ("softmax", "nystrom-64", "nystrom-triton-64", "near_far", "near_far-triton")
-    return [
-        _efficiency(
-            f"kernels-16384-{dtype}", 1.5, "--batch", "4", "--heads", "16", "--width", "128", "--lengths", "16384",
-            "--methods", *methods, "nystrom-compiled-64", *of,
-        ),
-        _efficiency(
-            f"kernels-lengths-{dtype}", minutes, "--batch", "8", "--lengths", *lengths, "--methods", *methods, *of,
-        ),
-    ]  # fmt: skip
+def _run(task: str, method: str, minutes: float, **given: Any) -> Step:
+    calls, named = "nystrom_lab.training.train:train", {"attention": method, "preset": "nystromformer"}
+    return _called(f"train-{task}-{method}", minutes, calls, resumes=("--resume",), task=task, **named, **given)
 
 
-_TIMED = ("measure", "studies/speed", "tools/test_tune_tiles.py")
-
-
-def _run(task: str, method: str, minutes: float, *words: str) -> Step:
-    command = (*_NYSTROM, "train", task, "--attention", method, "--preset", "nystromformer", "--device", "cuda")
-    return Step(f"train-{task}-{method}", minutes, (*command, *words, "--to", _FOLDER), resumes=("--resume",))
-
+_LENGTHS = (1024, 2048, 4096, 8192, 16384, 32768, 65536)
+# Plain PyTorch, fused exact attention, and this library with and without its kernels.
+_METHODS = (
+    "softmax", "authors-64", "nystrom-64", "nystrom-triton-64", "near_far", "near_far-triton", "near_far-growing",
+    "near_far-growing-triton", "skyformer-128", "skyformer-triton-128",
+)  # fmt: skip
+_LONG: dict[str, Any] = {"batch": 4, "heads": 16, "width": 128, "lengths": (16384,), "methods": _METHODS}
+_EVERY: dict[str, Any] = {"batch": 8, "heads": 8, "width": 64, "methods": _METHODS, "repeats": 9}
+_TIMED = ("tests/nystrom/test_clock.py", "tests/nystrom_lab/studies/speed/test_floor.py")
 
 STEPS = (
-    # Most of their time is the compiler's.
-    _tests("kernels", 4, "-n", "8", "tests/nystrom/gpu"),
-    *_kernels("bfloat16", _LENGTHS, 3),
-    Step("errors", 1, (_PYTHON, "tools/gpu_errors.py", "--to", f"{_FOLDER}/errors.csv")),
-    _tiles("16384", "--width", "128"),
-    _tiles("8192", "--batch", "8", "--heads", "8", "--tokens", "8192"),
+    # Most of the time of tests, errors and tiles is the compiler's.
+    _tests("kernels", 3, "-n", "12", "tests/nystrom/gpu"),
+    _program("errors", 1.5, "gpu_errors"),
+    _efficiency("16384-bfloat16", 1, **_LONG, dtype="bfloat16", skip="both", repeats=15),
+    _efficiency("lengths-bfloat16", 2.5, **_EVERY, dtype="bfloat16", skip="both", lengths=_LENGTHS),
+    _program("gather", 0.5, "gpu_gather"),
     # Beyond, exact attention alone takes minutes a length.
-    *_kernels("float32", _LENGTHS[:5], 2),
-    _efficiency(
-        "table-1", 2, "--methods", "softmax-materialised", "softmax", "linformer-256", "longformer-257", "nystrom-64",
-        "nystrom-32", "nystrom-triton-64", "nystrom-triton-32", *_PEERS, "near_far", "near_far-triton",
-        "--lengths", "512", "1024", "2048", "4096", "8192", "--skip", "both",
+    _efficiency("lengths-float32", 1.5, **_EVERY, dtype="float32", skip="without", lengths=_LENGTHS[:5]),
+    _tiles("nystrom", width=128, kernel_size=33),
+    _tiles("near_far", method="near_far", batch=8, heads=8, tokens=8192),
+    _called(
+        "model", 1, "nystrom_lab.studies.speed.whole_model.lengths:run_model", dtype="bfloat16",
+        methods=("softmax", "nystrom-64", "nystrom-triton-64", "near_far-triton"),
     ),
-    Step(
-        "table-2", 3,
-        (*_NYSTROM, "bench", "training", "--device", "cuda", "--precision", "bfloat16", "--to", _FOLDER),
-    ),
-    Step(
-        "model", 1.5,
-        (*_NYSTROM, "bench", "model", "--device", "cuda", "--dtype", "bfloat16", "--methods", "softmax", "nystrom-64",
-         "--to", _FOLDER),
-    ),
-    _tests("times", 3, "tests/nystrom/test_clock.py", *(f"tests/nystrom_lab/{each}" for each in _TIMED)),
+    _called("training", 2, "nystrom_lab.studies.speed.training:run_training", precision="bfloat16"),
+    _tests("times", 0.5, *_TIMED),
     _run("listops", "nystrom", 3),
-    _run("listops", "softmax", 4),
+    _tiles("skyformer", method="skyformer", landmarks=128, batch=8, heads=8, tokens=8192),
     _run("listops", "skyformer", 4),
-    _run("text", "nystrom", 15, "--options.backend", "triton"),
+    _run("listops", "softmax", 4),
+    _run("text", "nystrom", 15, options={"backend": "triton"}),
 )  # fmt: skip
 
 
@@ -141,7 +149,7 @@ def measure(
     end, failed, left = clock() + 60 * minutes, [], []
     to.mkdir(parents=True, exist_ok=True)
     for step in steps:
-        done, folder = to / f"{step.name}.done", to / step.name
+        done, folder = to / f"{step.name}.done", (to / step.name).resolve()
         if done.exists():
             continue
         if clock() + 60 * step.minutes > end:
@@ -165,13 +173,14 @@ def measure(
 
 def _run_for(words: Sequence[str], log: Path, seconds: float) -> int | None:
     """The exit code of a command; None where it had to be ended."""
-    path = os.pathsep.join([str(_SOURCES), *filter(None, [os.environ.get("PYTHONPATH")])])
+    path = os.pathsep.join([str(_ROOT / "src"), str(_ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
     with (
         log.open("ab") as file,
         subprocess.Popen(
             words,
             stdout=file,
             stderr=subprocess.STDOUT,
+            cwd=_ROOT,
             env=os.environ | {"PYTHONPATH": path},
             # What a shell starts in the background ignores the signal, and so would its children.
             preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
@@ -205,14 +214,32 @@ def pack(to: Path, file: Path) -> None:
                 archive.add(path, path.relative_to(to.parent))
 
 
+def _call(step: Step, to: Path, *, resume: bool) -> int:
+    """Call the function of a step, and print its rows; a ValueError is one line."""
+    try:
+        found = step.call(to, resume=resume)
+    except ValueError as error:
+        print(f"{step.name}: {error}", file=sys.stderr)
+        return 2
+    for row in found if isinstance(found, list) else ():
+        spread = "" if row.low is None else f"({row.low:.3f} to {row.high:.3f})"
+        print(f"n={row.n} {row.method:28} {row.quantity:24} {row.value:10.3f} {row.unit} {row.note or spread}")
+    return 0
+
+
 def main() -> int:
     """Measure, and say what is left."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--to", type=Path, default=Path("runs/gpu"), help="folder of logs and rows")
-    parser.add_argument("--minutes", type=float, default=40, help="time for all steps together")
+    parser.add_argument("--minutes", type=float, default=25, help="time for all steps together")
     parser.add_argument("--pack", type=Path, help="archive to write logs and rows to, .tar.gz")
     parser.add_argument("--list", action="store_true", help="print the steps, and which are done")
+    parser.add_argument("--step", choices=[step.name for step in STEPS if step.calls], help="this step alone, in TO")
+    parser.add_argument("--resume", action="store_true", help="continue the run of --step")
     asked = parser.parse_args()
+    if asked.step is not None:
+        (step,) = (step for step in STEPS if step.name == asked.step)
+        return _call(step, asked.to, resume=asked.resume)
     if asked.list:
         for step in STEPS:
             state = "done" if (asked.to / f"{step.name}.done").exists() else f"about {step.minutes:g} min"

@@ -1,29 +1,37 @@
 """Time the Triton kernels with every combination of tile sizes, at one shape on one GPU: `python tools/tune_tiles.py`.
 
-All kernels of a pass get the same tiles; combinations that do not compile or do not fit are listed with the reason.
-Nothing is changed automatically: write the fastest combination into `nystrom.gpu.launch`.
+All kernels of a pass get the same tiles, and are timed together and each for itself; combinations that do not compile
+or do not fit are listed with the reason. Nothing is changed automatically: write the fastest combination into
+`nystrom.gpu.launch`.
 
 Tiles are chosen this way, and not by `triton.autotune` when a kernel is first launched, because they determine the
 order of sums: a choice by timing could differ from one process to the next, and results with it.
 """
 
+import importlib
 import itertools
+import pkgutil
 import sys
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Literal
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
 
 import torch
+from torch.profiler import ProfilerActivity, profile
 
 try:
+    from triton import KernelInterface
     from triton.errors import TritonError
     from triton.testing import do_bench
 except ModuleNotFoundError:
     sys.exit("tune_tiles.py times Triton's kernels, and triton is not installed: pip install 'nystrom[gpu]'.")
 
+import nystrom.gpu
 from nystrom.attention.method_names import size_options
 from nystrom.attention.registry import find_function
 from nystrom.gpu.launch import Tiles, trying
+from nystrom_lab.measure.rows import new_row, write_rows
 
 # Tokens and landmarks of a block, warps, and loads in flight at a time: few, since the compiler takes seconds for each.
 COMBINATIONS = [
@@ -40,16 +48,23 @@ class Timing:
         forward: Median time of a forward pass in ms, infinite where it failed.
         both: The same of a forward and a backward pass.
         reason: Why it failed, or "".
+        kernels: Time of each kernel in a forward and a backward pass, in us; a kernel that is launched more than once
+            has the sum.
     """
 
     tiles: Tiles
     forward: float
     both: float
     reason: str = ""
+    kernels: Mapping[str, float] = field(default_factory=dict)
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        """The sizes that were tried, by name."""
+        return {name: getattr(self.tiles, name) for name in ("block_n", "block_m", "warps", "stages")}
 
     def __str__(self) -> str:
-        tiles = self.tiles
-        sizes = f"block_n={tiles.block_n} block_m={tiles.block_m} warps={tiles.warps} stages={tiles.stages}"
+        sizes = " ".join(f"{name}={size}" for name, size in self.sizes.items())
         return f"{sizes}: " + (self.reason or f"forward {self.forward:.4f} ms, forward+backward {self.both:.4f} ms")
 
 
@@ -110,7 +125,7 @@ def tune_tiles(
 
     # Errors that no combination can avoid are raised here.
     forward()
-    return time_combinations(COMBINATIONS, forward, both, clock=_median)
+    return time_combinations(COMBINATIONS, forward, both, clock=_median, profiled=kernel_times)
 
 
 def time_combinations(
@@ -118,6 +133,7 @@ def time_combinations(
     forward: Callable[[], object],
     both: Callable[[], object],
     clock: Callable[[Callable[[], object]], float],
+    profiled: Callable[[Callable[[], object]], Mapping[str, float]] = lambda call: {},
 ) -> list[Timing]:
     """Time both passes with each combination, and print each when it is done.
 
@@ -126,12 +142,13 @@ def time_combinations(
         forward: Runs a forward pass.
         both: Runs a forward and a backward pass.
         clock: Measures the time of a call in ms.
+        profiled: Measures the time of each kernel of a call in us.
     """
     timings = []
     for place, tiles in enumerate(combinations, 1):
         with trying(tiles):
             try:
-                timing = Timing(tiles, clock(forward), clock(both))
+                timing = Timing(tiles, clock(forward), clock(both), kernels=profiled(both))
             except (RuntimeError, TritonError) as error:
                 # Too much shared memory, for example.
                 reason = str(error).partition("\n")[0] or type(error).__name__
@@ -141,6 +158,67 @@ def time_combinations(
     return timings
 
 
+def kernel_times(call: Callable[[], object], times: int = 4) -> dict[str, float]:
+    """The mean time in us that each kernel of `nystrom.gpu` takes in a call, on the device's own clock.
+
+    Args:
+        call: The call; it was made before, so that nothing is compiled.
+        times: Calls.
+    """
+    with profile(activities=[ProfilerActivity.CUDA], acc_events=True) as profiler:
+        for _ in range(times):
+            call()
+        torch.cuda.synchronize()
+    ours = kernel_names()
+    return {each.key: each.device_time_total / times for each in profiler.key_averages() if each.key in ours}
+
+
+def kernel_names() -> set[str]:
+    """The names of all functions of `nystrom.gpu` that Triton compiles."""
+    modules = [
+        importlib.import_module(each.name) for each in pkgutil.walk_packages(nystrom.gpu.__path__, "nystrom.gpu.")
+    ]
+    found = (each for module in modules for each in vars(module).values() if isinstance(each, KernelInterface))
+    return {each.__name__ for each in found}  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def fastest_lines(timings: Sequence[Timing], best: int = 3) -> list[str]:
+    """The fastest combination of each pass, and the fastest few of each kernel.
+
+    Args:
+        timings: Of all combinations.
+        best: Combinations of a kernel.
+    """
+    lines = [f"fastest {name}: {min(timings, key=time)}" for name, time in (
+        ("forward", lambda timing: timing.forward), ("forward+backward", lambda timing: timing.both)
+    )]  # fmt: skip
+    for kernel in dict.fromkeys(name for timing in timings for name in timing.kernels):
+        having = sorted((each for each in timings if kernel in each.kernels), key=lambda each: each.kernels[kernel])
+        of = (f"{each.kernels[kernel]:.1f} us with {tuple(each.sizes.values())}" for each in having[:best])
+        lines.append(f"{kernel}: {', '.join(of)}, slowest {having[-1].kernels[kernel]:.1f}")
+    return lines
+
+
+def print_fastest(*, to: Path, **asked: Any) -> None:
+    """Tune, print the fastest combinations, and write a row for each kernel and combination.
+
+    Args:
+        to: Folder of tiles.csv.
+        asked: Arguments of `tune_tiles`.
+    """
+    timings = tune_tiles(**asked)
+    print("Sizes are (block_n, block_m, warps, stages).", *fastest_lines(timings), sep="\n", flush=True)
+    rows = [
+        new_row(
+            study="tiles", quantity="kernel time", method=kernel, value=time, unit="us",
+            device=torch.cuda.get_device_name(), dtype=asked.get("dtype", "bfloat16"), n=asked.get("tokens", 16384),
+            m=asked.get("landmarks", 64), facts={"of": asked.get("method", "nystrom"), **timing.sizes},
+        )
+        for timing in timings for kernel, time in timing.kernels.items()
+    ]  # fmt: skip
+    write_rows(to / "tiles.csv", rows)
+
+
 def _median(call: Callable[[], object]) -> float:
     time = do_bench(call, return_mode="median")
     assert isinstance(time, float)
@@ -148,15 +226,14 @@ def _median(call: Callable[[], object]) -> float:
 
 
 def main() -> None:
-    """Print the fastest combination of each pass."""
+    """Print the fastest combinations of each pass and each kernel."""
     import tyro
 
     try:
         timings = tyro.cli(tune_tiles)
     except ValueError as error:
         sys.exit(f"tune_tiles.py: {error}")
-    print(f"fastest forward: {min(timings, key=lambda timing: timing.forward)}")
-    print(f"fastest forward+backward: {min(timings, key=lambda timing: timing.both)}")
+    print("Sizes are (block_n, block_m, warps, stages).", *fastest_lines(timings), sep="\n")
 
 
 if __name__ == "__main__":

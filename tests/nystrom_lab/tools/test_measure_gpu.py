@@ -1,11 +1,17 @@
+import os
+import re
+import subprocess
 import sys
 import tarfile
+from pathlib import Path
 
 import pytest
 import torch
 
-from nystrom_lab.cli.main import main
-from tools.measure_gpu import STEPS, Step, measure, pack
+from tools.measure_gpu import STEPS, Step, main, measure, pack
+
+ROOT = Path(__file__).resolve().parents[3]
+ENV = {**os.environ, "PYTHONPATH": f"{ROOT / 'src'}{os.pathsep}{ROOT}", "OMP_NUM_THREADS": "1"}
 
 
 def python(name, minutes, code, **more):
@@ -99,30 +105,150 @@ def test_the_archive_holds_rows_and_logs_but_no_models(tmp_path):
         assert sorted(archive.getnames()) == ["gpu/one.done", "gpu/one.log", "gpu/one/rows.csv"]
 
 
-def test_names_are_unique_and_all_but_the_last_fit_into_forty_minutes():
+def test_names_are_unique_and_all_but_the_last_three_fit_into_25_minutes():
     assert len({step.name for step in STEPS}) == len(STEPS)
-    assert sum(step.minutes for step in STEPS[:-1]) <= 40
+    assert sum(step.minutes for step in STEPS[:-3]) <= 25
+    # A call of ten minutes begins each of them.
+    assert max(step.minutes for step in STEPS[:-1]) < 10
+
+
+CALLED = [step for step in STEPS if step.calls]
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="every step would run")
-@pytest.mark.parametrize("step", [step for step in STEPS if "nystrom" in step.words], ids=lambda step: step.name)
-def test_every_command_is_one_that_only_wants_a_gpu(step, tmp_path, capsys, monkeypatch):
+@pytest.mark.parametrize("step", CALLED, ids=lambda step: step.name)
+def test_every_call_is_one_that_only_wants_a_gpu(step, tmp_path, capsys, monkeypatch):
+    if step.calls.startswith("tools.tune_tiles"):
+        pytest.importorskip("triton")
     monkeypatch.chdir(tmp_path)
-    words = [word.replace("{to}", str(tmp_path / "to")) for word in step.words[3:]]
-    assert main(words) == 2
+    words = [word.replace("{to}", str(tmp_path / "to")) for word in step.words[2:]]
+    monkeypatch.setattr(sys, "argv", ["measure_gpu.py", *words])
+    assert main() == 2
     assert "cuda" in capsys.readouterr().err
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="every step would run")
+@pytest.mark.parametrize("step", [step for step in STEPS if not step.calls], ids=lambda step: step.name)
+def test_every_program_is_one_that_only_wants_a_gpu(step, tmp_path):
+    pytest.importorskip("triton")
+    words = [word.replace("{to}", str(tmp_path / "to")) for word in step.words]
+    done = subprocess.run(words, capture_output=True, text=True, cwd=ROOT, env=ENV)
+    assert done.returncode != 0
+    assert re.search("cuda device|device is cuda", done.stdout + done.stderr, re.IGNORECASE)
+
+
+def test_rows_of_a_step_are_printed(tmp_path, capsys, monkeypatch):
+    step = STEPS[2]
+    small = {"device": "cpu", "lengths": (16,), "methods": ("softmax",), "heads": 1, "batch": 1, "width": 4}
+    monkeypatch.setattr("tools.measure_gpu.STEPS", (step._replace(given={**step.given, **small}),))
+    monkeypatch.setattr(sys, "argv", ["measure_gpu.py", "--step", step.name, "--to", str(tmp_path)])
+    assert main() == 0
+    assert len(re.findall("n=16 softmax .* forward", capsys.readouterr().out)) == 4
+    assert (tmp_path / "efficiency.csv").exists()
+
+
+def test_no_step_installs_or_downloads():
+    for step in STEPS:
+        assert not re.search(r"\bpip\b|://", " ".join(map(str, [*step.words, *step.given.values()])))
+
+
+# What a machine with a GPU has at least, with what these packages need.
+PACKAGES = """
+accelerate einops filelock hypothesis jaxtyping matplotlib numpy pandas peft PIL psutil pytest pytest_timeout
+safetensors scipy sentencepiece sklearn timm tokenizers torch tqdm transformers triton xdist
+anyio attr certifi click cloudpickle contourpy cuda cycler dateutil execnet fontTools fsspec functorch h11 hf_xet
+httpcore httpx huggingface_hub idna iniconfig jinja2 joblib kiwisolver markupsafe mpl_toolkits mpmath narwhals networkx
+nvidia packaging pluggy pygments pyparsing pytz regex setuptools six sniffio sortedcontainers sympy threadpoolctl
+torchgen typing_extensions tzdata wadler_lindig yaml
+nystrom nystrom_lab tests tools
+"""
+# Runs every step as far as a CPU can: with few tokens, or until all that it imports is there.
+CODE = """
+import importlib, importlib.util, inspect, pathlib, sys, tempfile
+
+packages = {*sys.argv[1].split(), *sys.stdlib_module_names}
+
+
+class Only:
+    def __init__(self, finder):
+        self.finder = finder
+
+    def __getattr__(self, name):
+        return getattr(self.finder, name)
+
+    def find_spec(self, name, path=None, target=None):
+        top = name.partition(".")[0]
+        return self.finder.find_spec(name, path, target) if top in packages or top.startswith("_") else None
+
+
+sys.meta_path[:] = [Only(finder) for finder in sys.meta_path]
+for absent in ("tyro", "rich", "beartype", "zstandard"):
+    assert importlib.util.find_spec(absent) is None
+from tools.measure_gpu import STEPS
+
+SMALL = {
+    "run_efficiency": {"lengths": (256,), "heads": 1, "batch": 1, "width": 16, "repeats": 1},
+    "run_model": {"lengths": (256,), "layers": 1, "heads": 1, "width": 16, "intermediate": 16, "repeats": 1},
+    "run_training": {"tasks": ("listops",), "batch": 1, "methods": ("softmax", "near_far"), "repeats": 1},
+}
+for step in STEPS:
+    module, _, name = step.calls.partition(":")
+    if name in SMALL:
+        small = {**step.given, **SMALL[name], "device": "cpu"}
+        rows = step._replace(given=small).call(pathlib.Path(tempfile.mkdtemp()))
+        missing = {row.method: row.note for row in rows if row.note}
+        assert not missing, missing
+    elif step.calls:
+        found = getattr(importlib.import_module(module), name)
+        inspect.signature(found).bind(**step.given, to=pathlib.Path())
+    elif step.words[1].startswith("tools/"):
+        importlib.import_module(step.words[1].removesuffix(".py").replace("/", "."))
+importlib.import_module("nystrom_lab.training.run.train_model")
+import pytest
+
+tests = [word for step in STEPS for word in step.words if word.startswith("tests/")]
+plugins = ["-p", "xdist.plugin", "-p", "pytest_timeout"]
+sys.exit(pytest.main(["--collect-only", "-q", "-m", "gpu or not gpu", "-W", "default", *plugins, *tests]))
+"""
+
+
+@pytest.mark.long
+@pytest.mark.skipif(torch.cuda.is_available(), reason="every step would run")
+def test_no_step_needs_a_package_that_a_machine_with_a_gpu_may_lack():
+    pytest.importorskip("triton")
+    more = {"TRITON_INTERPRET": "1", "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "PYTEST_ADDOPTS": "-p no:cacheprovider"}
+    done = subprocess.run(
+        [sys.executable, "-c", CODE, PACKAGES], capture_output=True, text=True, cwd=ROOT, env=ENV | more
+    )
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
 
 
 def test_errors_are_small_and_grow_with_coarser_dtypes():
     pytest.importorskip("triton")
-    from tools.gpu_errors import error_rows
+    from tools.gpu_errors import METHODS, error_rows
 
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    sizes = {"tokens": 48, "heads": 1, "width": 16, "landmarks": 8, "scales": (1.0,)}
+    sizes = {"tokens": 48, "heads": 1, "width": 16, "methods": dict.fromkeys(METHODS, 8), "scales": (1.0,)}
     rows = list(error_rows(device=device, dtypes=("float32", "bfloat16"), **sizes))
-    assert len(rows) == 2 * 2 * 4
+    assert len(rows) == 3 * 2 * 2 * 4
     errors = {(row.dtype, row.method, row.quantity): row.value for row in rows}
-    for method in ("nystrom-torch", "nystrom-triton"):
+    for method in (f"{name}-{backend}" for name in METHODS for backend in ("torch", "triton")):
         # Rounding of float32 through an inverse of some hundred condition; bfloat16 has 2^-8.
         assert errors["float32", method, "relative error of output"] < 1e-4
         assert errors["bfloat16", method, "relative error of output"] < 3e-2
+
+
+def test_gathered_keys_are_those_that_each_block_chose():
+    pytest.importorskip("triton")
+    from tools.gpu_gather import calls, gather_rows
+
+    q, k, v = torch.randn(3, 2, 2, 32, 16, generator=torch.Generator().manual_seed(0))
+    of = calls(q, k, v, block=8, asked=5)
+    keys, _ = of["gather"]()
+    chosen = of["choice"]()
+    assert torch.equal(keys[3, 2], k[1, 1][chosen[3, 2]])
+    assert of["products"]().shape == (4, 4, 8, 16)
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    rows = gather_rows(128, device=device, batch=1, heads=1, width=16, block=8, asked=12, dtype="float32", repeats=2)
+    assert [row.method for row in rows] == [*of]
+    assert all(row.value > 0 for row in rows)

@@ -12,6 +12,7 @@ import torch
 from nystrom.attention.backend import check_backend
 from nystrom.attention.heads import build_attention
 from nystrom.attention.method_names import reformer_buckets, size_options, split_name
+from nystrom.attention.options import near_far_sizes
 from nystrom.attention.skip import DepthwiseSkip
 from nystrom.checks import check_names
 from nystrom_lab.studies.speed.contenders.authors import AuthorsAttention
@@ -147,6 +148,17 @@ CONTENDERS: dict[str, Contender] = {
         number="heavy keys and clusters",
         build=Ours("near_far", _triton("near_far")),
         default=True,
+        kernels=True,
+    ),
+    "near_far-growing": Contender(
+        summary="near_far with sizes that grow as the square root of n",
+        number=None,
+        build=Ours("near_far", lambda number, n: near_far_sizes(n) | {"exact_up_to": 0}),
+    ),
+    "near_far-growing-triton": Contender(
+        summary="the same by Triton kernels",
+        number=None,
+        build=Ours("near_far", lambda number, n: near_far_sizes(n) | {"exact_up_to": 0, "backend": "triton"}),
         kernels=True,
     ),
     "kernelized": Contender(summary="Gaussian kernel, exact", number=None, build=Ours("kernelized"), quadratic=True),
