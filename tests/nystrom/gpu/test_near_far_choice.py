@@ -113,8 +113,8 @@ def test_padding_changes_nothing():
     keep = torch.zeros(1, 120, dtype=torch.bool, device=DEVICE)
     keep[:, 17:97] = True
     heavy, found, cluster = by_kernels(q, k, None, None, options)
-    wide = [torch.nn.functional.pad(x, (0, 0, 17, 23)) for x in (q, k)]
-    far, there, padded = by_kernels(*wide, keep, keep, options)
+    q, k = (torch.nn.functional.pad(x, (0, 0, 17, 23)) for x in (q, k))
+    far, there, padded = by_kernels(q, k, keep, keep, options)
     assert torch.equal(far, heavy + 17)
     assert torch.equal(there, found)
     assert torch.equal(padded[:, :, 17:97], cluster)
