@@ -354,7 +354,8 @@ class NearFarOptions:
         num_samples: Sampled queries r. A ridge regression on their exact outputs gives a correction for all queries; 0
             for none. Rows of the matrix are then no longer positive.
         scale: Factor on the scores; None means 1 / sqrt(d).
-        backend: "auto", "torch" or "triton" (GPU kernels; torch still chooses the keys and computes the correction).
+        backend: "auto", "torch" or "triton" (GPU kernels; torch computes the correction, and chooses the keys
+            if there are more than 256 clusters).
     """
 
     block_size: int = 64

@@ -18,7 +18,7 @@ import dataclasses, json, sys
 from unittest import mock
 import torch
 from nystrom.gpu import launch
-from nystrom.gpu.near_far import stages
+from nystrom.gpu.near_far import choice, stages
 from nystrom.gpu.near_far.attention import gradients
 from nystrom.gpu.near_far.inputs import NearFarInputs
 from tools.kernel_accounting.analysis import SHARED_MEMORY
@@ -38,12 +38,16 @@ with (
     driver.active(),
     mock.patch.object(launch, "multiprocessors", return_value=132),
     mock.patch.object(launch, "shared_memory", return_value=SHARED_MEMORY[capability]),
+    mock.patch.object(choice, "shared_memory", return_value=SHARED_MEMORY[capability]),
 ):
     of = stages.totals(x)
     gradients(x, of, *stages.attend(x, of), grad)
+    keep = torch.empty(b, n, dtype=torch.bool, device="meta") if masked else None
+    choice.launch(q, k, keep, keep, 8, g, m, 4, d**-0.5)
 print(json.dumps([dataclasses.asdict(each) for each in driver.launches]))
 """
 KERNELS = ["totals", "forward", "queries", "shared", "keys", "shared"]
+OF_THE_CHOICE = ["segments", "scores", "order", "centres", "nearest"]
 ROOT = Path(__file__).resolve().parents[3]
 
 
@@ -63,7 +67,8 @@ def test_every_kernel_compiles_and_fits(capability, dtype, d, e, masked, block):
     )
     assert done.returncode == 0, done.stderr
     launches = json.loads(done.stdout)
-    assert [each["kernel"] for each in launches] == [f"near_far_{name}" for name in KERNELS]
+    kernels = [*KERNELS, *(["ranks"] if masked else []), *OF_THE_CHOICE]
+    assert [each["kernel"] for each in launches] == [f"near_far_{name}" for name in kernels]
     for each in launches:
         assert each["shared"] <= SHARED_MEMORY[capability], each
         assert 0 < each["registers"] <= 255, each

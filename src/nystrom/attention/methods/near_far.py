@@ -50,7 +50,7 @@ from nystrom.attention.parts.at_positions import Positions, attend_at_positions,
 from nystrom.attention.parts.band import from_first_real, pad_to_blocks, without_padding
 from nystrom.attention.parts.block_stretches import attend_in_stretches
 from nystrom.attention.parts.causal import attend_causally
-from nystrom.attention.parts.clusters import Chosen, choose, cluster_sizes, cluster_sums, take_rows
+from nystrom.attention.parts.clusters import QUERY_MEANS, Chosen, choose, cluster_sizes, cluster_sums, take_rows
 from nystrom.attention.parts.far_keys import attend_blocks, attend_everywhere
 from nystrom.attention.parts.residual import add_residual
 from nystrom.attention.parts.stretches import runs_in_stretches
@@ -268,11 +268,12 @@ def _approximate(
 ) -> Float[Tensor, "b h n e"]:
     largest = torch.finfo(v.dtype).max
     if uses_triton(options.backend):
-        # The kernels take tokens where and in the dtype they are; the copies for the choice are gone by then.
-        chosen = choose(at_least_float32(q), at_least_float32(k).contiguous(), keep, query_keep, options)
+        # The kernels take tokens where and in the dtype they are.
+        chosen = _choose_by_kernels(q, k, keep, query_keep, options)
         out = _by_kernels(q, k, v, keep, chosen, options, is_self=is_self)
         if options.num_samples:
             q, k, v, out = (at_least_float32(x) for x in (q, k, v, out))
+            chosen = chosen._replace(cluster=chosen.cluster.long())
     else:
         # Keys and values are read row by row many times.
         q, k, v = at_least_float32(q), *(at_least_float32(x).contiguous() for x in (k, v))
@@ -287,6 +288,33 @@ def _approximate(
         return out
     # What is added may pass the largest float16.
     return add_residual(out, q, k, v, keep, query_keep, chosen, options).clamp(-largest, largest)
+
+
+def _choose_by_kernels(
+    q: Float[Tensor, "b h n d"],
+    k: Float[Tensor, "b h s d"],
+    keep: Bool[Tensor, "b s"] | None,
+    query_keep: Bool[Tensor, "b n"] | None,
+    options: NearFarOptions,
+) -> Chosen:
+    """The choice by kernels, or by torch where there are more clusters than they take, or wider keys."""
+    from nystrom.gpu.near_far.choice import can_choose, choose_by_kernels
+
+    if not can_choose(options.num_clusters, k.shape[-1]):
+        # The copies are gone when the kernels of the attention start.
+        return choose(at_least_float32(q), at_least_float32(k).contiguous(), keep, query_keep, options)
+    chosen = choose_by_kernels(
+        q,
+        k,
+        keep,
+        query_keep,
+        num_means=QUERY_MEANS,
+        num_heavy=options.num_heavy,
+        num_clusters=options.num_clusters,
+        iterations=options.iterations,
+        scale=score_scale(q, options.scale),
+    )
+    return Chosen(*chosen)
 
 
 def _by_kernels(

@@ -5,7 +5,8 @@ over the queries. Between the passes, q, k, v, the output, each query's normalis
 block, the numbers of far tokens are kept; the backward pass recomputes everything else.
 
 Sums over tokens are computed in spans, stored separately and then added, so the kernels always add in the same order.
-(Heavy keys and clusters are chosen by torch, whose sums on a GPU may differ from call to call.)
+(Heavy keys and clusters are chosen by kernels too, see `nystrom.gpu.near_far.choice`, or by torch if there are more
+clusters than those take; the sums of torch on a GPU may differ from call to call.)
 
 Both passes are custom operators of torch, see `nystrom.gpu.attention`. There is no second derivative and no
 forward-mode derivative: asking for one raises.
