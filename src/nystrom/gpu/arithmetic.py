@@ -137,6 +137,15 @@ def store_normaliser(logs, places, top, total, mask):
 
 
 @triton.jit
+def softmax_rows(s):
+    """Softmax along the rows; zeros in a row of -inf."""
+    top = tl.max(s, 1)
+    p = tl.exp(s - tl.where(top == float("-inf"), 0.0, top)[:, None])
+    total = tl.sum(p, 1)
+    return p * (1.0 / tl.where(total == 0.0, 1.0, total))[:, None]
+
+
+@triton.jit
 def weights_again(s, top, log):
     """Weights from recomputed scores, clamped to the largest: another order of sums may round them above it."""
     return tl.exp(tl.minimum(s - top, 0.0) - log)

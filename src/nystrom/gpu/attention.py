@@ -22,7 +22,7 @@ from torch.autograd import forward_ad
 
 from nystrom.gpu import inversion, stages
 from nystrom.gpu.inputs import StageInputs, empty_like
-from nystrom.gpu.launch import check_launch, launching_on
+from nystrom.gpu.launch import LARGEST_WHOLE, check_launch, launching_on
 from nystrom.gpu.matrix import divisors, matrix_backward, matrix_of, unscaled, unscaled_backward
 from nystrom.gpu.plan import FEW_KEYS, FEW_QUERIES, segment_plan, token_plan
 from nystrom.landmarks import all_are_short, all_real, even_draws, middle_of
@@ -108,12 +108,17 @@ def forward_pass(
     table, share = stages.landmarks(x)
     x, land = _centred(x, table)
     # The right factor comes first, so that its splits and the landmarks' matrices never exist at the same time.
-    right, logs = stages.right(x, land)
-    matrix, root = matrix_of(x, land, gamma)
-    inverse = inversion.inverse(matrix, divisors(matrix, z0), steps)
-    del matrix
-    out = stages.left(x, land[:, :, -x.m :], _middle(x, unscaled(inverse, root), right))
-    return out, table, share, inverse, right, logs
+    splits = stages.right_splits(x, land)
+    if x.m <= LARGEST_WHOLE and z0 == "paper" and not x.gaussian and x.few is None and x.q.dtype != torch.float64:
+        middle, inverse, right, logs = stages.middle_whole(x, table, splits, steps)
+    else:
+        right, logs = stages.joined(x, splits)
+        matrix, root = matrix_of(x, land, gamma)
+        inverse = inversion.inverse(matrix, divisors(matrix, z0), steps)
+        del matrix
+        middle = _middle(x, unscaled(inverse, root), right)
+    del splits
+    return stages.left(x, land[:, :, -x.m :], middle), table, share, inverse, right, logs
 
 
 @_attention.register_fake

@@ -82,8 +82,8 @@ class StageInputs:
         """Blocks of the kernels over tokens."""
         return tiles(self.m, self.q.shape[-1], self.v.shape[-1], self.low, self.q.device)
 
-    def options(self) -> dict[str, Any]:
-        """The constants that all kernels over tokens are specialised to."""
+    def options(self, *, walk: bool = False) -> dict[str, Any]:
+        """The constants that all kernels over tokens are specialised to; with `walk`, where each token has a result."""
         blocks = self.tiles()
         return {
             "D": self.q.shape[-1],
@@ -98,7 +98,7 @@ class StageInputs:
             "BLOCK_D": blocks.block_d,
             "BLOCK_E": blocks.block_e,
             "num_warps": blocks.warps,
-            "num_stages": blocks.stages,
+            "num_stages": blocks.walk_stages if walk else blocks.stages,
         }
 
     def skip_options(self) -> dict[str, int]:

@@ -1,3 +1,5 @@
+# Pyright takes a kernel that calls kernels for one that never returns.
+# pyright: reportGeneralTypeIssues=false
 r"""The iterative inverse of a batch of small matrices in one launch, and its gradient in another.
 
 $$Z_{k+1} = \tfrac14 Z_k (13 I - A Z_k (15 I - A Z_k (7 I - A Z_k))),$$
@@ -11,7 +13,8 @@ block by block in scratch memory, which only their own program reads.
 import triton
 import triton.language as tl
 
-from nystrom.gpu.arithmetic import product
+from nystrom.gpu.arithmetic import load_matrix, product, softmax_rows, store_matrix, store_normaliser
+from nystrom.gpu.right import joined
 
 
 @triton.jit
@@ -24,6 +27,60 @@ def _load(x, M, BLOCK: tl.constexpr):
 def _store(x, value, M, BLOCK: tl.constexpr):
     rows, columns = tl.arange(0, BLOCK)[:, None], tl.arange(0, BLOCK)[None, :]
     tl.store(x + rows * M + columns, value, mask=(rows < M) & (columns < M))
+
+
+@triton.jit
+def _next(a, z, PRECISION: tl.constexpr):
+    """One step of the iteration."""
+    y = product(a, z, PRECISION)
+    x = 7.0 * y - product(y, y, PRECISION)
+    x = 15.0 * y - product(y, x, PRECISION)
+    return 3.25 * z - 0.25 * product(z, x, PRECISION)
+
+
+@triton.jit
+def middle_whole(
+    table,
+    sums,
+    tops,
+    totals,
+    right,
+    logs,
+    inverse,
+    middle,
+    BH,
+    M,
+    SPLITS,
+    STEPS,
+    D: tl.constexpr,
+    E: tl.constexpr,
+    SCALE: tl.constexpr,
+    ACC: tl.constexpr,
+    PRECISION: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    BLOCK_E: tl.constexpr,
+):
+    """Everything between the two passes over the tokens, for one matrix of softmax: the right factor from its splits,
+    the landmarks' matrix, its inverse, and the inverse times the right factor.
+    """
+    bh, rows = tl.program_id(0), tl.arange(0, BLOCK_M)
+    there = rows < M
+    total_v, top, total = joined(sums, tops, totals, bh, 0, BH, M, SPLITS, E, False, ACC, BLOCK_M, BLOCK_E)
+    store_normaliser(logs, bh * M + rows, top, total, there)
+    store_matrix(right, bh * M, M, total_v, E, BLOCK_M, BLOCK_E)
+    x = load_matrix(table, bh * 2 * M, M, D, BLOCK_M, BLOCK_D)
+    y = load_matrix(table, bh * 2 * M + M, M, D, BLOCK_M, BLOCK_D)
+    s = tl.where(there[None, :], SCALE * product(x, tl.trans(y), PRECISION), float("-inf"))
+    a = tl.where(there[:, None], softmax_rows(s), 0.0)
+    z = tl.trans(a) / (tl.max(tl.sum(a, 0), 0) * tl.max(tl.sum(a, 1), 0))
+    for _ in range(0, STEPS):
+        z = _next(a, z, PRECISION)
+    _store(inverse + bh.to(tl.int64) * M * M, z, M, BLOCK_M)
+    # Other threads of the program have written what this one reads.
+    tl.debug_barrier()
+    whole = product(z, load_matrix(right, bh * M, M, E, BLOCK_M, BLOCK_E), PRECISION)
+    store_matrix(middle, bh * M, M, whole, E, BLOCK_M, BLOCK_E)
 
 
 @triton.jit
@@ -42,10 +99,7 @@ def inverse_whole(
     for step in range(0, STEPS):
         if EVERY:
             _store(out + step * M * M, z, M, BLOCK)
-        y = product(a, z, PRECISION)
-        x = 7.0 * y - product(y, y, PRECISION)
-        x = 15.0 * y - product(y, x, PRECISION)
-        z = 3.25 * z - 0.25 * product(z, x, PRECISION)
+        z = _next(a, z, PRECISION)
     _store(out + (STEPS * M * M if EVERY else 0), z, M, BLOCK)
 
 

@@ -59,7 +59,8 @@ class Tiles:
         block_d: At least the width of queries and keys.
         block_e: At least the width of values.
         warps: Warps of a program.
-        stages: Loads in flight at the same time.
+        stages: Loads in flight at the same time in sums over tokens.
+        walk_stages: The same where each token has a result, and landmarks stay in shared memory.
     """
 
     block_n: int
@@ -68,6 +69,7 @@ class Tiles:
     block_e: int
     warps: int = 4
     stages: int = 2
+    walk_stages: int = 1
 
 
 def tiles(m: int, d: int, e: int, dtype: torch.dtype, device: torch.device) -> Tiles:

@@ -1,3 +1,5 @@
+# Pyright takes a kernel that calls kernels for one that never returns.
+# pyright: reportGeneralTypeIssues=false
 r"""The left factor, $\mathrm{out} = \mathrm{softmax}(c\, Q \tilde K^\top) \cdot \mathrm{middle}$, with the skip
 convolution of the values added in the same pass, and its gradients.
 
@@ -21,6 +23,7 @@ from nystrom.gpu.arithmetic import (
     product,
     real_tokens,
     rounded,
+    softmax_rows,
     store_tokens,
 )
 from nystrom.gpu.skip import add_neighbours, bands
@@ -66,15 +69,6 @@ def landmark_rows(
     """A block of landmarks in the dtype of the tokens, and their rows of the middle."""
     y = rounded(load_matrix(land, bh * ROWS + first, M - first, D, BLOCK_M, BLOCK_D), TOKENS)
     return y, rounded(load_matrix(middle, bh * M + first, M - first, E, BLOCK_M, BLOCK_E), LOW)
-
-
-@triton.jit
-def softmax_rows(s):
-    """Softmax along the rows; zeros in a row of -inf."""
-    top = tl.max(s, 1)
-    p = tl.exp(s - tl.where(top == float("-inf"), 0.0, top)[:, None])
-    total = tl.sum(p, 1)
-    return p * (1.0 / tl.where(total == 0.0, 1.0, total))[:, None]
 
 
 @triton.jit

@@ -1,3 +1,5 @@
+# Pyright takes a kernel that calls kernels for one that never returns.
+# pyright: reportGeneralTypeIssues=false
 """Gradients of the left factor, see `nystrom.gpu.left`."""
 
 import triton
@@ -10,12 +12,13 @@ from nystrom.gpu.arithmetic import (
     product,
     real_tokens,
     rounded,
+    softmax_rows,
     store_matrix,
     store_normaliser,
     store_tokens,
     weights_again,
 )
-from nystrom.gpu.left import landmark_rows, left_scores, softmax_rows
+from nystrom.gpu.left import landmark_rows, left_scores
 
 
 @triton.jit

@@ -1,3 +1,5 @@
+# Pyright takes a kernel that calls kernels for one that never returns.
+# pyright: reportGeneralTypeIssues=false
 r"""The right factor, $R = \mathrm{softmax}(c\, \tilde Q K^\top) V$, of few queries and many keys; and its gradients.
 
 In the forward pass, the keys are split over programs, each with a running maximum and sum; `combine` joins the splits.
@@ -95,6 +97,45 @@ def right_forward(
 
 
 @triton.jit
+def joined(
+    sums,
+    tops,
+    totals,
+    bh,
+    first,
+    BH,
+    M,
+    SPLITS,
+    E: tl.constexpr,
+    GAUSSIAN: tl.constexpr,
+    ACC: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_E: tl.constexpr,
+):
+    """The right factor of a block of landmarks from its splits, with the largest score and the sum of each row."""
+    rows = tl.arange(0, BLOCK_M)
+    there = first + rows < M
+    total_v = tl.full((BLOCK_M, BLOCK_E), 0, ACC)
+    top, total = tl.full((BLOCK_M,), float("-inf"), ACC), tl.full((BLOCK_M,), 0, ACC)
+    for split in range(SPLITS):
+        row = (split * BH + bh) * M + first
+        part = load_matrix(sums, row, M - first, E, BLOCK_M, BLOCK_E)
+        if GAUSSIAN:
+            total_v += part
+        else:
+            own = tl.load(tops + row + rows, mask=there, other=float("-inf"))
+            higher = tl.maximum(top, own)
+            base = tl.where(higher == float("-inf"), 0.0, higher)
+            before, now = tl.exp(top - base), tl.exp(own - base)
+            total = total * before + tl.load(totals + row + rows, mask=there, other=0.0) * now
+            total_v = total_v * before[:, None] + part * now[:, None]
+            top = higher
+    if not GAUSSIAN:
+        total_v = total_v / tl.where(total == 0.0, 1.0, total)[:, None]
+    return total_v, top, total
+
+
+@triton.jit
 def combine(
     sums,
     tops,
@@ -115,28 +156,10 @@ def combine(
     pid = tl.program_id(0)
     first, bh = pid % blocks * BLOCK_M, pid // blocks
     rows = tl.arange(0, BLOCK_M)
-    there = first + rows < M
-    total_v = tl.full((BLOCK_M, BLOCK_E), 0, ACC)
-    top, total = tl.full((BLOCK_M,), float("-inf"), ACC), tl.full((BLOCK_M,), 0, ACC)
-    for split in range(SPLITS):
-        row = (split * BH + bh) * M + first
-        part = load_matrix(sums, row, M - first, E, BLOCK_M, BLOCK_E)
-        if GAUSSIAN:
-            total_v += part
-        else:
-            own = tl.load(tops + row + rows, mask=there, other=float("-inf"))
-            higher = tl.maximum(top, own)
-            base = tl.where(higher == float("-inf"), 0.0, higher)
-            before, now = tl.exp(top - base), tl.exp(own - base)
-            total = total * before + tl.load(totals + row + rows, mask=there, other=0.0) * now
-            total_v = total_v * before[:, None] + part * now[:, None]
-            top = higher
-    row = bh * M + first
+    total_v, top, total = joined(sums, tops, totals, bh, first, BH, M, SPLITS, E, GAUSSIAN, ACC, BLOCK_M, BLOCK_E)
     if not GAUSSIAN:
-        empty = total == 0.0
-        total_v = total_v / tl.where(empty, 1.0, total)[:, None]
-        store_normaliser(logs, row + rows, top, total, there)
-    store_matrix(right, row, M - first, total_v, E, BLOCK_M, BLOCK_E)
+        store_normaliser(logs, bh * M + first + rows, top, total, first + rows < M)
+    store_matrix(right, bh * M + first, M - first, total_v, E, BLOCK_M, BLOCK_E)
 
 
 @triton.jit

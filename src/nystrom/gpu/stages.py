@@ -9,6 +9,7 @@ of the tensor that they belong to. Small tensors are (b, h, rows, width), contig
 import torch
 from torch import Tensor
 
+from nystrom.gpu import inverse as inverse_kernels
 from nystrom.gpu import left as left_kernels
 from nystrom.gpu import left_backward as left_backward_kernels
 from nystrom.gpu import means as means_kernels
@@ -48,8 +49,8 @@ def landmarks(x: StageInputs) -> tuple[Tensor, Tensor]:
     return table, share
 
 
-def right(x: StageInputs, land: Tensor) -> tuple[Tensor, Tensor]:
-    """The right factor times the values, and its normalisers (empty for the Gaussian kernel)."""
+def right_splits(x: StageInputs, land: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """The right factor times the values in splits: sums, and without the Gaussian kernel largest scores and totals."""
     (b, h, s, e), options, blocks = x.v.shape, x.options(), x.tiles()
     row_blocks = -(-x.m // blocks.block_m)
     count, span = splits(s, b * h * row_blocks, x.m, blocks.block_n, x.q.device)
@@ -75,6 +76,13 @@ def right(x: StageInputs, land: Tensor) -> tuple[Tensor, Tensor]:
         GAUSSIAN=x.gaussian,
         **options,
     )
+    return sums, tops, totals
+
+
+def joined(x: StageInputs, splits_of: tuple[Tensor, Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+    """The right factor times the values, and its normalisers (empty for the Gaussian kernel)."""
+    sums, tops, totals = splits_of
+    (b, h, _, e), options, blocks, count = x.v.shape, x.options(), x.tiles(), len(sums)
     result, logs = torch.empty(b, h, x.m, e, **x.small), torch.empty(b, h, 0 if x.gaussian else x.m, 2, **x.small)
     right_kernels.combine[(-(-x.m // JOINED_ROWS) * b * h,)](
         sums,
@@ -92,6 +100,39 @@ def right(x: StageInputs, land: Tensor) -> tuple[Tensor, Tensor]:
         BLOCK_E=blocks.block_e,
     )
     return result, logs
+
+
+def middle_whole(
+    x: StageInputs, table: Tensor, splits_of: tuple[Tensor, Tensor, Tensor], steps: int
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """The middle, the inverse, the right factor and its normalisers, where one program holds a matrix of softmax."""
+    sums, tops, totals = splits_of
+    (b, h, _, d), e, options = x.q.shape, x.v.shape[-1], x.options()
+    middle, right = (torch.empty(b, h, x.m, e, **x.small) for _ in range(2))
+    inverse, logs = torch.empty(b, h, x.m, x.m, **x.small), torch.empty(b, h, x.m, 2, **x.small)
+    inverse_kernels.middle_whole[(b * h,)](
+        table,
+        sums,
+        tops,
+        totals,
+        right,
+        logs,
+        inverse,
+        middle,
+        b * h,
+        x.m,
+        len(sums),
+        steps,
+        D=d,
+        E=e,
+        SCALE=x.scale,
+        ACC=options["ACC"],
+        PRECISION=FLOAT32_PRECISION,
+        BLOCK_M=power(x.m),
+        BLOCK_D=options["BLOCK_D"],
+        BLOCK_E=options["BLOCK_E"],
+    )
+    return middle, inverse, right, logs
 
 
 def right_queries(x: StageInputs, land: Tensor, grad: Tensor, logs: Tensor, deltas: Tensor) -> Tensor:
@@ -135,7 +176,7 @@ def right_keys(
     out_grad: Tensor,
 ) -> tuple[Tensor, Tensor]:
     """Gradients of keys and values."""
-    (b, h, s, _), options, blocks = x.v.shape, x.options(), x.tiles()
+    (b, h, s, _), options, blocks = x.v.shape, x.options(walk=True), x.tiles()
     k_grad, v_grad = empty_like(x.k), empty_like(x.v)
     count, span = walks(s, b * h, blocks.block_n, x.q.device)
     right_kernels.right_keys[(b * h * count,)](
@@ -178,7 +219,7 @@ def right_keys(
 
 def left(x: StageInputs, land: Tensor, middle: Tensor) -> Tensor:
     """The left factor times the middle, and the skip."""
-    (b, h, n, _), e, options, blocks = x.q.shape, x.v.shape[-1], x.options(), x.tiles()
+    (b, h, n, _), e, options, blocks = x.q.shape, x.v.shape[-1], x.options(walk=True), x.tiles()
     out, (count, span) = empty_like(x.q, e), walks(n, b * h, blocks.block_n, x.q.device)
     left_kernels.left_forward[(b * h * count,)](
         x.q,
@@ -283,7 +324,7 @@ def left_queries(
     x: StageInputs, land: Tensor, middle: Tensor, grad: Tensor, logs: Tensor, deltas: Tensor, land_grad: Tensor
 ) -> Tensor:
     """Gradient of the queries."""
-    (b, h, n, _), options, blocks = x.q.shape, x.options(), x.tiles()
+    (b, h, n, _), options, blocks = x.q.shape, x.options(walk=True), x.tiles()
     q_grad, (count, span) = empty_like(x.q), walks(n, b * h, blocks.block_n, x.q.device)
     left_backward_kernels.left_queries[(b * h * count,)](
         x.q,

@@ -12,6 +12,8 @@ from nystrom.precision import accumulator
 
 # Tokens of a window that a program processes at a time: windows are only a little longer than blocks.
 _LARGEST_W = 32
+# Keys that all queries see, of which a program with queries of its own processes so many at a time.
+_WALK_M = 32
 
 
 @dataclass(frozen=True)
@@ -79,8 +81,8 @@ class NearFarInputs:
         """Number of tiles of queries in a block."""
         return -(-self.size // self.options()["BLOCK_N"])
 
-    def options(self) -> dict[str, Any]:
-        """The constants that all kernels are specialised to."""
+    def options(self, *, walk: bool = False) -> dict[str, Any]:
+        """The constants that all kernels are specialised to; with `walk`, where a program has queries of its own."""
         blocks = self.tiles()
         return {
             "D": self.q.shape[-1],
@@ -92,11 +94,11 @@ class NearFarInputs:
             "LOW_PRECISION": FLOAT32_PRECISION if self.low == self.q.dtype else "tf32",
             "BLOCK_N": min(blocks.block_n, power(self.block or blocks.block_n)),
             "BLOCK_W": min(blocks.block_n, _LARGEST_W, power(self.block + 2 * self.reach)),
-            "BLOCK_M": blocks.block_m,
+            "BLOCK_M": min(blocks.block_m, _WALK_M) if walk else blocks.block_m,
             "BLOCK_D": blocks.block_d,
             "BLOCK_E": blocks.block_e,
             "num_warps": blocks.warps,
-            "num_stages": blocks.stages,
+            "num_stages": blocks.walk_stages if walk else min(blocks.stages, 2),
         }
 
     def heavy_rows(self, x: Tensor) -> Tensor:

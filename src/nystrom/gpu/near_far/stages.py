@@ -101,7 +101,7 @@ def attend(x: NearFarInputs, of: Totals) -> tuple[Tensor, Tensor, Tensor]:
         x.reach,
         x.blocks,
         NEAR=x.block > 0,
-        **x.options(),
+        **x.options(walk=True),
     )
     return out, logs, left
 
@@ -139,7 +139,7 @@ def queries(x: NearFarInputs, of: Totals, out: Tensor, logs: Tensor, grad: Tenso
         x.reach,
         x.blocks,
         NEAR=x.block > 0,
-        **x.options(),
+        **x.options(walk=True),
     )
     return q_grad, deltas
 

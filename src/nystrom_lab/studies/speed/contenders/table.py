@@ -144,7 +144,7 @@ CONTENDERS: dict[str, Contender] = {
         default=True,
     ),
     "near_far-triton": Contender(
-        summary="near_far by Triton kernels, its choice of keys by torch",
+        summary="near_far by Triton kernels",
         number="heavy keys and clusters",
         build=Ours("near_far", _triton("near_far")),
         default=True,
@@ -153,12 +153,12 @@ CONTENDERS: dict[str, Contender] = {
     "near_far-growing": Contender(
         summary="near_far with sizes that grow as the square root of n",
         number=None,
-        build=Ours("near_far", lambda number, n: near_far_sizes(n) | {"exact_up_to": 0}),
+        build=Ours("near_far", lambda number, n: {**near_far_sizes(n), "exact_up_to": 0}),
     ),
     "near_far-growing-triton": Contender(
         summary="the same by Triton kernels",
         number=None,
-        build=Ours("near_far", lambda number, n: near_far_sizes(n) | {"exact_up_to": 0, "backend": "triton"}),
+        build=Ours("near_far", lambda number, n: {**near_far_sizes(n), "exact_up_to": 0, "backend": "triton"}),
         kernels=True,
     ),
     "kernelized": Contender(summary="Gaussian kernel, exact", number=None, build=Ours("kernelized"), quadratic=True),
