@@ -31,7 +31,7 @@ NAMES = {
     "near_far-triton": 96,
     "near_far-triton-8": 72,
     "near_far-growing": 200,
-    "near_far-growing-triton": 200,
+    "near_far-growing-triton": 152,
     "kernelized": 32,
     "skyformer-8": 32,
     "skyformer-triton-8": 32,
