@@ -41,7 +41,7 @@ _LARGE_SHARED_MEMORY = 163 * 1024
 # Programs per multiprocessor into which a sum over tokens is split.
 _WAVES = 4
 # The same where each token has a result of its own, and the most tiles of such a span.
-_WALKS, _LONGEST_WALK = 16, 16
+_WALKS, _LONGEST_WALK = 8, 32
 # Least number of tokens in a span per row of its sums.
 _TOKENS_PER_ROW = 32
 # A stack shared by all threads: backward passes on a GPU run in their own thread, and must see it too.

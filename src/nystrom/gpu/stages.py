@@ -179,6 +179,9 @@ def right_keys(
     (b, h, s, _), options, blocks = x.v.shape, x.options(walk=True), x.tiles()
     k_grad, v_grad = empty_like(x.k), empty_like(x.v)
     count, span = walks(s, b * h, blocks.block_n, x.q.device)
+    # Wide rows with a skip take too many registers for 4 warps.
+    wide = x.conv is not None and blocks.block_e * x.low.itemsize > 128
+    options |= {"num_stages": min(blocks.stages, 2), "num_warps": 8 if wide else blocks.warps}
     right_kernels.right_keys[(b * h * count,)](
         land,
         x.centre,

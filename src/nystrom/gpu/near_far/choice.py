@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from nystrom.gpu.arithmetic import INTERPRETED
 from nystrom.gpu.attention import one_by_one
 from nystrom.gpu.inputs import triton_dtype
 from nystrom.gpu.launch import FLOAT32_PRECISION, check_launch, launching_on, power, shared_memory, splits
@@ -26,9 +27,10 @@ LARGEST_CLUSTERS, LARGEST_WIDTH = 256, 128
 _RANKED, _SORTED = 4096, 512
 
 
-def can_choose(num_clusters: int, width: int) -> bool:
-    """Whether the kernels take so many clusters of keys of this width."""
-    return num_clusters <= LARGEST_CLUSTERS and width <= LARGEST_WIDTH
+def can_choose(num_clusters: int, width: int, dtype: torch.dtype) -> bool:
+    """Whether the kernels take so many clusters of keys of this width; in float64, only Triton's interpreter does."""
+    compiled = dtype != torch.float64 or INTERPRETED.value
+    return compiled and num_clusters <= LARGEST_CLUSTERS and width <= LARGEST_WIDTH
 
 
 @torch.no_grad()

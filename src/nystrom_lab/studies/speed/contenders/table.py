@@ -99,6 +99,10 @@ def _triton(method: str) -> Callable[[int, int], dict[str, object]]:
     return lambda number, n: sized(number, n) | {"backend": "triton"}
 
 
+def _growing(number: int, n: int) -> dict[str, object]:
+    return {**near_far_sizes(n), "exact_up_to": 0}
+
+
 def _hashes(number: int, n: int) -> dict[str, object]:
     buckets = reformer_buckets(n, REFORMER_CHUNK)
     return size_options("reformer", number) | {"chunk_size": REFORMER_CHUNK, "num_buckets": buckets}
@@ -153,12 +157,12 @@ CONTENDERS: dict[str, Contender] = {
     "near_far-growing": Contender(
         summary="near_far with sizes that grow as the square root of n",
         number=None,
-        build=Ours("near_far", lambda number, n: {**near_far_sizes(n), "exact_up_to": 0}),
+        build=Ours("near_far", _growing),
     ),
     "near_far-growing-triton": Contender(
         summary="the same by Triton kernels",
         number=None,
-        build=Ours("near_far", lambda number, n: {**near_far_sizes(n), "exact_up_to": 0, "backend": "triton"}),
+        build=Ours("near_far", lambda number, n: _growing(number, n) | {"backend": "triton"}),
         kernels=True,
     ),
     "kernelized": Contender(summary="Gaussian kernel, exact", number=None, build=Ours("kernelized"), quadratic=True),

@@ -30,6 +30,8 @@ NAMES = {
     "near_far-8": 96,
     "near_far-triton": 96,
     "near_far-triton-8": 72,
+    "near_far-growing": 200,
+    "near_far-growing-triton": 152,
     "kernelized": 32,
     "skyformer-8": 32,
     "skyformer-triton-8": 32,
@@ -267,4 +269,5 @@ def test_every_default_method_is_known():
         *("skyformer_softmax", "linformer-package", "transformers-longformer", "performer-pytorch"),
         *("reformer-pytorch", "transformers-bigbird"),
         *("nystrom-triton", "nystrom-compiled", "near_far-triton", "skyformer-triton"),
+        *("near_far-growing", "near_far-growing-triton"),
     }
