@@ -24,7 +24,7 @@ from nystrom.gpu import inversion, stages
 from nystrom.gpu.inputs import StageInputs, empty_like
 from nystrom.gpu.launch import LARGEST_WHOLE, check_launch, launching_on
 from nystrom.gpu.matrix import divisors, matrix_backward, matrix_of, unscaled, unscaled_backward
-from nystrom.gpu.plan import FEW_KEYS, FEW_QUERIES, segment_plan, token_plan
+from nystrom.gpu.plan import FEW_KEYS, FEW_QUERIES, even_token_plan, segment_plan, token_plan
 from nystrom.landmarks import all_are_short, all_real, even_draws, middle_of
 from nystrom.precision import accumulator
 
@@ -64,8 +64,6 @@ def landmark_attention(
         ValueError: The kernels cannot take these inputs; the message says what to do.
         NotImplementedError: An input carries a forward-mode tangent; or, later, if a gradient is differentiated.
     """
-    if gamma is not None and draws is None:
-        draws = even_draws(num_landmarks, q.device)
     taps = None if skip is None else skip[:, 0, :, 0].to(v.dtype)
     q, k, v = (x if x.stride(-1) == 1 else x.contiguous() for x in (q, k, v))
     if any(x is not None and forward_ad.unpack_dual(x).tangent is not None for x in (q, k, v, taps)):
@@ -289,11 +287,13 @@ def inputs_of(
     """What all stages share, with a plan of the landmarks if they depend on masks or draws."""
     masked, plan = keep is not None or query_keep is not None or all_are_short(q, k, m), None
     gaussian = gamma >= 0
-    if draws is not None:
+    if gaussian and not masked and draws is None:
+        plan = even_token_plan(q.shape[0], q.shape[2], k.shape[2], m, q.device)
+    elif gaussian:
         keys, queries = (all_real(x) if mask is None else mask for x, mask in ((k, keep), (q, query_keep)))
-        plan = token_plan(keys, queries, m, draws)
+        plan = token_plan(keys, queries, m, even_draws(m, q.device) if draws is None else draws)
     keep, query_keep = (None if x is None else x.contiguous().view(torch.uint8) for x in (keep, query_keep))
-    if masked and draws is None:
+    if masked and not gaussian:
         plan = segment_plan(keep, query_keep, q.shape[2], k.shape[2], q.shape[0], m, q)
     conv = None if skip is None else skip.contiguous()
     return StageInputs(q, k, v, conv, keep, query_keep, plan, masked, m, scale, gaussian)

@@ -12,6 +12,7 @@ If a sequence has at most m real keys, these are its landmarks; otherwise, if it
 see `few`.
 """
 
+import functools
 from dataclasses import dataclass
 
 import torch
@@ -19,7 +20,7 @@ from torch import Tensor
 
 from nystrom.gpu import segments
 from nystrom.gpu.launch import power
-from nystrom.landmarks import ranks, short_sequences, uniform_positions
+from nystrom.landmarks import even_draws, ranks, short_sequences, uniform_positions
 
 # As in `nystrom.gpu.segments`.
 FEW_KEYS, FEW_QUERIES = 1, 2
@@ -109,6 +110,24 @@ def token_plan(keep: Tensor, query_keep: Tensor, m: int, draws: Tensor) -> Landm
         groups.append(group.scatter(1, torch.where(side & there, places, mask.shape[1]), row.expand_as(places)))
     stops = places + there.to(places.dtype)
     return _plan(places, stops, of_keys, groups[0][:, :-1], groups[1][:, :-1], few, real)
+
+
+def even_token_plan(b: int, n: int, s: int, m: int, device: torch.device) -> LandmarkPlan:
+    """`token_plan` of evenly spread tokens where all are real; computed once for these sizes, and kept."""
+    if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
+        # What a graph computes has no values before the graph is replayed.
+        return _even_token_plan.__wrapped__(b, n, s, m, device)
+    return _even_token_plan(b, n, s, m, device)
+
+
+@functools.lru_cache(maxsize=8)
+def _even_token_plan(b: int, n: int, s: int, m: int, device: torch.device) -> LandmarkPlan:
+    keys, queries = (torch.ones(b, tokens, dtype=torch.bool, device=device) for tokens in (s, n))
+    plan = token_plan(keys, queries, m, even_draws(m, device))
+    if device.type == "cuda" and not torch.cuda.is_current_stream_capturing():
+        # Another stream may use it next.
+        torch.cuda.current_stream(device).synchronize()
+    return plan
 
 
 def _position_of_rank(rank: Tensor, wanted: Tensor) -> Tensor:

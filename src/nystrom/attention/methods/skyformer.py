@@ -147,7 +147,7 @@ def _by_kernels(
         scale=scale,
         pinv_steps=options.pinv_steps,
         gamma=options.gamma,
-        draws=draw(m, generator, q.device),
+        draws=None if generator is None else draw(m, generator, q.device),
     )
 
 
