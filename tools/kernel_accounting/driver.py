@@ -9,7 +9,7 @@ alike:
 
 - A tensor of tokens (queries, keys, values, their gradients, masks, numbers per token) counts in full, once for each
   time that programs go over it: once in most kernels; once per block of landmarks where the programs of each block
-  walk over the tokens; in `skip_taps` once per block of a token's neighbours. Where landmarks are drawn tokens
+  walk over the tokens; in `skip_taps` again for each block of neighbours beyond the first two. Where landmarks are drawn tokens
   (Skyformer), the kernel of the means reads only those.
 - Every other tensor counts once.
 
@@ -197,10 +197,10 @@ def _times(kernel: str, bound: dict[str, Any]) -> float:
     if kernel == "means" and bound["ROWS"] == bound["M"]:
         # Drawn tokens.
         return bound["ROWS"] / (bound["N"] + bound["S"])
-    if "SPAN" in bound and "BLOCK_M" in bound:
+    if kernel in ("right_forward", "right_queries", "left_landmarks"):
         return -(-bound["M"] // bound["BLOCK_M"])
     if kernel == "skip_taps":
-        return (bound["BLOCK_N"] + bound["TAPS"] - 2) // bound["BLOCK_N"] + 1
+        return max(1, -(-(bound["TAPS"] - 1) // bound["BLOCK_T"]))
     return 1
 
 
