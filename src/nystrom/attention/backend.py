@@ -1,6 +1,6 @@
 """The backend that computes attention: torch, or the Triton kernels of `nystrom.gpu`.
 
-"auto" means torch: the kernels have not been measured on a GPU yet, so pass "triton" to use them. An explicit choice
+"auto" means torch, which has every option and second derivatives: pass "triton" to use the kernels. An explicit choice
 that cannot run raises an error; there is no silent fallback.
 """
 
