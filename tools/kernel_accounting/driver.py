@@ -9,8 +9,8 @@ alike:
 
 - A tensor of tokens (queries, keys, values, their gradients, masks, numbers per token) counts in full, once for each
   time that programs go over it: once in most kernels; once per block of landmarks where the programs of each block
-  walk over the tokens; in `skip_taps` again for each block of neighbours beyond the first two. Where landmarks are drawn tokens
-  (Skyformer), the kernel of the means reads only those.
+  walk over the tokens; in `skip_taps` again for each block of neighbours beyond the first two. Where landmarks are
+  drawn tokens (Skyformer), the kernel of the means reads only those.
 - Every other tensor counts once.
 
 Three things are assumed to be cached and not counted: the tokens that neighbouring tiles share in the skip convolution,

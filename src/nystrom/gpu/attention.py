@@ -21,6 +21,7 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from nystrom.gpu import inversion, stages
+from nystrom.gpu.arithmetic import INTERPRETED
 from nystrom.gpu.inputs import StageInputs, empty_like
 from nystrom.gpu.launch import LARGEST_WHOLE, check_launch, launching_on
 from nystrom.gpu.matrix import divisors, matrix_backward, matrix_of, unscaled, unscaled_backward
@@ -107,7 +108,9 @@ def forward_pass(
     x, land = _centred(x, table)
     # The right factor comes first, so that its splits and the landmarks' matrices never exist at the same time.
     splits = stages.right_splits(x, land)
-    if x.m <= LARGEST_WHOLE and z0 == "paper" and not x.gaussian and x.few is None and x.q.dtype != torch.float64:
+    # In float64, which is for checks, only Triton's interpreter has room for it.
+    fits = x.m <= LARGEST_WHOLE and (x.q.dtype != torch.float64 or INTERPRETED.value)
+    if fits and z0 == "paper" and not x.gaussian and x.few is None:
         middle, inverse, right, logs = stages.middle_whole(x, table, splits, steps)
     else:
         right, logs = stages.joined(x, splits)

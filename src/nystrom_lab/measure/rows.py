@@ -275,7 +275,8 @@ def check_rows(path: Path) -> None:
 
 def started_as() -> str:
     """The command that started this process: the program's name, and its arguments without local paths."""
-    program = Path(sys.argv[0]).name if sys.argv and sys.argv[0] else "python"
+    started = Path(sys.argv[0]) if sys.argv and sys.argv[0] else Path("python")
+    program = f"python tools/{started.name}" if started.parent.name == "tools" else started.name
     # `python -m nystrom_lab` and `torchrun -m nystrom_lab` are the same command.
     program = "nystrom" if program == "__main__.py" else program
     words = []

@@ -1,11 +1,13 @@
 """The kernels give exact attention to the sequences that the reference calls short."""
 
+from dataclasses import fields
+
 import pytest
 import torch
 
 pytest.importorskip("triton")
 
-from nystrom.gpu.plan import FEW_KEYS, FEW_QUERIES, segment_plan, token_plan
+from nystrom.gpu.plan import FEW_KEYS, FEW_QUERIES, even_token_plan, segment_plan, token_plan
 from nystrom.landmarks import even_draws, short_sequences
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -34,3 +36,13 @@ def test_a_mask_of_both_queries_and_keys_is_counted_once():
     keep = first([0, 3, 4], 6)
     assert short_sequences(keep, keep, 3)[1] is None
     assert token_plan(keep, keep, 3, even_draws(3, keep.device)).few.tolist() == [FEW_KEYS, FEW_KEYS, 0]
+
+
+def test_the_plan_of_evenly_spread_tokens_is_that_of_their_draws_and_is_kept():
+    b, n, s, m = 2, 23, 31, 6
+    every = [torch.ones(b, tokens, dtype=torch.bool, device=DEVICE) for tokens in (s, n)]
+    wanted = token_plan(*every, m, even_draws(m, torch.device(DEVICE)))
+    plan = even_token_plan(b, n, s, m, torch.device(DEVICE))
+    for field in fields(plan):
+        torch.testing.assert_close(getattr(plan, field.name), getattr(wanted, field.name), rtol=0, atol=0)
+    assert even_token_plan(b, n, s, m, torch.device(DEVICE)) is plan

@@ -61,9 +61,9 @@ def test_a_pass_is_the_sum_of_its_kernels_and_of_the_operators_between(rows):
         for what in ("launches", "bytes"):
             parts = [x for name, x in found.items() if name.startswith(timed) and name.endswith(what)]
             assert found[f"{timed} all {what}"] == sum(parts) / 2 > 0
-    # Means, inverse, right, combine, left; the scores of the landmarks, their softmax, and the middle.
-    assert found["forward all launches"] - found["forward torch launches"] == 5
-    assert found["forward torch launches"] < 10
+    # Means, right, all that is between the passes, and left; backward torch multiplies small matrices in between.
+    assert found["forward all launches"] == 4
+    assert 0 < found["backward torch launches"] < 30
     assert found["forward means registers"] > 0
 
 
@@ -78,9 +78,9 @@ def test_the_floor_is_six_passes_forward_and_eleven_backward(rows):
     one = 1024 * 2 * 16 * 2
     assert values(rows, "floor") == {"forward all bytes": 6 * one, "backward all bytes": 11 * one}
     found = values(rows)
-    # With a skip there is one more pass over the values; backward one over the gradient, and both again for the kernel.
+    # With a skip there is one more pass over the values; backward one over the gradient, and both once for the taps.
     assert found["forward left_forward passes"] == 3
-    assert sum(x for name, x in found.items() if name.endswith(" passes")) == (6 + 1) + (11 + 1 + 2 * 2)
+    assert sum(x for name, x in found.items() if name.endswith(" passes")) == (6 + 1) + (11 + 1 + 2)
 
 
 def test_the_torch_path_is_counted_too_and_has_more_launches(rows):
