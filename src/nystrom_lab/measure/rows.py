@@ -276,14 +276,14 @@ def check_rows(path: Path) -> None:
 def started_as() -> str:
     """The command that started this process: the program's name, and its arguments without local paths."""
     started = Path(sys.argv[0]) if sys.argv and sys.argv[0] else Path("python")
-    program = f"python tools/{started.name}" if started.parent.name == "tools" else started.name
-    # `python -m nystrom_lab` and `torchrun -m nystrom_lab` are the same command.
-    program = "nystrom" if program == "__main__.py" else program
+    # `python -m nystrom_lab` and `torchrun -m nystrom_lab` are the same command; a tool is run by its path.
+    program = ["nystrom" if started.name == "__main__.py" else started.name]
+    program = ["python", f"tools/{started.name}"] if started.parent.name == "tools" else program
     words = []
     for word in sys.argv[1:]:
         name, equals, value = word.rpartition("=")
         words.append(name + equals + (Path(value).name if os.path.isabs(value) else value))
-    return shlex.join([program, *words])
+    return shlex.join([*program, *words])
 
 
 def cpu_name() -> str:

@@ -174,6 +174,8 @@ def test_the_command_leaves_out_the_machines_folders(monkeypatch):
     assert a_row().command == started_as()
     monkeypatch.setattr(sys, "argv", ["/src/nystrom/__main__.py", "bench"])
     assert started_as() == "nystrom bench"
+    monkeypatch.setattr("sys.argv", ["/here/tools/gpu_errors.py", "--to", "/there/errors.csv"])
+    assert started_as() == "python tools/gpu_errors.py --to errors.csv"
 
 
 def test_the_processor_has_a_name_and_cores():
