@@ -11,7 +11,7 @@ from nystrom.gpu.launch import (
     INVERSE_BLOCK,
     INVERSE_BLOCK_FLOAT64,
     LARGEST_WHOLE,
-    LARGEST_WHOLE_FLOAT64,
+    largest_whole_backward,
     power,
 )
 
@@ -43,7 +43,7 @@ def inverse_backward(a: Tensor, divisors: Tensor | None, steps: int, grad: Tenso
     """Gradient of the matrices, and of the divisors if they were given."""
     b, h, m, _ = a.shape
     iterates = inverse(a, divisors, steps, every=True)
-    if m <= (LARGEST_WHOLE_FLOAT64 if a.dtype == torch.float64 else LARGEST_WHOLE):
+    if m <= largest_whole_backward(a.dtype, a.device):
         a_grad, divisor_grads = torch.empty_like(a), a.new_empty(b, h)
         block = power(m)
         kernels.inverse_whole_backward[(b * h,)](

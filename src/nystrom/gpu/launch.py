@@ -22,10 +22,10 @@ LARGEST_M = LARGEST_WIDTH = 256
 LARGEST_WIDTH_FLOAT64 = 64
 SMALLEST_CAPABILITY = (8, 0)
 OLDEST_TRITON = (3, 6)
-# Largest matrices of which the inverse, and its gradient, keep one in the registers and shared memory of a program.
+# Largest matrices of which the inverse keeps one in the registers and shared memory of a program.
 LARGEST_WHOLE = 64
-# The same for the gradient in float64.
-LARGEST_WHOLE_FLOAT64 = 32
+# The same for its gradient, in float64 or where a program has less shared memory than 64 rows take.
+_LARGEST_WHOLE_SMALL, _WHOLE_SHARED_MEMORY = 32, 192 * 1024
 # Rows of the blocks in which larger matrices are multiplied, in float32 and in float64.
 INVERSE_BLOCK, INVERSE_BLOCK_FLOAT64 = 64, 32
 # Rows of landmarks whose spans one program joins, and numbers of tokens that one averages at a time.
@@ -138,6 +138,12 @@ def walks(tokens: int, programs: int, block_n: int, device: torch.device) -> tup
     wanted = max(1, _WALKS * multiprocessors(device) // programs)
     span = max(1, min(_LONGEST_WALK, -(-tokens // (wanted * block_n)))) * block_n
     return -(-tokens // span), span
+
+
+def largest_whole_backward(dtype: torch.dtype, device: torch.device) -> int:
+    """The largest matrices of which the gradient of the inverse keeps one in a program."""
+    fits = dtype != torch.float64 and shared_memory(device) >= _WHOLE_SHARED_MEMORY
+    return LARGEST_WHOLE if fits else _LARGEST_WHOLE_SMALL
 
 
 def check_launch(m: int, tensors: dict[str, Tensor]) -> None:
