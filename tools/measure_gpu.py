@@ -106,7 +106,7 @@ STEPS = (
     _tests("kernels", 3, "-n", "12", "tests/nystrom/gpu"),
     _program("errors", 1.5, "gpu_errors"),
     _efficiency("16384-bfloat16", 1, **_LONG, dtype="bfloat16", skip="both", repeats=15),
-    _efficiency("lengths-bfloat16", 2.5, **_EVERY, dtype="bfloat16", skip="both", lengths=_LENGTHS),
+    _efficiency("lengths-bfloat16", 3, **_EVERY, dtype="bfloat16", skip="both", lengths=_LENGTHS),
     _program("gather", 0.5, "gpu_gather"),
     # Beyond, exact attention alone takes minutes a length.
     _efficiency("lengths-float32", 1.5, **_EVERY, dtype="float32", skip="without", lengths=_LENGTHS[:5]),

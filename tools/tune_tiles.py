@@ -31,11 +31,12 @@ import nystrom.gpu
 from nystrom.attention.method_names import size_options
 from nystrom.attention.registry import find_function
 from nystrom.gpu.launch import Tiles, trying
-from nystrom_lab.measure.rows import new_row, write_rows
+from nystrom_lab.measure.rows import check_rows, new_row, write_rows
 
 # Tokens and landmarks of a block, warps, and loads in flight at a time: few, since the compiler takes seconds for each.
 COMBINATIONS = [
-    Tiles(n, m, 16, 16, warps, stages) for n, m, warps, stages in itertools.product((128, 64), (64, 32), (4, 8), (2, 1))
+    Tiles(n, m, 16, 16, warps, stages, stages)
+    for n, m, warps, stages in itertools.product((128, 64), (64, 32), (4, 8), (2, 1))
 ]
 
 
@@ -206,6 +207,7 @@ def print_fastest(*, to: Path, **asked: Any) -> None:
         to: Folder of tiles.csv.
         asked: Arguments of `tune_tiles`.
     """
+    check_rows(to / "tiles.csv")
     timings = tune_tiles(**asked)
     print("Sizes are (block_n, block_m, warps, stages).", *fastest_lines(timings), sep="\n", flush=True)
     rows = [

@@ -103,6 +103,27 @@ def load_matrix(x, first, count, WIDTH: tl.constexpr, BLOCK_ROWS: tl.constexpr, 
 
 
 @triton.jit
+def landmark_rows(
+    land,
+    values,
+    bh,
+    first,
+    M,
+    ROWS,
+    TOKENS: tl.constexpr,
+    LOW: tl.constexpr,
+    D: tl.constexpr,
+    E: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    BLOCK_E: tl.constexpr,
+):
+    """A block of landmarks in the dtype of the tokens, and what belongs to each: the middle, or a gradient."""
+    x = rounded(load_matrix(land, bh * ROWS + first, M - first, D, BLOCK_M, BLOCK_D), TOKENS)
+    return x, rounded(load_matrix(values, bh * M + first, M - first, E, BLOCK_M, BLOCK_E), LOW)
+
+
+@triton.jit
 def store_matrix(x, first, count, value, WIDTH: tl.constexpr, BLOCK_ROWS: tl.constexpr, BLOCK_WIDTH: tl.constexpr):
     """Write `count` rows of a contiguous matrix from row `first` on."""
     rows, columns = tl.arange(0, BLOCK_ROWS), tl.arange(0, BLOCK_WIDTH)

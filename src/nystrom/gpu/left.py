@@ -16,7 +16,7 @@ import triton
 import triton.language as tl
 
 from nystrom.gpu.arithmetic import (
-    load_matrix,
+    landmark_rows,
     load_tokens,
     log_weights,
     moved,
@@ -48,27 +48,6 @@ def left_scores(
     if SHORT:
         s = tl.where(exact, tl.where(own[:, None] == columns[None, :], 0.0, float("-inf")), s)
     return s
-
-
-@triton.jit
-def landmark_rows(
-    land,
-    middle,
-    bh,
-    first,
-    M,
-    ROWS,
-    TOKENS: tl.constexpr,
-    LOW: tl.constexpr,
-    D: tl.constexpr,
-    E: tl.constexpr,
-    BLOCK_M: tl.constexpr,
-    BLOCK_D: tl.constexpr,
-    BLOCK_E: tl.constexpr,
-):
-    """A block of landmarks in the dtype of the tokens, and their rows of the middle."""
-    y = rounded(load_matrix(land, bh * ROWS + first, M - first, D, BLOCK_M, BLOCK_D), TOKENS)
-    return y, rounded(load_matrix(middle, bh * M + first, M - first, E, BLOCK_M, BLOCK_E), LOW)
 
 
 @triton.jit

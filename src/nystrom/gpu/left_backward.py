@@ -6,6 +6,7 @@ import triton
 import triton.language as tl
 
 from nystrom.gpu.arithmetic import (
+    landmark_rows,
     load_normaliser,
     load_tokens,
     moved,
@@ -18,7 +19,7 @@ from nystrom.gpu.arithmetic import (
     store_tokens,
     weights_again,
 )
-from nystrom.gpu.left import landmark_rows, left_scores
+from nystrom.gpu.left import left_scores
 
 
 @triton.jit

@@ -16,6 +16,7 @@ import triton
 import triton.language as tl
 
 from nystrom.gpu.arithmetic import (
+    landmark_rows,
     load_matrix,
     load_normaliser,
     load_tokens,
@@ -163,27 +164,6 @@ def combine(
 
 
 @triton.jit
-def _landmark_gradients(
-    land,
-    grad,
-    bh,
-    first,
-    M,
-    ROWS,
-    TOKENS: tl.constexpr,
-    LOW: tl.constexpr,
-    D: tl.constexpr,
-    E: tl.constexpr,
-    BLOCK_M: tl.constexpr,
-    BLOCK_D: tl.constexpr,
-    BLOCK_E: tl.constexpr,
-):
-    """A block of landmarks in the dtype of the tokens, and the gradients of their results."""
-    x = rounded(load_matrix(land, bh * ROWS + first, M - first, D, BLOCK_M, BLOCK_D), TOKENS)
-    return x, rounded(load_matrix(grad, bh * M + first, M - first, E, BLOCK_M, BLOCK_E), LOW)
-
-
-@triton.jit
 def right_queries(
     land,
     centre,
@@ -222,9 +202,7 @@ def right_queries(
     b, h = bh // H, bh % H
     rows = tl.arange(0, BLOCK_M)
     there = first + rows < M
-    x, grads = _landmark_gradients(
-        land, grad, bh, first, M, ROWS, k.dtype.element_ty, LOW, D, E, BLOCK_M, BLOCK_D, BLOCK_E
-    )
+    x, grads = landmark_rows(land, grad, bh, first, M, ROWS, k.dtype.element_ty, LOW, D, E, BLOCK_M, BLOCK_D, BLOCK_E)
     if not GAUSSIAN:
         top, log = load_normaliser(logs, bh * M + first + rows, there)
         delta = tl.load(deltas + bh * M + first + rows, mask=there, other=0.0)
@@ -298,7 +276,7 @@ def right_keys(
     bh, split = pid % BH, pid // BH
     b, h = bh // H, bh % H
     rows = tl.arange(0, BLOCK_M)
-    all_x, all_grads = _landmark_gradients(
+    all_x, all_grads = landmark_rows(
         land, grad, bh, 0, M, ROWS, k.dtype.element_ty, LOW, D, E, BLOCK_M, BLOCK_D, BLOCK_E
     )
     if not GAUSSIAN:
@@ -319,7 +297,7 @@ def right_keys(
             if WHOLE:
                 x, grads = all_x, all_grads
             else:
-                x, grads = _landmark_gradients(
+                x, grads = landmark_rows(
                     land, grad, bh, block * BLOCK_M, M, ROWS, k.dtype.element_ty, LOW, D, E, BLOCK_M, BLOCK_D, BLOCK_E
                 )
             there = live[:, None] & (columns < M)[None, :]

@@ -161,6 +161,8 @@ def assert_near(inputs, options):
     for name, right, other, own in zip(("out", "q", "k", "v"), wanted, theirs, mine, strict=True):
         error, allowed = ((x.double() - right).norm() / right.norm() for x in (own, other))
         assert own.dtype == inputs[0].dtype
+        assert own.isfinite().all()
+        assert own.dtype == torch.float16 or not allowed.isnan()
         # Three tf32 products leave out the product of both remainders. In float16 the plain formula may overflow.
         lost = 2**-22 if own.dtype == torch.float32 else 0.0
         assert allowed.isnan() or error <= 2 * allowed + lost, f"{name}: {error:.2e}, the plain formula {allowed:.2e}"
