@@ -179,9 +179,13 @@ def right_keys(
     (b, h, s, _), options, blocks = x.v.shape, x.options(walk=True), x.tiles()
     k_grad, v_grad = empty_like(x.k), empty_like(x.v)
     count, span = walks(s, b * h, blocks.block_n, x.q.device)
-    # Wide rows with a skip take too many registers for 4 warps.
-    wide = x.conv is not None and blocks.block_e * x.low.itemsize > 128
-    options |= {"num_stages": min(blocks.stages, 2), "num_warps": 8 if wide else blocks.warps}
+    if x.low.itemsize == 2:
+        # Wide rows with a skip take too many registers for 4 warps.
+        wide = x.conv is not None and blocks.block_e > 64
+        options |= {"num_stages": min(blocks.stages, 2), "num_warps": 8 if wide else blocks.warps}
+    elif x.conv is not None:
+        # The tf32 parts of more tokens, and of the bands, do not fit into shared memory.
+        options |= {"BLOCK_N": min(blocks.block_n, 32)}
     right_kernels.right_keys[(b * h * count,)](
         land,
         x.centre,
@@ -383,5 +387,6 @@ def skip_taps(x: StageInputs, grad: Tensor) -> Tensor:
         **x.skip_options(),
         BLOCK_N=blocks.block_n,
         BLOCK_E=blocks.block_e,
+        num_stages=blocks.stages,
     )
     return sums.sum((0, 1))

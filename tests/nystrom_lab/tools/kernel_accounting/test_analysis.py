@@ -179,6 +179,15 @@ def test_memory_is_that_of_the_tensors_which_live_together():
     assert operators.held == 0
 
 
+@pytest.mark.long
+@pytest.mark.parametrize("capability", ["8.0", "9.0"])
+def test_a_skip_in_float32_fits(capability):
+    shape = {**PLAIN, "dtype": "float32", "width": 64, "landmarks": 64, "taps": 33}
+    (passages,) = analysed(shape, capability=capability)
+    shared = {each["kernel"]: each["shared"] for passage in passages for each in passage["launches"]}
+    assert {name: size for name, size in shared.items() if size > SHARED_MEMORY[capability]} == {}
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("width", [16, 64, 128, 256])
