@@ -5,7 +5,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nystrom.attention.methods.nystrom import nystrom_attention
-from nystrom.attention.skip import DepthwiseSkip, depthwise_skip, with_skip
+from nystrom.attention.parts.landmark_sums import landmark_sums
+from nystrom.attention.skip import DepthwiseSkip, depthwise_skip, room_for_skip
 
 
 def draw(seed, b, h, n, e, size, dtype=torch.float64):
@@ -97,19 +98,6 @@ def test_what_it_is_added_to_is_never_overwritten():
         assert torch.equal(to, before)
 
 
-def test_the_values_have_one_gradient():
-    v, w = (x.requires_grad_() for x in draw(6, 2, 2, 40, 3, 5))
-    grads = []
-    for create_graph in (False, True):
-        values, out = with_skip(v, w)
-        made = (values * values + out.sin()).sum()
-        grads.append(torch.autograd.grad(made, (v, w), create_graph=create_graph))
-    # With a graph, nothing is computed in place.
-    torch.testing.assert_close(grads[0], grads[1], rtol=1e-12, atol=1e-12)
-    made = (v * v + F.conv2d(v, w, padding=(2, 0), groups=2).sin()).sum()
-    torch.testing.assert_close(grads[0], torch.autograd.grad(made, (v, w)), rtol=1e-10, atol=1e-10)
-
-
 def test_gradients_of_single_samples():
     v, w = draw(7, 3, 2, 20, 3, 5)
 
@@ -129,6 +117,22 @@ def test_gradients_are_right():
     to = torch.zeros_like(v).requires_grad_()
     assert torch.autograd.gradcheck(lambda *x: depthwise_skip(x[0], x[1], to=x[2]), (v, w, to))
     assert torch.autograd.gradgradcheck(depthwise_skip, (v, w), fast_mode=True)
+
+
+def test_the_values_have_one_gradient():
+    v, w = (x.requires_grad_() for x in draw(6, 2, 2, 40, 3, 5))
+    q, landmarks, middle = draw(7, 2, 2, 40, 3, 5)[0], *(draw(seed, 2, 2, 4, 3, 5)[0] for seed in (8, 9))
+    grads = []
+    for create_graph in (False, True):
+        values, room = room_for_skip(v, w[:, 0, :, 0])
+        out = landmark_sums(room, q, landmarks, middle, values, w[:, 0, :, 0], keep=None, scale=1.0)
+        made = (values * values + out.sin()).sum()
+        grads.append(torch.autograd.grad(made, (v, w), create_graph=create_graph))
+    # With a graph, nothing is computed in place.
+    torch.testing.assert_close(grads[0], grads[1], rtol=1e-12, atol=1e-12)
+    out = (q @ landmarks.mT).softmax(-1) @ middle + F.conv2d(v, w, padding=(2, 0), groups=2)
+    wanted = torch.autograd.grad((v * v + out.sin()).sum(), (v, w))
+    torch.testing.assert_close(grads[0], wanted, rtol=1e-10, atol=1e-10)
 
 
 @pytest.mark.parametrize("before", [0, 3, 40])

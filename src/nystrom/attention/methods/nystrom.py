@@ -28,9 +28,10 @@ from nystrom.attention.entry import attend
 from nystrom.attention.exact_limit import ExactLimit, exact_limit
 from nystrom.attention.fused import fused_softmax, softmax_rows
 from nystrom.attention.options import NystromOptions, documented
+from nystrom.attention.parts.landmark_sums import landmark_sums
 from nystrom.attention.parts.shared_gradient import with_segment_means
-from nystrom.attention.parts.stretches import add_attention, runs_in_stretches
-from nystrom.attention.skip import NEEDS_SAME_TOKENS, check_kernel, depthwise_skip, with_skip
+from nystrom.attention.parts.stretches import runs_in_stretches
+from nystrom.attention.skip import NEEDS_SAME_TOKENS, check_kernel, depthwise_skip, room_for_skip
 from nystrom.checks import Backend, Inverse, Landmarks, StartValue
 from nystrom.landmarks import all_are_short, all_real, draw, kmeans, segment_means, uniform
 from nystrom.linalg.pinv import pinv
@@ -242,10 +243,11 @@ def _nystrom(
         return depthwise_skip(v, skip, to=out)
     if short:
         return fused_softmax(q, k, v, keep=keep, scale=scale)
-    limit, convolved = exact_limit(q, k, keep, query_keep, m), None
+    limit, convolution = exact_limit(q, k, keep, query_keep, m), None
     if skip is not None:
-        # Made first: attention is then added to it in place, and the values have one gradient.
-        v, convolved = with_skip(v, skip)
+        kernels = skip.to(v.dtype)[:, 0, :, 0]
+        v, room = room_for_skip(v, kernels)
+        convolution = room, v, kernels
     q_means = k_means = None
     if options.landmarks == "segment_means" and stretches and torch.is_grad_enabled():
         q, q_means = with_segment_means(q, m, keep=limit and limit.query_keep)
@@ -254,8 +256,8 @@ def _nystrom(
     right = fused_softmax(factors.q_landmarks.to(q.dtype), k, v, keep=keep, scale=scale)
     middle, k_landmarks = factors.inverse @ at_least_float32(right), factors.k_landmarks.to(k.dtype)
     if limit is None:
-        return left_factor(q, k_landmarks, middle, None, scale, convolved)
-    out = left_factor(q, k_landmarks, limit.values_as_middle(middle, v), limit.real_landmarks(), scale, convolved)
+        return left_factor(q, k_landmarks, middle, None, scale, convolution)
+    out = left_factor(q, k_landmarks, limit.values_as_middle(middle, v), limit.real_landmarks(), scale, convolution)
     return limit.results(out, right)
 
 
@@ -333,11 +335,15 @@ def left_factor(
     middle: Float[Tensor, "b h m e"],
     real: Bool[Tensor, "b m"] | None,
     scale: float | None,
-    convolved: Float[Tensor, "b h n e"] | None = None,
+    convolution: tuple[Float[Tensor, "b h n e"], Float[Tensor, "b h n e"], Float[Tensor, "h taps"]] | None = None,
 ) -> Float[Tensor, "b h n e"]:
-    """The queries' softmax over the real landmarks, times the middle; added to `convolved` if given."""
-    if convolved is not None:
-        return add_attention(convolved, q, k_landmarks, middle, keep=real, scale=score_scale(q, scale))
+    """The queries' softmax over the real landmarks, times the middle; plus the values convolved with kernels, if given.
+
+    The convolution is given as memory for the result, the values and the kernels.
+    """
+    if convolution is not None:
+        (room, v, w), scale = convolution, score_scale(q, scale)
+        return landmark_sums(room, q, k_landmarks, middle, v, w, keep=real, scale=scale)
     if q.dtype != torch.float16:
         return fused_softmax(q, k_landmarks, middle.to(q.dtype), keep=real, scale=scale)
     # The inverse may carry values past the largest float16: scale them into range, and hold the result there.

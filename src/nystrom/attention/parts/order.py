@@ -15,7 +15,9 @@ NOT_REAL = torch.iinfo(torch.long).min
 
 
 def in_order(
-    numbers: Float[Tensor, "b h s"], place: Int[Tensor, "*b s"], keep: Bool[Tensor, "b #h s"] | None
+    numbers: Float[Tensor, "b h s"],
+    place: Int[Tensor, "*b s"],
+    keep: Bool[Tensor, "b #h s"] | None,  # noqa: F821
 ) -> Int[Tensor, "b h s"]:
     """Integers that sort like the given numbers and, among nearly equal ones, in reverse order of their places.
 

@@ -1,10 +1,4 @@
-r"""Work on a CPU in stretches of tokens that fit into its cache; and attention to few landmarks, added in place.
-
-A fused call keeps its result for the backward pass. `add_attention` does not: it computes the gradient of
-$\mathrm{softmax}(c\, Q \tilde K^\top) \tilde V$ from the inputs, a stretch of tokens at a time. Nothing of size n x m
-is stored, and the result is added to an existing tensor. If a graph of the backward pass is recorded, and inside
-`torch.vmap`, the plain formula is used, which stores n x m numbers and has all derivatives.
-"""
+"""Work on a CPU in stretches of tokens that fit into its cache."""
 
 import functools
 import inspect
@@ -12,10 +6,7 @@ from collections.abc import Callable, Iterator
 from typing import TypeVar, cast
 
 import torch
-from jaxtyping import Bool, Float
 from torch import Tensor
-
-from nystrom.attention.fused import open_empty, softmax_rows
 
 # Numbers in a stretch, over all heads: 2 MB of float32, about the L2 cache of a core.
 _NUMBERS = 2**19
@@ -77,104 +68,3 @@ def known_signature(forward: F) -> F:
     """
     forward.__signature__ = inspect.signature(forward)  # pyright: ignore[reportFunctionMemberAccess]
     return forward
-
-
-def add_attention(
-    out: Float[Tensor, "b h n e"],
-    q: Float[Tensor, "b h n d"],
-    k: Float[Tensor, "b h m d"],
-    v: Float[Tensor, "b h m e"],
-    *,
-    keep: Bool[Tensor, "b m"] | None,
-    scale: float,
-) -> Float[Tensor, "b h n e"]:
-    """Add the attention of many queries to few keys to `out`, in place.
-
-    Args:
-        out: Tensor to add to.
-        q: Queries.
-        k: Keys, landmarks.
-        v: Their values.
-        keep: Landmarks that may be attended to; None if all may. The values of the others must be zero.
-        scale: Factor on the scores.
-    """
-    return _AddAttention.apply(out, q, k, v, keep, scale)
-
-
-class _AddAttention(torch.autograd.Function):
-    @staticmethod
-    @known_signature
-    def forward(
-        out: Tensor,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        keep: Tensor | None,
-        scale: float,
-    ) -> Tensor:
-        keys, v = (scale * k).mT.contiguous(), v.contiguous()
-        for piece in pieces(q.shape[0], q.shape[2], k.shape[1] * k.shape[2]):
-            queries, values = q[piece].flatten(0, 1), v[piece[0]].flatten(0, 1)
-            scores = _scores(queries, keys, piece, keep)
-            weights = torch.softmax(scores, dim=-1, out=scores)
-            place = out[piece]
-            if len(place) == 1:
-                place[0].baddbmm_(weights, values)
-            else:
-                place.add_(torch.bmm(weights, values).unflatten(0, place.shape[:2]))
-        return out
-
-    @staticmethod
-    def setup_context(ctx, inputs, output) -> None:
-        out, q, k, v, keep, ctx.scale = inputs
-        if output is out:
-            ctx.mark_dirty(out)
-        ctx.save_for_backward(q, k, v, keep)
-
-    @staticmethod
-    @for_one_gradient
-    def backward(ctx, *grads: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
-        (grad,), (q, k, v, keep) = grads, ctx.saved_tensors
-        if torch.is_grad_enabled():
-            pull = torch.func.vjp(lambda q, k, v: _plain(q, k, v, keep, ctx.scale), q, k, v)[1]
-            return (grad, *pull(grad), None, None)
-        scaled = (ctx.scale * k).contiguous()
-        keys, values = scaled.mT.contiguous(), v.mT.contiguous()
-        grad_q = torch.empty_like(q) if ctx.needs_input_grad[1] else None
-        grad_k, grad_v = (torch.zeros_like(x, memory_format=torch.contiguous_format) for x in (k, v))
-        for piece in pieces(q.shape[0], q.shape[2], k.shape[1] * k.shape[2]):
-            queries, coming = (x[piece].flatten(0, 1) for x in (q, grad))
-            scores = _scores(queries, keys, piece, keep).requires_grad_()
-            with torch.enable_grad():
-                weights = scores.softmax(dim=-1)
-            grad_weights = torch.bmm(coming, values[piece[0]].flatten(0, 1))
-            (grad_scores,) = torch.autograd.grad(weights, scores, grad_weights)
-            grad_v[piece[0]].flatten(0, 1).baddbmm_(weights.detach().mT, coming)
-            grad_k[piece[0]].flatten(0, 1).baddbmm_(grad_scores.mT, queries)
-            if grad_q is not None:
-                place, keys_here = grad_q[piece], scaled[piece[0]].flatten(0, 1)
-                if len(place) == 1:
-                    torch.bmm(grad_scores, keys_here, out=place[0])
-                else:
-                    place.copy_(torch.bmm(grad_scores, keys_here).unflatten(0, place.shape[:2]))
-        return grad, grad_q, grad_k.mul_(ctx.scale), grad_v, None, None
-
-    @staticmethod
-    def vmap(info, in_dims, out, *inputs):  # pyright: ignore[reportIncompatibleMethodOverride]
-        add = torch.vmap(lambda out, *x: out + _plain(*x), in_dims)
-        return add(out, *inputs), 0
-
-
-def _plain(q, k, v, keep, scale):
-    """The attention that is added, by operations that have all derivatives."""
-    return softmax_rows(q, k, keep=keep, scale=scale) @ v
-
-
-def _scores(
-    queries: Float[Tensor, "rows n d"], keys: Float[Tensor, "b h d m"], piece: Piece, keep: Bool[Tensor, "b m"] | None
-) -> Float[Tensor, "rows n m"]:
-    scores = torch.bmm(queries, keys[piece[0]].flatten(0, 1))
-    if keep is not None:
-        closed = ~open_empty(keep[piece[0]])
-        scores.unflatten(0, (len(closed), -1)).masked_fill_(closed[:, None, None, :], -torch.inf)
-    return scores

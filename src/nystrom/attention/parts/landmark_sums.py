@@ -1,0 +1,136 @@
+r"""Attention to few landmarks plus the convolution of the values, on a CPU, a stretch of tokens at a time.
+
+$$\mathrm{softmax}(c\, Q \tilde K^\top)\, \tilde V + \mathrm{skip}(V)$$
+A stretch of the convolution is computed, and the attention is added to it while it is in the cache. The backward pass
+computes the gradients from the inputs in the same way: neither the result nor n x m numbers are stored. If a graph of
+the backward pass is recorded, and inside `torch.vmap`, the plain formula is used, which stores them and has all
+derivatives.
+"""
+
+from collections.abc import Iterator
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from nystrom.attention.fused import open_empty, softmax_rows
+from nystrom.attention.parts.stretches import Piece, for_one_gradient, known_signature, pieces
+from nystrom.attention.parts.windows import Convolution
+
+
+def landmark_sums(
+    out: Float[Tensor, "b h n e"],
+    q: Float[Tensor, "b h n d"],
+    landmarks: Float[Tensor, "b h m d"],
+    middle: Float[Tensor, "b h m e"],
+    v: Float[Tensor, "b h n e"],
+    w: Float[Tensor, "h k"],
+    *,
+    keep: Bool[Tensor, "b m"] | None,
+    scale: float,
+) -> Float[Tensor, "b h n e"]:
+    """The attention of many queries to few landmarks, plus the convolution of the values.
+
+    Args:
+        out: Memory for the result, see `nystrom.attention.skip.room_for_skip`, which has the gradients of v and w.
+        q: Queries.
+        landmarks: Landmarks of the keys.
+        middle: What is summed for them.
+        v: Values; zeros at padding tokens.
+        w: A kernel of odd size per head.
+        keep: Landmarks that may be attended to; None if all may. The middle of the others must be zero.
+        scale: Factor on the scores.
+    """
+    return _LandmarkSums.apply(out, q, landmarks, middle, v, w, keep, scale)
+
+
+class _LandmarkSums(torch.autograd.Function):
+    @staticmethod
+    @known_signature
+    def forward(
+        out: Tensor,
+        q: Tensor,
+        landmarks: Tensor,
+        middle: Tensor,
+        v: Tensor,
+        w: Tensor,
+        keep: Tensor | None,
+        scale: float,
+    ) -> Tensor:
+        keys, middle, convolution = (scale * landmarks).mT.contiguous(), middle.contiguous(), Convolution(v, w)
+
+        def stretch(piece: Piece) -> Tensor:
+            here = convolution.at(piece)
+            weights = _weights(q[piece].flatten(0, 1), keys, piece, keep)
+            if len(here) == 1:
+                here[0].baddbmm_(weights, middle[piece[0]][0])
+                return here
+            return here.add_(torch.bmm(weights, middle[piece[0]].flatten(0, 1)).unflatten(0, here.shape[:2]))
+
+        for piece in _pieces(q, landmarks):
+            out[piece] = stretch(piece)
+        return out
+
+    @staticmethod
+    def setup_context(ctx, inputs, output) -> None:
+        out, q, landmarks, middle, _, _, keep, ctx.scale = inputs
+        if output is out:
+            ctx.mark_dirty(out)
+        ctx.save_for_backward(q, landmarks, middle, keep)
+
+    @staticmethod
+    @for_one_gradient
+    def backward(ctx, *grads: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
+        (grad,), (q, landmarks, middle, keep) = grads, ctx.saved_tensors
+        if torch.is_grad_enabled():
+            pull = torch.func.vjp(lambda q, k, v: _attention(q, k, v, keep, ctx.scale), q, landmarks, middle)[1]
+            return grad, *pull(grad), None, None, None, None
+        scaled, of_q = (ctx.scale * landmarks).contiguous(), torch.empty_like(q) if ctx.needs_input_grad[1] else None
+        keys, values = scaled.mT.contiguous(), middle.mT.contiguous()
+        of_landmarks, of_middle = (
+            torch.zeros_like(x, memory_format=torch.contiguous_format) for x in (landmarks, middle)
+        )
+
+        def stretch(piece: Piece) -> None:
+            queries, coming = (x[piece].flatten(0, 1) for x in (q, grad))
+            of_scores = torch.bmm(coming, values[piece[0]].flatten(0, 1))
+            weights = _weights(queries, keys, piece, keep)
+            of_middle[piece[0]].flatten(0, 1).baddbmm_(weights.mT, coming)
+            # The gradient of a softmax, in the memory of that of its results.
+            of_scores.mul_(weights)
+            of_scores.addcmul_(weights, of_scores.sum(dim=-1, keepdim=True), value=-1)
+            of_landmarks[piece[0]].flatten(0, 1).baddbmm_(of_scores.mT, queries)
+            if of_q is not None:
+                place = of_q[piece]
+                place.copy_(torch.bmm(of_scores, scaled[piece[0]].flatten(0, 1)).unflatten(0, place.shape[:2]))
+
+        for piece in _pieces(q, landmarks):
+            stretch(piece)
+        return grad, of_q, of_landmarks.mul_(ctx.scale), of_middle, None, None, None, None
+
+    @staticmethod
+    def vmap(info, in_dims, out, q, landmarks, middle, v, w, keep, scale):  # pyright: ignore[reportIncompatibleMethodOverride]
+        # There, `out` is the convolution.
+        add = torch.vmap(lambda out, *x: out + _attention(*x), (*in_dims[:4], *in_dims[6:]))
+        return add(out, q, landmarks, middle, keep, scale), 0
+
+
+def _attention(
+    q: Tensor, landmarks: Tensor, middle: Tensor, keep: Tensor | None, scale: float
+) -> Float[Tensor, "b h n e"]:
+    """By operations that have all derivatives."""
+    return softmax_rows(q, landmarks, keep=keep, scale=scale) @ middle
+
+
+def _weights(
+    queries: Float[Tensor, "rows n d"], keys: Float[Tensor, "b h d m"], piece: Piece, keep: Bool[Tensor, "b m"] | None
+) -> Float[Tensor, "rows n m"]:
+    scores = torch.bmm(queries, keys[piece[0]].flatten(0, 1))
+    if keep is not None:
+        closed = ~open_empty(keep[piece[0]])
+        scores.unflatten(0, (len(closed), -1)).masked_fill_(closed[:, None, None, :], -torch.inf)
+    return torch.softmax(scores, dim=-1, out=scores)
+
+
+def _pieces(q: Tensor, landmarks: Tensor) -> Iterator[Piece]:
+    return pieces(q.shape[0], q.shape[2], landmarks.shape[1] * landmarks.shape[2])

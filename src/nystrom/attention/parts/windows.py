@@ -1,0 +1,161 @@
+r"""The values convolved along the tokens, one kernel per head, a stretch of tokens at a time, on a CPU.
+
+float32 values whose heads are stored side by side, token by token, are convolved channels-last. All others are products
+of windows: one of T + K - 1 tokens holds what T outputs of a kernel of K taps need, which are the (T x (T + K - 1))
+matrix `band` times the window. The gradient of tap t is the sum of the t-th diagonal of (gradient x window^T), over all
+windows. `nystrom.attention.skip` states the equation.
+"""
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float
+from torch import Tensor
+
+from nystrom.attention.parts.stretches import Piece
+from nystrom.precision import accumulator, at_least_float32
+
+# T: T + K - 1 products per output are computed, of which K are needed.
+_WINDOW = 16
+
+
+class Convolution:
+    """The convolution of values with the kernels of their heads, for one piece after another.
+
+    Args:
+        v: Values.
+        w: Kernels of odd size.
+    """
+
+    def __init__(self, v: Float[Tensor, "b h n e"], w: Float[Tensor, "h k"]):
+        self._v, self._size = v, w.shape[1]
+        together = v.stride(1) < v.stride(2) and v.dtype == torch.float32 and torch.backends.mkldnn.is_available()
+        self._band = None if together else _band(w)
+        self._channels = w.repeat_interleave(v.shape[3], dim=0)[:, None, None] if together else None
+
+    def at(self, piece: Piece) -> Float[Tensor, "g h p e"]:
+        """The convolution at the tokens of a piece, in new memory.
+
+        Args:
+            piece: Sequences and tokens, see `nystrom.attention.parts.stretches.pieces`.
+        """
+        if self._channels is not None:
+            return _by_channels(self._v, self._channels, piece)
+        assert self._band is not None
+        windows, length = _windows(self._v, piece, self._size), piece[2].stop - piece[2].start
+        (h, count), group, e = windows.shape[:2], len(self._v[piece]), self._v.shape[3]
+        # The zeros between several sequences have outputs too; after the last they are left out.
+        slots = count if group == 1 else group * _slot(length, self._size) // _WINDOW
+        out = self._v.new_empty(h, slots, _WINDOW, e)
+        _products(self._band[:, None].expand(-1, count, -1, -1), windows, out[:, :count])
+        return out.view(h, group, -1, e)[:, :, :length].transpose(0, 1)
+
+
+def by_band(v: Float[Tensor, "b h n e"], w: Float[Tensor, "h k"]) -> Float[Tensor, "b h n e"]:
+    """The convolution of all tokens by operations that have all derivatives."""
+    if 0 in (v.shape[0], v.shape[2]):
+        return v * w.sum()
+    return (_band(w)[:, None] @ _all_windows(v, w.shape[1])).flatten(2, 3)[:, :, : v.shape[2]]
+
+
+def kernel_gradient(
+    v: Float[Tensor, "b h n e"], w: Float[Tensor, "h k"], grad: Float[Tensor, "b h n e"]
+) -> Float[Tensor, "h k"]:
+    """The gradient of the kernels by operations that have all derivatives."""
+    size = w.shape[1]
+    if 0 in (v.shape[0], v.shape[2]):
+        return torch.zeros_like(w)
+    windows, blocks = (at_least_float32(_all_windows(x, size)) for x in (v, grad))
+    outer = windows @ blocks[:, :, :, size // 2 : size // 2 + _WINDOW].mT
+    return _diagonals(outer.sum(dim=(0, 2))).to(w.dtype)
+
+
+class ConvolutionGradients:
+    """The gradients of the values and of the kernels, from that of the convolution, for one piece after another.
+
+    Args:
+        v: Values.
+        w: Kernels of odd size.
+        grad: The gradient of the convolution.
+        of_v: Another gradient of the values, to which this one is added in place; None for no other.
+    """
+
+    def __init__(
+        self,
+        v: Float[Tensor, "b h n e"],
+        w: Float[Tensor, "h k"],
+        grad: Float[Tensor, "b h n e"],
+        of_v: Float[Tensor, "b h n e"] | None,
+    ):
+        self._v, self._w, self._grad, self._reversed = v, w, grad, Convolution(grad, w.flip(1))
+        self._of_v, self._write = (torch.empty_like(v), Tensor.copy_) if of_v is None else (of_v, Tensor.add_)
+        shape = (len(w), _WINDOW + w.shape[1] - 1, _WINDOW)
+        self._outer = torch.zeros(shape, dtype=accumulator(v.dtype), device=v.device)
+
+    def add(self, piece: Piece) -> None:
+        """Compute the gradients of the values of a piece, and add what it contributes to those of the kernels."""
+        size = self._w.shape[1]
+        self._write(self._of_v[piece], self._reversed.at(piece))
+        windows, blocks = (at_least_float32(_windows(x, piece, size)) for x in (self._v, self._grad))
+        blocks = blocks[:, :, size // 2 : size // 2 + _WINDOW].mT
+        outer = windows.new_empty(*windows.shape[:3], _WINDOW)
+        _products(windows, blocks, outer)
+        self._outer += outer.sum(dim=1)
+
+    def results(self) -> tuple[Float[Tensor, "b h n e"], Float[Tensor, "h k"]]:
+        """The gradients of the values and of the kernels, after all pieces were added."""
+        return self._of_v, _diagonals(self._outer).to(self._w.dtype)
+
+
+def _by_channels(
+    v: Float[Tensor, "b h n e"], kernels: Float[Tensor, "c 1 1 k"], piece: Piece
+) -> Float[Tensor, "g h p e"]:
+    (sequences, heads, tokens), half = piece, kernels.shape[3] // 2
+    first, last = max(0, tokens.start - half), min(v.shape[2], tokens.stop + half)
+    lines = v[sequences, heads, first:last].transpose(1, 2).flatten(2).mT[:, :, None]
+    lines = F.conv2d(lines, kernels, padding=(0, half), groups=len(kernels))
+    return lines[:, :, 0, tokens.start - first : tokens.stop - first].mT.unflatten(2, (-1, v.shape[3])).transpose(1, 2)
+
+
+def _products(left: Float[Tensor, "h w r l"], right: Float[Tensor, "h w l c"], out: Float[Tensor, "h w r c"]) -> None:
+    """One head at a time: over heads, a product would copy the overlapping windows."""
+    for x, y, place in zip(left, right, out, strict=True):
+        torch.bmm(x, y, out=place)
+
+
+def _diagonals(outer: Float[Tensor, "h l t"]) -> Float[Tensor, "h k"]:
+    """The sums of the diagonals of a window x gradient^T, one per tap."""
+    column = torch.arange(_WINDOW, device=outer.device)
+    row = column + torch.arange(outer.shape[1] - _WINDOW + 1, device=outer.device)[:, None]
+    return outer[:, row, column.expand_as(row)].sum(-1)
+
+
+def _all_windows(v: Float[Tensor, "b h n e"], size: int) -> Float[Tensor, "b h w l e"]:
+    whole = (slice(None), slice(None), slice(0, v.shape[2]))
+    return torch.stack([_windows(x[None], whole, size) for x in v])
+
+
+def _windows(v: Float[Tensor, "b h n e"], piece: Piece, size: int) -> Float[Tensor, "h w l e"]:
+    """Overlapping windows of T + K - 1 tokens of a piece, T apart, as a view; the first starts (K - 1) / 2 before it.
+
+    Several sequences follow one another, with zeros between them.
+    """
+    half, (sequences, _, tokens) = size // 2, piece
+    first, last = max(0, tokens.start - half), min(v.shape[2], tokens.stop + half)
+    line, slot = v[sequences, :, first:last].transpose(0, 1), _slot(tokens.stop - tokens.start, size)
+    if slot != last - first:
+        front = half - tokens.start + first
+        line = F.pad(line, (0, 0, front, slot - front - last + first))
+    return line.flatten(1, 2).unfold(1, _WINDOW + size - 1, _WINDOW).mT
+
+
+def _slot(length: int, size: int) -> int:
+    """Tokens that a sequence takes up in a line of windows, including the zeros around it: a multiple of T."""
+    return (-(-length // _WINDOW) - (-(size - 1) // _WINDOW)) * _WINDOW
+
+
+def _band(w: Float[Tensor, "h k"]) -> Float[Tensor, "h t l"]:
+    """Row i holds the kernel, shifted right by i."""
+    size = w.shape[1]
+    place = torch.arange(_WINDOW + size - 1, device=w.device)
+    offset = place[None] - place[:_WINDOW, None]
+    return torch.where((offset >= 0) & (offset < size), w[:, offset.clamp(0, size - 1)], 0.0)
