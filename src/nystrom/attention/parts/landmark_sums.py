@@ -93,12 +93,10 @@ class _LandmarkSums(torch.autograd.Function):
 
         def stretch(piece: Piece) -> None:
             queries, coming = (x[piece].flatten(0, 1) for x in (q, grad))
-            of_scores = torch.bmm(coming, values[piece[0]].flatten(0, 1))
+            of_weights = torch.bmm(coming, values[piece[0]].flatten(0, 1))
             weights = _weights(queries, keys, piece, keep)
             of_middle[piece[0]].flatten(0, 1).baddbmm_(weights.mT, coming)
-            # The gradient of a softmax, in the memory of that of its results.
-            of_scores.mul_(weights)
-            of_scores.addcmul_(weights, of_scores.sum(dim=-1, keepdim=True), value=-1)
+            of_scores = torch._softmax_backward_data(of_weights, weights, -1, weights.dtype)
             of_landmarks[piece[0]].flatten(0, 1).baddbmm_(of_scores.mT, queries)
             if of_q is not None:
                 place = of_q[piece]

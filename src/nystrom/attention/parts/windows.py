@@ -46,7 +46,9 @@ class Convolution:
         # The zeros between several sequences have outputs too; after the last they are left out.
         slots = count if group == 1 else group * _slot(length, self._size) // _WINDOW
         out = self._v.new_empty(h, slots, _WINDOW, e)
-        _products(self._band[:, None].expand(-1, count, -1, -1), windows, out[:, :count])
+        for matrix, x, place in zip(self._band, windows, out, strict=True):
+            # One head at a time: over heads, the product would copy the overlapping windows.
+            torch.bmm(matrix.expand(count, -1, -1), x, out=place[:count])
         return out.view(h, group, -1, e)[:, :, :length].transpose(0, 1)
 
 
@@ -97,9 +99,8 @@ class ConvolutionGradients:
         self._write(self._of_v[piece], self._reversed.at(piece))
         windows, blocks = (at_least_float32(_windows(x, piece, size)) for x in (self._v, self._grad))
         blocks = blocks[:, :, size // 2 : size // 2 + _WINDOW].mT
-        outer = windows.new_empty(*windows.shape[:3], _WINDOW)
-        _products(windows, blocks, outer)
-        self._outer += outer.sum(dim=1)
+        for total, x, y in zip(self._outer, windows, blocks, strict=True):
+            total += torch.bmm(x, y).sum(dim=0)
 
     def results(self) -> tuple[Float[Tensor, "b h n e"], Float[Tensor, "h k"]]:
         """The gradients of the values and of the kernels, after all pieces were added."""
@@ -114,12 +115,6 @@ def _by_channels(
     lines = v[sequences, heads, first:last].transpose(1, 2).flatten(2).mT[:, :, None]
     lines = F.conv2d(lines, kernels, padding=(0, half), groups=len(kernels))
     return lines[:, :, 0, tokens.start - first : tokens.stop - first].mT.unflatten(2, (-1, v.shape[3])).transpose(1, 2)
-
-
-def _products(left: Float[Tensor, "h w r l"], right: Float[Tensor, "h w l c"], out: Float[Tensor, "h w r c"]) -> None:
-    """One head at a time: over heads, a product would copy the overlapping windows."""
-    for x, y, place in zip(left, right, out, strict=True):
-        torch.bmm(x, y, out=place)
 
 
 def _diagonals(outer: Float[Tensor, "h l t"]) -> Float[Tensor, "h k"]:
