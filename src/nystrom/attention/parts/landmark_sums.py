@@ -96,7 +96,7 @@ class _LandmarkSums(torch.autograd.Function):
             of_weights = torch.bmm(coming, values[piece[0]].flatten(0, 1))
             weights = _weights(queries, keys, piece, keep)
             of_middle[piece[0]].flatten(0, 1).baddbmm_(weights.mT, coming)
-            of_scores = torch._softmax_backward_data(of_weights, weights, -1, weights.dtype)
+            of_scores = torch.ops.aten._softmax_backward_data(of_weights, weights, -1, weights.dtype)
             of_landmarks[piece[0]].flatten(0, 1).baddbmm_(of_scores.mT, queries)
             if of_q is not None:
                 place = of_q[piece]
