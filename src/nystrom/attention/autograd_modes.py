@@ -19,6 +19,11 @@ def is_forward_mode() -> bool:
     return forward_ad._current_level >= 0  # pyright: ignore[reportPrivateUsage]
 
 
+def is_transformed() -> bool:
+    """Whether this runs inside a transform of torch.func, such as vmap or grad."""
+    return torch._C._are_functorch_transforms_active()
+
+
 def is_computed_again() -> bool:
     """Whether this is the recomputed forward pass of gradient checkpointing, which runs inside a backward pass."""
     return not torch.compiler.is_compiling() and torch._C._current_graph_task_id() >= 0

@@ -1,18 +1,29 @@
 """The backend that computes attention: torch, or the Triton kernels of `nystrom.gpu`.
 
-"auto" means torch, which has every option and second derivatives: pass "triton" to use the kernels. An explicit choice
-that cannot run raises an error; there is no silent fallback.
+"auto" means the kernels where they were measured to be faster than the same method in torch, see `picks_triton`, and
+torch everywhere else. An explicit choice that cannot run raises an error; there is no silent fallback.
 """
 
+import functools
 import importlib.util
-from typing import TYPE_CHECKING, get_args
+from typing import TYPE_CHECKING, Protocol, get_args
 
 from nystrom.checks import Backend, check_choice
 
 if TYPE_CHECKING:
     import torch
 
+# Where all lengths from 1,024 tokens on were measured, with and without gradients: an H200, heads of 64 channels.
+_MEASURED_CAPABILITY, _MEASURED_WIDTH = (9, 0), 64
 _HAS_TRITON = importlib.util.find_spec("triton") is not None
+
+
+class _Options(Protocol):
+    @property
+    def backend(self) -> Backend: ...
+
+    @property
+    def measured(self) -> bool: ...
 
 
 def check_backend(backend: Backend, unsupported: dict[str, tuple[object, object]]) -> None:
@@ -64,3 +75,38 @@ def kernel_errors() -> tuple[type[Exception], ...]:
 def uses_triton(backend: object) -> bool:
     """Whether the kernels of `nystrom.gpu` are used."""
     return backend == "triton"
+
+
+def picks_triton(options: _Options, q: "torch.Tensor", k: "torch.Tensor", v: "torch.Tensor") -> bool:
+    """Whether the kernels compute a call: with "triton", and with "auto" where they were measured to be faster.
+
+    With "auto" that is in bfloat16 on a GPU of compute capability 9.0, for heads of up to 64 channels and options that
+    were measured, outside of a compiler, of transforms of torch.func and of forward mode. Neither lengths nor masks
+    matter: the same code computes a sequence however it is padded.
+
+    Args:
+        options: Those of the method; `measured` says whether kernels with these options were.
+        q: Queries, in the dtype that they are computed in.
+        k: Keys.
+        v: Values.
+    """
+    if options.backend != "auto" or not _HAS_TRITON or not options.measured:
+        return uses_triton(options.backend)
+    import torch
+
+    from nystrom.attention.autograd_modes import is_forward_mode, is_transformed
+
+    if torch.compiler.is_compiling() or is_transformed() or is_forward_mode():
+        return False
+    measured = all(_is_measured(x.device) and x.dtype == torch.bfloat16 for x in (q, k, v))
+    return measured and max(q.shape[-1], v.shape[-1]) <= _MEASURED_WIDTH
+
+
+@functools.cache
+def _is_measured(device: "torch.device") -> bool:
+    if device.type != "cuda":
+        return False
+    import torch
+
+    # On ROCm, too, the device is "cuda".
+    return bool(torch.version.cuda) and torch.cuda.get_device_capability(device) == _MEASURED_CAPABILITY

@@ -31,6 +31,10 @@ from nystrom.command_options import option_docs
 F = TypeVar("F", bound=Callable[..., object])
 
 
+def _are_equal(values: dict[str, tuple[object, object]]) -> bool:
+    return all(came == wanted for came, wanted in values.values())
+
+
 def _check_scale(scale: float | None) -> None:
     if scale is not None:
         check_positive("scale", scale)
@@ -67,8 +71,8 @@ class NystromOptions:
             published checkpoints were trained; a result then depends on the rest of the batch) or "sequence" (largest
             column sum over the heads of one sequence: what "authors" gives for a sequence alone).
         scale: Factor on the scores; None means 1 / sqrt(d).
-        backend: "auto", "torch" or "triton" (GPU kernels: segment means and the iterative inverse); an explicit choice
-            that cannot run raises an error.
+        backend: "auto" (`nystrom.attention.backend.picks_triton`), "torch" or "triton" (GPU kernels: segment means and
+            the iterative inverse); an explicit choice that cannot run raises an error.
     """
 
     num_landmarks: int = 64
@@ -86,7 +90,15 @@ class NystromOptions:
         check_at_least("pinv_steps", self.pinv_steps, 0)
         check_choice("z0", self.z0, get_args(StartValue))
         _check_scale(self.scale)
-        check_backend(self.backend, {"landmarks": (self.landmarks, "segment_means"), "pinv": (self.pinv, "iterative")})
+        check_backend(self.backend, self._for_kernels())
+
+    def _for_kernels(self) -> dict[str, tuple[object, object]]:
+        return {"landmarks": (self.landmarks, "segment_means"), "pinv": (self.pinv, "iterative")}
+
+    @property
+    def measured(self) -> bool:
+        """Whether kernels with these options were measured, see `nystrom.attention.backend.picks_triton`."""
+        return self.num_landmarks <= 64 and self.z0 == "paper" and _are_equal(self._for_kernels())
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -120,8 +132,8 @@ class SkyformerOptions:
         pinv: "iterative", "ridge" or "exact".
         pinv_steps: Iterations of the iterative inverse.
         scale: Factor c on squared distances, as in exp(-c |q - k|^2 / 2); None means 1 / sqrt(d).
-        backend: "auto", "torch" or "triton" (GPU kernels: the Gaussian kernel and the iterative inverse); an explicit
-            choice that cannot run raises an error.
+        backend: "auto" (`nystrom.attention.backend.picks_triton`), "torch" or "triton" (GPU kernels: the Gaussian
+            kernel and the iterative inverse); an explicit choice that cannot run raises an error.
     """
 
     num_landmarks: int = 128
@@ -135,7 +147,15 @@ class SkyformerOptions:
     def __post_init__(self):
         _check_ridged(self)
         check_choice("kernel", self.kernel, get_args(Kernel))
-        check_backend(self.backend, {"kernel": (self.kernel, "gaussian"), "pinv": (self.pinv, "iterative")})
+        check_backend(self.backend, self._for_kernels())
+
+    def _for_kernels(self) -> dict[str, tuple[object, object]]:
+        return {"kernel": (self.kernel, "gaussian"), "pinv": (self.pinv, "iterative")}
+
+    @property
+    def measured(self) -> bool:
+        """Whether kernels with these options were measured, see `nystrom.attention.backend.picks_triton`."""
+        return self.num_landmarks <= 128 and _are_equal(self._for_kernels())
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -378,6 +398,12 @@ class NearFarOptions:
         check_at_least("num_samples", self.num_samples, 0)
         _check_scale(self.scale)
         check_backend(self.backend, {})
+
+    @property
+    def measured(self) -> bool:
+        """Whether kernels with these options were measured, see `nystrom.attention.backend.picks_triton`."""
+        largest = near_far_sizes(32768)
+        return self.num_samples == 0 and all(getattr(self, name) <= size for name, size in largest.items())
 
 
 def near_far_sizes(n: int, *, is_causal: bool = False) -> dict[str, Any]:

@@ -69,7 +69,8 @@ def landmark_attention(
     q, k, v = (x if x.stride(-1) == 1 else x.contiguous() for x in (q, k, v))
     if any(x is not None and forward_ad.unpack_dual(x).tangent is not None for x in (q, k, v, taps)):
         raise NotImplementedError(
-            "backend 'triton' has no forward-mode derivative: pass backend='torch', or use reverse mode."
+            "backend 'triton' has no derivative in forward mode, as torch's fused calls have none: use reverse mode, "
+            "such as torch.func.vjp or jacrev, or a method with second derivatives (see `nystrom methods`)."
         )
     # A compiler uses the operator directly.
     attend = _attention if torch.compiler.is_compiling() else _Attention.apply
@@ -254,7 +255,8 @@ class _Gradients(torch.autograd.Function):
     @staticmethod
     def backward(ctx, *gradients):
         raise NotImplementedError(
-            "backend 'triton' has no second derivative: pass backend='torch' where a gradient is differentiated."
+            "backend 'triton' has no second derivative, as torch's fused calls have none: use a method with second "
+            "derivatives (see `nystrom methods`)."
         )
 
     @staticmethod

@@ -11,10 +11,14 @@ pytest.importorskip("triton")
 
 from triton.runtime.errors import OutOfResources
 
-from nystrom import build_attention, nystrom_attention
+from nystrom import build_attention, near_far_attention, nystrom_attention, skyformer_attention
 from nystrom.attention import backend as backends
+from nystrom.attention.backend import picks_triton
+from nystrom.attention.options import NystromOptions
+from nystrom.gpu import attention as kernels
 from nystrom.gpu import launch
 from nystrom.gpu.launch import Tiles, check_capability, check_launch, check_version, launching_on, splits, tiles, trying
+from nystrom.gpu.near_far import attention as near_far_kernels
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
@@ -125,10 +129,90 @@ def test_options_without_a_kernel_raise(name, options, message):
         build_attention(name, num_heads=2, head_dim=4, **{"backend": "triton", **options})
 
 
-def test_auto_chooses_torch_until_kernels_are_measured():
-    assert not backends.uses_triton("auto")
-    assert not backends.uses_triton("torch")
-    assert backends.uses_triton("triton")
+ALL = {
+    "nystrom": (nystrom_attention, {"num_landmarks": 4}),
+    "skyformer": (skyformer_attention, {"num_landmarks": 4}),
+    "near_far": (
+        near_far_attention,
+        {"num_heavy": 4, "num_clusters": 4, "block_size": 16, "reach": 2, "exact_up_to": 0},
+    ),
+}
+
+
+def called(monkeypatch, name, *, measured=True, dtype=torch.bfloat16, width=8, **options):
+    """Whether a call with backend "auto" runs the kernels, on a device that counts as measured, or does not."""
+    monkeypatch.setattr(backends, "_is_measured", lambda device: measured)
+    module = near_far_kernels if name == "near_far" else kernels
+    found = []
+
+    def launched(*given):
+        found.append(name)
+        return operator(*given)
+
+    operator = module._attention
+    monkeypatch.setattr(module, "_attention", launched)
+    attend, sizes = ALL[name]
+    g = torch.Generator(DEVICE).manual_seed(0)
+    q, k, v = (torch.randn(1, 1, 70, width, generator=g, device=DEVICE).to(dtype) for _ in range(3))
+    out = attend(q, k, v, **{**sizes, **options})
+    monkeypatch.setattr(module, "_attention", operator)
+    wanted = attend(q, k, v, **{**sizes, **options}, backend="triton" if found else "torch")
+    assert torch.equal(out, wanted)
+    return bool(found)
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_auto_means_the_kernels_where_they_were_measured(name, monkeypatch):
+    assert called(monkeypatch, name)
+    assert not called(monkeypatch, name, measured=False)
+    assert not called(monkeypatch, name, dtype=torch.float32)
+    assert not called(monkeypatch, name, width=80)
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("nystrom", {"num_landmarks": 65}),
+        ("nystrom", {"landmarks": "kmeans"}),
+        ("nystrom", {"pinv": "exact"}),
+        ("nystrom", {"z0": "sequence"}),
+        ("skyformer", {"num_landmarks": 129}),
+        ("skyformer", {"kernel": "laplace"}),
+        ("near_far", {"num_clusters": 641}),
+        ("near_far", {"num_samples": 4}),
+    ],
+)
+def test_auto_means_torch_for_options_that_were_not_measured(name, options, monkeypatch):
+    assert not called(monkeypatch, name, **options)
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_auto_does_not_depend_on_length_and_mask(name, monkeypatch):
+    keep = torch.arange(70, device=DEVICE)[None] < 40
+    assert called(monkeypatch, name, keep=keep)
+
+
+# torch.func.jvp imports a part of torch that is deprecated.
+@pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated:DeprecationWarning")
+def test_auto_means_torch_in_transforms_and_compilers(monkeypatch):
+    monkeypatch.setattr(backends, "_is_measured", lambda device: True)
+    options = NystromOptions(num_landmarks=4)
+    q = torch.zeros(1, 1, 9, 8, device=DEVICE, dtype=torch.bfloat16)
+    found = []
+
+    def ask(x):
+        found.append(picks_triton(options, x, x, x))
+        return x
+
+    ask(q)
+    torch.func.vmap(ask)(q[None])
+    torch.func.jvp(ask, (q,), (q,))
+    with torch.autograd.forward_ad.dual_level():
+        ask(q)
+    assert found == [True, False, False, False]
+    compiled = torch.compile(lambda x: x + picks_triton(options, x, x, x), fullgraph=True, backend="eager")
+    assert torch.equal(compiled(q), q)
+    torch.compiler.reset()
 
 
 @pytest.mark.parametrize("tokens", [1, 63, 64, 65, 1000])

@@ -41,7 +41,7 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from nystrom.attention.backend import check_backend_device, uses_triton
+from nystrom.attention.backend import check_backend_device, picks_triton, uses_triton
 from nystrom.attention.entry import attend
 from nystrom.attention.exact_limit import exact_one_by_one, exact_where_short
 from nystrom.attention.fused import fused_softmax, open_empty
@@ -267,7 +267,7 @@ def _approximate(
     positions: Positions | None,
 ) -> Float[Tensor, "b h n e"]:
     largest = torch.finfo(v.dtype).max
-    if uses_triton(options.backend):
+    if positions is None and picks_triton(options, q, k, v):
         # The kernels take tokens where and in the dtype they are.
         chosen = _choose_by_kernels(q, k, keep, query_keep, options)
         out = _by_kernels(q, k, v, keep, chosen, options, is_self=is_self)

@@ -23,7 +23,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from nystrom.attention.backend import check_backend_device, uses_triton
+from nystrom.attention.backend import check_backend_device, picks_triton, uses_triton
 from nystrom.attention.entry import attend
 from nystrom.attention.exact_limit import ExactLimit, exact_limit
 from nystrom.attention.fused import fused_softmax, softmax_rows
@@ -115,8 +115,9 @@ def nystrom_attention(
         backend=backend,
     )
     masks, same_tokens = Masks(keep, key_keep, query_keep, cu_seqlens), None if skip is None else NEEDS_SAME_TOKENS
-    core, clean = (_by_kernels, False) if uses_triton(backend) else (_nystrom, True)
-    return attend(core, q, k, v, masks, options, generator, skip, same_tokens=same_tokens, clean=clean, group=group)
+    # The kernels apply the masks themselves.
+    clean = not uses_triton(backend)
+    return attend(_attend, q, k, v, masks, options, generator, skip, same_tokens=same_tokens, clean=clean, group=group)
 
 
 @documented(NystromOptions)
@@ -217,6 +218,20 @@ def nystrom_rows(
         if limit is None:
             return rows
         return torch.where(limit.query_keep[:, None, queries, None], torch.where(limit.short, exact, rows), 0.0)
+
+
+def _attend(
+    q: Float[Tensor, "b h n d"],
+    k: Float[Tensor, "b h s d"],
+    v: Float[Tensor, "b h s e"],
+    keep: Bool[Tensor, "b s"] | None,
+    query_keep: Bool[Tensor, "b n"] | None,
+    options: NystromOptions,
+    generator: Generator,
+    skip: Float[Tensor, "h 1 taps 1"] | None,
+) -> Float[Tensor, "b h n e"]:
+    core = _by_kernels if picks_triton(options, q, k, v) else _nystrom
+    return core(q, k, v, keep, query_keep, options, generator, skip)
 
 
 def _nystrom(

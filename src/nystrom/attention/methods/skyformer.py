@@ -24,7 +24,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from nystrom.attention.backend import check_backend_device, uses_triton
+from nystrom.attention.backend import check_backend_device, picks_triton, uses_triton
 from nystrom.attention.entry import attend
 from nystrom.attention.exact_limit import exact_limit
 from nystrom.attention.methods.kernelized import sum_by_kernel
@@ -80,19 +80,22 @@ def skyformer_attention(
         scale=scale,
         backend=backend,
     )
-    if uses_triton(backend):
-        return attend(
-            _by_kernels,
-            q,
-            k,
-            v,
-            Masks(keep, key_keep, query_keep, cu_seqlens),
-            options,
-            generator,
-            clean=False,
-            group=group,
-        )
-    return attend(_skyformer, q, k, v, Masks(keep, key_keep, query_keep, cu_seqlens), options, generator, group=group)
+    # The kernels apply the masks themselves.
+    clean, masks = not uses_triton(backend), Masks(keep, key_keep, query_keep, cu_seqlens)
+    return attend(_attend, q, k, v, masks, options, generator, clean=clean, group=group)
+
+
+def _attend(
+    q: Float[Tensor, "b h n d"],
+    k: Float[Tensor, "b h s d"],
+    v: Float[Tensor, "b h s e"],
+    keep: Bool[Tensor, "b s"] | None,
+    query_keep: Bool[Tensor, "b n"] | None,
+    options: SkyformerOptions,
+    generator: Generator,
+) -> Float[Tensor, "b h n e"]:
+    core = _by_kernels if picks_triton(options, q, k, v) else _skyformer
+    return core(q, k, v, keep, query_keep, options, generator)
 
 
 def _skyformer(

@@ -5,7 +5,7 @@ A contender has a name such as "softmax" or, with its number of landmarks, "nyst
 
 import importlib.util
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import torch
 
@@ -13,6 +13,7 @@ from nystrom.attention.backend import check_backend
 from nystrom.attention.heads import build_attention
 from nystrom.attention.method_names import reformer_buckets, size_options, split_name
 from nystrom.attention.options import near_far_sizes
+from nystrom.attention.registry import METHODS
 from nystrom.attention.skip import DepthwiseSkip
 from nystrom.checks import check_names
 from nystrom_lab.studies.speed.contenders.authors import AuthorsAttention
@@ -81,6 +82,9 @@ class Ours:
         """Build it, see `Contender.build`."""
         sizes = inputs.sizes
         options = self.options(number, inputs.n)
+        if "backend" in {option.name for option in fields(METHODS[self.method].options)}:
+            # Contenders of one method are torch and the kernels, also where "auto" means the kernels.
+            options = {"backend": "torch", **options}
         layer = build_attention(self.method, num_heads=sizes.heads, head_dim=sizes.width, **options)
         convolve = DepthwiseSkip(sizes.heads, sizes.kernel_size) if skip else None
         call = call_of_heads(inputs, layer, convolve)
