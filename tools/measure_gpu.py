@@ -9,7 +9,7 @@ running; rows without a value are printed with what they say.
 
 The package need not be installed: the steps find it in src. They need torch, Triton, transformers and what these need,
 pytest with pytest-xdist and pytest-timeout, hypothesis, jaxtyping and psutil, but nothing that only the command line
-needs. All but the last three fit into 25 minutes; the last trains on data/text, made by `nystrom data prepare text`.
+needs. All but the last four fit into 25 minutes; the last trains on data/text, made by `nystrom data prepare text`.
 """
 
 import argparse
@@ -99,6 +99,9 @@ _METHODS = (
 )  # fmt: skip
 _LONG: dict[str, Any] = {"batch": 4, "heads": 16, "width": 128, "lengths": (16384,), "methods": _METHODS}
 _EVERY: dict[str, Any] = {"batch": 8, "heads": 8, "width": 64, "methods": _METHODS, "repeats": 9}
+# What `backend="auto"` does not rest on yet: one method beside its kernels, at few lengths.
+_PAIRS = ("nystrom-64", "nystrom-triton-64", "near_far", "near_far-triton", "skyformer-128", "skyformer-triton-128")
+_WIDER: dict[str, Any] = {"methods": _PAIRS, "lengths": (512, 4096, 16384), "skip": "without", "repeats": 9}
 _TIMED = ("tests/nystrom/test_clock.py", "tests/nystrom_lab/studies/speed/test_floor.py")
 
 STEPS = (
@@ -110,6 +113,9 @@ STEPS = (
     _program("gather", 0.5, "gpu_gather"),
     # Beyond, exact attention alone takes minutes a length.
     _efficiency("lengths-float32", 1.5, **_EVERY, dtype="float32", skip="without", lengths=_LENGTHS[:5]),
+    _efficiency("wider-float16", 0.5, **_WIDER, batch=8, heads=8, width=64, dtype="float16"),
+    _efficiency("wider-128", 0.5, **_WIDER, batch=8, heads=8, width=128, dtype="bfloat16"),
+    _efficiency("wider-single", 0.5, **_WIDER, batch=1, heads=8, width=64, dtype="bfloat16"),
     _tiles("nystrom", width=128, kernel_size=33),
     _tiles("near_far", method="near_far", batch=8, heads=8, tokens=8192),
     _called(

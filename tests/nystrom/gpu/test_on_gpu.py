@@ -147,3 +147,11 @@ def test_tensors_on_two_devices_raise():
     q, k, v = (draw(1, 1, 300, 16, dtype=torch.float32, seed=i) for i in range(3))
     with pytest.raises(ValueError, match=r"k is on cpu but q is on cuda"):
         nystrom_attention(q, k.cpu(), v, backend="triton")
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_auto_means_the_kernels_where_they_were_measured(dtype):
+    inputs = [torch.randn(1, 2, 2000, 64, device="cuda", dtype=dtype) for _ in range(3)]
+    measured = torch.cuda.get_device_capability() == (9, 0) and dtype == torch.bfloat16
+    wanted = nystrom_attention(*inputs, backend="triton" if measured else "torch")
+    assert torch.equal(nystrom_attention(*inputs), wanted)

@@ -78,13 +78,16 @@ class Ours:
     compiled: bool = False
     backend: str = "inductor"
 
+    def options_at(self, number: int, n: int) -> dict[str, object]:
+        """Its options for a number and n tokens, with torch in place of "auto", which may mean the kernels."""
+        own = self.options(number, n)
+        has_backend = "backend" in {option.name for option in fields(METHODS[self.method].options)}
+        return {"backend": "torch", **own} if has_backend else own
+
     def __call__(self, inputs: Inputs, number: int, skip: bool) -> Call:
         """Build it, see `Contender.build`."""
         sizes = inputs.sizes
-        options = self.options(number, inputs.n)
-        if "backend" in {option.name for option in fields(METHODS[self.method].options)}:
-            # Contenders of one method are torch and the kernels, also where "auto" means the kernels.
-            options = {"backend": "torch", **options}
+        options = self.options_at(number, inputs.n)
         layer = build_attention(self.method, num_heads=sizes.heads, head_dim=sizes.width, **options)
         convolve = DepthwiseSkip(sizes.heads, sizes.kernel_size) if skip else None
         call = call_of_heads(inputs, layer, convolve)

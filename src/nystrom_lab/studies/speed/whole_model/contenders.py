@@ -42,7 +42,7 @@ class EncoderWith:
             intermediate_size=self.sizes.intermediate,
             max_position_embeddings=inputs.n,
             attention=self.method.method,
-            attention_options=self.method.options(number, inputs.n),
+            attention_options=self.method.options_at(number, inputs.n),
             conv_kernel_size=inputs.sizes.kernel_size if skip else None,
         )
         torch.manual_seed(self.seed)
