@@ -108,5 +108,12 @@ def _is_measured(device: "torch.device") -> bool:
         return False
     import torch
 
+    from nystrom.gpu.launch import check_device
+
+    try:
+        check_device(device)
+    except ValueError:
+        # An older Triton, for example: "auto" is no explicit choice.
+        return False
     # On ROCm, too, the device is "cuda".
     return bool(torch.version.cuda) and torch.cuda.get_device_capability(device) == _MEASURED_CAPABILITY

@@ -71,8 +71,8 @@ class NystromOptions:
             published checkpoints were trained; a result then depends on the rest of the batch) or "sequence" (largest
             column sum over the heads of one sequence: what "authors" gives for a sequence alone).
         scale: Factor on the scores; None means 1 / sqrt(d).
-        backend: "auto" (`nystrom.attention.backend.picks_triton`), "torch" or "triton" (GPU kernels: segment means and
-            the iterative inverse); an explicit choice that cannot run raises an error.
+        backend: "torch", "triton" (GPU kernels: segment means and the iterative inverse) or "auto" (the kernels where
+            they were measured to be faster); an explicit choice that cannot run raises an error.
     """
 
     num_landmarks: int = 64
@@ -132,8 +132,8 @@ class SkyformerOptions:
         pinv: "iterative", "ridge" or "exact".
         pinv_steps: Iterations of the iterative inverse.
         scale: Factor c on squared distances, as in exp(-c |q - k|^2 / 2); None means 1 / sqrt(d).
-        backend: "auto" (`nystrom.attention.backend.picks_triton`), "torch" or "triton" (GPU kernels: the Gaussian
-            kernel and the iterative inverse); an explicit choice that cannot run raises an error.
+        backend: "torch", "triton" (GPU kernels: the Gaussian kernel and the iterative inverse) or "auto" (the kernels
+            where they were measured to be faster); an explicit choice that cannot run raises an error.
     """
 
     num_landmarks: int = 128
@@ -374,8 +374,8 @@ class NearFarOptions:
         num_samples: Sampled queries r. A ridge regression on their exact outputs gives a correction for all queries; 0
             for none. Rows of the matrix are then no longer positive.
         scale: Factor on the scores; None means 1 / sqrt(d).
-        backend: "auto", "torch" or "triton" (GPU kernels; torch computes the correction, and chooses the keys
-            if there are more than 256 clusters).
+        backend: "torch", "triton" (GPU kernels; torch computes the correction, and chooses the keys if there are more
+            than 256 clusters) or "auto" (the kernels where they were measured to be faster).
     """
 
     block_size: int = 64

@@ -170,6 +170,28 @@ def test_auto_means_the_kernels_where_they_were_measured(name, monkeypatch):
 
 
 @pytest.mark.parametrize(
+    ("triton", "cuda", "capability", "measured"),
+    [
+        ("3.6.0", "13.0", (9, 0), True),
+        ("3.5.0", "13.0", (9, 0), False),
+        ("3.6.0", "13.0", (8, 0), False),
+        ("3.6.0", "13.0", (7, 5), False),
+        ("3.6.0", None, (9, 0), False),
+    ],
+)
+def test_what_counts_as_measured(triton, cuda, capability, measured, monkeypatch):
+    monkeypatch.setattr(launch.triton, "__version__", triton)
+    monkeypatch.setattr(torch.version, "cuda", cuda)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
+    for cached in (launch._capability, backends._is_measured):
+        cached.cache_clear()
+    assert backends._is_measured(torch.device("cuda:0")) == measured
+    for cached in (launch._capability, backends._is_measured):
+        cached.cache_clear()
+    assert not backends._is_measured(torch.device("cpu"))
+
+
+@pytest.mark.parametrize(
     ("name", "options"),
     [
         ("nystrom", {"num_landmarks": 65}),
