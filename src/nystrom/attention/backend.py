@@ -6,7 +6,7 @@ torch everywhere else. An explicit choice that cannot run raises an error; there
 
 import functools
 import importlib.util
-from typing import TYPE_CHECKING, Protocol, get_args
+from typing import TYPE_CHECKING, Protocol, get_args, runtime_checkable
 
 from nystrom.checks import Backend, check_choice
 
@@ -18,6 +18,7 @@ _MEASURED_CAPABILITY, _MEASURED_WIDTH = (9, 0), 64
 _HAS_TRITON = importlib.util.find_spec("triton") is not None
 
 
+@runtime_checkable
 class _Options(Protocol):
     @property
     def backend(self) -> Backend: ...
