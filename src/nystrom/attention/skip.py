@@ -171,7 +171,7 @@ class _Convolution(torch.autograd.Function):
         if torch.is_grad_enabled():
             of_v, of_w = by_band(grad, w.flip(1)), kernel_gradient(v, w, grad)
             return of_v if grad_v is None else of_v + grad_v, of_w, of_to, None
-        gradients = ConvolutionGradients(v, w, grad, grad_v)
+        gradients = ConvolutionGradients(v, w, grad, grad_v, ctx.needs_input_grad[1])
         for piece in _pieces(v):
             gradients.add(piece)
         return *gradients.results(), of_to, None

@@ -88,6 +88,16 @@ def test_pieces_meet_without_a_seam(laid_out, dtype):
     torch.testing.assert_close(of_w.double(), of_w64, rtol=1e-4, atol=1e-4 * float(of_w64.abs().max()))
 
 
+@pytest.mark.parametrize("n", [35, 2100])
+def test_a_frozen_kernel_has_no_gradient_and_the_others_are_the_same(n):
+    v, w = draw(0, 1, 2, n, 4, 5, torch.float32)
+    v.requires_grad_()
+    (alone,) = torch.autograd.grad(nystrom_attention(v, v, v, num_landmarks=4, skip=w).square().sum(), v)
+    w.requires_grad_()
+    both = torch.autograd.grad(nystrom_attention(v, v, v, num_landmarks=4, skip=w).square().sum(), (v, w))
+    assert torch.equal(alone, both[0])
+
+
 def test_what_it_is_added_to_is_never_overwritten():
     v, w = draw(0, 1, 2, 35, 4, 5, torch.float32)
     for laid_out in (torch.Tensor.contiguous, by_token):

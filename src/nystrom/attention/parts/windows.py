@@ -79,6 +79,7 @@ class ConvolutionGradients:
         w: Kernels of odd size.
         grad: The gradient of the convolution.
         of_v: Another gradient of the values, to which this one is added in place; None for no other.
+        of_w: Whether the gradient of the kernels is wanted.
     """
 
     def __init__(
@@ -87,24 +88,27 @@ class ConvolutionGradients:
         w: Float[Tensor, "h k"],
         grad: Float[Tensor, "b h n e"],
         of_v: Float[Tensor, "b h n e"] | None,
+        of_w: bool,
     ):
         self._v, self._w, self._grad, self._reversed = v, w, grad, Convolution(grad, w.flip(1))
         self._of_v, self._write = (torch.empty_like(v), Tensor.copy_) if of_v is None else (of_v, Tensor.add_)
         shape = (len(w), _WINDOW + w.shape[1] - 1, _WINDOW)
-        self._outer = torch.zeros(shape, dtype=accumulator(v.dtype), device=v.device)
+        self._outer = torch.zeros(shape, dtype=accumulator(v.dtype), device=v.device) if of_w else None
 
     def add(self, piece: Piece) -> None:
         """Compute the gradients of the values of a piece, and add what it contributes to those of the kernels."""
         size = self._w.shape[1]
         self._write(self._of_v[piece], self._reversed.at(piece))
+        if self._outer is None:
+            return
         windows, blocks = (at_least_float32(_windows(x, piece, size)) for x in (self._v, self._grad))
         blocks = blocks[:, :, size // 2 : size // 2 + _WINDOW].mT
         for total, x, y in zip(self._outer, windows, blocks, strict=True):
             total += torch.bmm(x, y).sum(dim=0)
 
-    def results(self) -> tuple[Float[Tensor, "b h n e"], Float[Tensor, "h k"]]:
+    def results(self) -> tuple[Float[Tensor, "b h n e"], Float[Tensor, "h k"] | None]:
         """The gradients of the values and of the kernels, after all pieces were added."""
-        return self._of_v, _diagonals(self._outer).to(self._w.dtype)
+        return self._of_v, None if self._outer is None else _diagonals(self._outer).to(self._w.dtype)
 
 
 def _by_channels(
