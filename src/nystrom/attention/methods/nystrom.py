@@ -17,7 +17,7 @@ Departs from the authors' code: landmarks and norms see real tokens of one seque
 divide n, queries and keys may differ in number and mask.
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -221,17 +221,10 @@ def nystrom_rows(
 
 
 def _attend(
-    q: Float[Tensor, "b h n d"],
-    k: Float[Tensor, "b h s d"],
-    v: Float[Tensor, "b h s e"],
-    keep: Bool[Tensor, "b s"] | None,
-    query_keep: Bool[Tensor, "b n"] | None,
-    options: NystromOptions,
-    generator: Generator,
-    skip: Float[Tensor, "h 1 taps 1"] | None,
+    q: Tensor, k: Tensor, v: Tensor, keep: Tensor | None, query_keep: Tensor | None, options: NystromOptions, *rest: Any
 ) -> Float[Tensor, "b h n e"]:
     core = _by_kernels if picks_triton(options, q, k, v) else _nystrom
-    return core(q, k, v, keep, query_keep, options, generator, skip)
+    return core(q, k, v, keep, query_keep, options, *rest)
 
 
 def _nystrom(

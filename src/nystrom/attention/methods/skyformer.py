@@ -19,6 +19,7 @@ segments of the real tokens, so that no token is drawn twice; norms are per matr
 """
 
 import functools
+from typing import Any
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -86,16 +87,16 @@ def skyformer_attention(
 
 
 def _attend(
-    q: Float[Tensor, "b h n d"],
-    k: Float[Tensor, "b h s d"],
-    v: Float[Tensor, "b h s e"],
-    keep: Bool[Tensor, "b s"] | None,
-    query_keep: Bool[Tensor, "b n"] | None,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    keep: Tensor | None,
+    query_keep: Tensor | None,
     options: SkyformerOptions,
-    generator: Generator,
+    *rest: Any,
 ) -> Float[Tensor, "b h n e"]:
     core = _by_kernels if picks_triton(options, q, k, v) else _skyformer
-    return core(q, k, v, keep, query_keep, options, generator)
+    return core(q, k, v, keep, query_keep, options, *rest)
 
 
 def _skyformer(
