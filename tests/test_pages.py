@@ -124,3 +124,35 @@ def test_the_summary_of_compared_attentions_has_numbers_of_the_tables_below():
     assert len(numbers) >= 5
     cells = re.findall(r"\d+\.\d+", "\n".join(line for line in below.splitlines() if line.startswith("|")))
     assert numbers <= set(cells)
+
+
+@pytest.mark.parametrize(
+    ("words", "files"),
+    [
+        ("AMD EPYC", "efficiency-skip-*_amd-epyc-2-cores_2026-11-26.csv"),
+        ("Intel Xeon, later code", "efficiency-skip-*_intel-xeon-2-cores_2026-11-27.csv"),
+    ],
+)
+def test_what_the_skip_costs_is_what_the_rows_say(words, files):
+    added, gained = {"forward": [], "forward+backward": []}, []
+    for file in sorted((ROOT / "results").glob(files)):
+        found = {(row.method, row.quantity): row.value for row in read_rows(file)}
+        for timed, costs in added.items():
+            skip = found["nystrom-64+skip", f"{timed} time"]
+            costs.append(100 * (skip / found["nystrom-64", f"{timed} time"] - 1))
+            gained.append(found["authors-64+skip", f"{timed} time"] / skip)
+    assert len(gained) == 4
+    cells = [" to ".join(dict.fromkeys(f"{each:.0f}" for each in (min(costs), max(costs)))) for costs in added.values()]
+    line = " | ".join([words, *(f"{cell} %" for cell in cells), f"{min(gained):.1f} to {max(gained):.1f}"])
+    assert f"| {line} |\n" in (ROOT / "docs/compare-attentions.md").read_text(encoding="utf-8")
+
+
+def test_the_skip_beside_the_code_before_is_what_the_rows_say():
+    rows = read_rows(ROOT / "results/compare-skip-stretches_intel-xeon-2-cores_2026-11-27.csv")
+    found = {"forward": [], "forward+backward": []}
+    for row in rows:
+        if row.method == "nystrom-64+skip" and row.n == 8192:
+            found[row.quantity.split(" time")[0]].append(row.value)
+    forward, step = (f"{min(each):.2f} to {max(each):.2f}" for each in found.values())
+    page = " ".join((ROOT / "docs/compare-attentions.md").read_text(encoding="utf-8").split())
+    assert f"takes {forward} of the time forward and {step} in a training step" in page

@@ -15,6 +15,7 @@ from nystrom import build_attention, near_far_attention, nystrom_attention, skyf
 from nystrom.attention import backend as backends
 from nystrom.attention.backend import picks_triton
 from nystrom.attention.options import NystromOptions
+from nystrom.attention.registry import METHODS
 from nystrom.gpu import attention as kernels
 from nystrom.gpu import launch
 from nystrom.gpu.launch import Tiles, check_capability, check_launch, check_version, launching_on, splits, tiles, trying
@@ -205,7 +206,10 @@ def test_what_counts_as_measured(triton, cuda, capability, measured, monkeypatch
     ],
 )
 def test_auto_means_torch_for_options_that_were_not_measured(name, options, monkeypatch):
-    assert not called(monkeypatch, name, **options)
+    monkeypatch.setattr(backends, "_is_measured", lambda device: True)
+    q = torch.zeros(1, 1, 9, 8, device=DEVICE, dtype=torch.bfloat16)
+    assert picks_triton(METHODS[name].options(), q, q, q)
+    assert not picks_triton(METHODS[name].options(**options), q, q, q)
 
 
 @pytest.mark.parametrize("name", ALL)

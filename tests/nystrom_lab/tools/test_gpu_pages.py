@@ -4,6 +4,8 @@ from pathlib import Path
 
 import pytest
 
+from nystrom.attention.backend import _MEASURED_CAPABILITY, _MEASURED_WIDTH
+from nystrom.attention.options import NearFarOptions, NystromOptions, SkyformerOptions, near_far_sizes
 from nystrom_lab.measure.rows import read_rows
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -79,3 +81,34 @@ def test_lengths_from_which_the_kernels_win(words, methods, times):
         losing = [n for n in lengths if any(times[m, timed, n] >= times["softmax", timed, n] for m in methods)]
         won.append(f"{lengths[lengths.index(max(losing)) + 1]:,}")
     assert f"| {words} | {won[0]} | {won[1]} |\n" in GUIDE
+
+
+@pytest.mark.parametrize(
+    ("torch", "kernels"),
+    [
+        ("nystrom-64", "nystrom-triton-64"),
+        ("nystrom-64+skip", "nystrom-triton-64+skip"),
+        ("skyformer-128", "skyformer-triton-128"),
+        ("near_far", "near_far-triton"),
+        ("near_far-growing", "near_far-growing-triton"),
+    ],
+)
+def test_auto_rests_on_kernels_that_were_faster_at_every_length(torch, kernels, times):
+    found = [(times[torch, timed, n], times[kernels, timed, n]) for m, timed, n in times if m == kernels]
+    assert len(found) == 12
+    assert all(ours < theirs for theirs, ours in found)
+    assert {(row.dtype, row.fact("d")) for row in rows("gpu-lengths")} == {("bfloat16", "64")}
+
+
+def test_the_sizes_of_auto_are_those_of_the_guide():
+    major, minor = _MEASURED_CAPABILITY
+    assert f"compute capability {major}.{minor} (H100, H200) | one H200 |" in GUIDE
+    assert f"heads of up to {_MEASURED_WIDTH} channels | {_MEASURED_WIDTH} |" in GUIDE
+    for words, options, m in (
+        ("landmarks in `nystrom`", NystromOptions, 64),
+        ("in `skyformer`", SkyformerOptions, 128),
+    ):
+        assert options(num_landmarks=m).measured > options(num_landmarks=m + 1).measured
+        assert f"{m} {words}" in GUIDE
+    assert NearFarOptions(**near_far_sizes(32768)).measured > NearFarOptions(**near_far_sizes(65536)).measured
+    assert "up to the sizes of `near_far_sizes(32768)`" in GUIDE
