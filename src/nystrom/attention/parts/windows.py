@@ -2,8 +2,8 @@ r"""The values convolved along the tokens, one kernel per head, a stretch of tok
 
 float32 values whose heads are stored side by side, token by token, are convolved channels-last. All others are products
 of windows: one of T + K - 1 tokens holds what T outputs of a kernel of K taps need, which are the (T x (T + K - 1))
-banded matrix of the kernel times the window. The gradient of tap t is the sum of the t-th diagonal of (gradient x window^T), over all
-windows. `nystrom.attention.skip` states the equation.
+banded matrix of the kernel times the window. The gradient of tap t is the sum of the t-th diagonal of
+(gradient x window^T), over all windows. `nystrom.attention.skip` states the equation.
 """
 
 import torch
