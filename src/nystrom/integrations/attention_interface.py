@@ -12,11 +12,12 @@ numbers exact attention; `nystrom.integrations.layer_numbers` says which layers 
 "linear" has none. Nothing is drawn at random: landmarks, samples and rotations are spread evenly, and random features
 come from one fixed seed, the same in all layers, also in training.
 
-**Masks.** Padding, at either end, is honoured: padded queries reach no landmark and give zeros. Unsupported requests
-raise an error that names them: causal attention (except with `near_far`), a mask or bias per pair of tokens, any other
-pattern, and `output_attentions`. Local layers (ModernBERT's) and those in `exact_layers` run transformers' exact
-attention, with its mask and dropout. Elsewhere there are no n x s weights, so dropout on them has no effect; a warning
-says so once.
+**Masks.** Padding, at either end, is honoured: padded queries reach no landmark. In encoders they get the outputs of
+exact attention over the real keys if the input has at most `MASKED_UP_TO` tokens, and zeros otherwise. Unsupported
+requests raise an error that names them: causal attention (except with `near_far`), a mask or bias per pair of tokens,
+any other pattern, a layer that is causal where its mask is not or the reverse, and `output_attentions`. Local layers
+(ModernBERT's) and those in `exact_layers` run transformers' exact attention, with its mask and dropout. Elsewhere there
+are no n x s weights, so dropout on them has no effect; a warning says so once.
 
 **Packed sequences** in one row each attend only to themselves, in all layers. They are marked by `cu_seq_lens_q` and
 `cu_seq_lens_k`, the keyword arguments of transformers' DataCollatorWithFlattening(return_flash_attn_kwargs=True), and
@@ -26,8 +27,9 @@ in decoders also by position_ids that restart.
 `exact_up_to` tokens; the tokens that follow attend exactly to the cache that transformers keeps, so `generate` works.
 With a static cache, which holds more keys than the prompt has, the prompt is read exactly. Other methods raise.
 
-**Cross-attention.** With as many queries as keys, a mask of the keys does not show whether it is also the mask of the
-queries. If there is a mask, the layer decides (`attends_elsewhere`), and a layer that could do either raises.
+**Cross-attention.** A mask of the keys does not show whether it is also the mask of the queries: if there is a mask,
+the layer decides (`attends_elsewhere`), and a layer that could do either raises. In self-attention over a cache, such
+as PEFT's prefix tuning of an encoder, the queries are the last keys.
 
 A model that never asks the interface would run its own attention: creating it raises an error
 (`nystrom.integrations.loading`). `nystrom.integrations.check_attention` runs a model once and reports what each layer
@@ -51,14 +53,15 @@ from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.integrations.sdpa_attention import repeat_kv, sdpa_attention_forward
 from transformers.utils.output_capturing import _active_collector
 
+from nystrom.attention.fused import fused_softmax
 from nystrom.attention.plan import PLAN, plan_of_options
 from nystrom.attention.registry import METHODS, WEIGHTLESS, find_function
 from nystrom.checks import check_names, nearest_name
 from nystrom.integrations.bert_names import longest_input
 from nystrom.integrations.layer_numbers import number_of
-from nystrom.integrations.mask_interface import make_mask
+from nystrom.integrations.mask_interface import make_mask, read_mask
 from nystrom.integrations.modules import default_options
-from nystrom.shapes import Masks, cross_masks
+from nystrom.shapes import Masks, cross_masks, zero_masked
 
 # Names under which the methods are registered, and with the plan of a method for each layer.
 REGISTERED = tuple(name for name in WEIGHTLESS if name != "softmax")
@@ -71,6 +74,9 @@ GUESSES = {"nystromformer", "linformer", "softmax"} | {
     for guess in (plain, f"{plain}_attention", f"{plain}-attention")
     if guess != name
 }
+# Most tokens of an input whose masked queries get the outputs of exact attention, as ColBERT's query expansion needs:
+# for so few it costs little.
+MASKED_UP_TO = 256
 # Attribute of the layers of a model whose tokens are cut over ranks: their process group.
 GROUP = "_nystrom_group"
 
@@ -96,6 +102,8 @@ _SERVED_ELSEWHERE = {
 }
 # The sequence that a layer attends to where it is not its own, by the names that transformers' models give it.
 _SECOND_SEQUENCE = ("encoder_hidden_states", "key_value_states", "cross_attention_states")
+# And the cache of its own sequence, whose tokens stand before those of the queries.
+_CACHES = ("past_key_values", "past_key_value", "layer_past")
 
 
 class Route(NamedTuple):
@@ -186,7 +194,8 @@ def attend_layer(
     Raises:
         ValueError: An unsupported argument; the message names it.
     """
-    route, group = choose_route(method, module, attention_mask, named), getattr(module, GROUP, None)
+    route, group = choose_route(method, module, query, attention_mask, named), getattr(module, GROUP, None)
+    attention_mask = read_mask(attention_mask).mask
     if route.cu_seqlens is not None:
         route = _of_packed(route, module, query, key, attention_mask, named.get("sliding_window"))
     elif group is not None and route.exact:
@@ -218,13 +227,21 @@ def attend_layer(
     if route.causal:
         options["is_causal"] = True
     out = _FUNCTIONS[method](query, key, value, **masks._asdict(), **scale, **options)
+    real, n = masks.settled()[1], query.shape[2]
+    if real is not None and not route.causal and group is None and isinstance(n, int) and n <= MASKED_UP_TO:
+        key, value = zero_masked(key, route.keep), zero_masked(value, route.keep)
+        exact = fused_softmax(query, key, value, keep=route.keep, scale=scaling)
+        out = torch.where(real[:, None, :, None], out, exact.to(out.dtype))
     return out.transpose(1, 2).contiguous(), None
 
 
-def choose_route(method: str, module: nn.Module, attention_mask: Tensor | None, named: Mapping[str, Any]) -> Route:
+def choose_route(
+    method: str, module: nn.Module, query: Tensor, attention_mask: Tensor | None, named: Mapping[str, Any]
+) -> Route:
     """Decide how a layer attends; arguments and errors are those of `attend_layer`."""
     who = type(module).__name__
-    causal = _check_causal(method, who, named.get("is_causal"), module)
+    attention_mask, numbers, told = read_mask(attention_mask)
+    causal = _check_causal(method, module, named.get("is_causal"), told if query.shape[2] > 1 or told else None)
     stored = getattr(getattr(module, "config", None), "attention_options", None) or {}
     exact = False
     if method == PLAN:
@@ -237,7 +254,7 @@ def choose_route(method: str, module: nn.Module, attention_mask: Tensor | None, 
     layers = _exact_layers(module, options.pop("exact_layers", ()))
     exact = exact or (bool(layers) and _number(module, f"exact_layers is {layers!r}") in layers)
     local = named.get("sliding_window") is not None
-    if (cu_seqlens := _packed(who, attention_mask, named, local=local)) is not None:
+    if (cu_seqlens := _packed(who, attention_mask, numbers, named, local=local)) is not None:
         return Route(method, exact or local, causal, None, options, cu_seqlens)
     if attention_mask is None:
         return Route(method, exact or local, causal, None, options)
@@ -271,35 +288,36 @@ def _causal_pairs(query: Tensor, key: Tensor, mask: Bool[Tensor, "b 1 #n s"] | N
     return pairs if mask is None else (mask & pairs) | pairs.triu(s - n)
 
 
-def _packed(who: str, mask: Tensor | None, named: Mapping[str, Any], *, local: bool) -> Int[Tensor, " r"] | None:
+def _packed(
+    who: str, mask: Tensor | None, numbers: Tensor | None, named: Mapping[str, Any], *, local: bool
+) -> Int[Tensor, " r"] | None:
     """Start of each packed sequence, and the end of the last: from the call, or from the numbers of `make_mask`.
 
     Raises:
         ValueError: Boundaries of keys and queries that differ, or a mask in addition.
     """
     ours, theirs = named.get("cu_seq_lens_q"), named.get("cu_seq_lens_k")
-    numbers = mask is not None and mask.dtype == torch.int64
     if ours is None and theirs is None:
-        if mask is None or not numbers:
+        if numbers is None:
             return None
-        if mask.shape[0] != 1:
+        if numbers.shape[0] != 1:
             raise ValueError(
-                f"{who} is given packed sequences in {mask.shape[0]} rows; expected one row: flatten the batch, as "
+                f"{who} is given packed sequences in {numbers.shape[0]} rows; expected one row: flatten the batch, as "
                 "DataCollatorWithFlattening does."
             )
-        if (mask.diff() < 0).any():
+        if (numbers.diff() < 0).any():
             raise ValueError(
                 f"{who} is given numbers of packed sequences that decrease; expected each sequence in one piece, one "
                 "after the other."
             )
-        ends = mask[0, 0, 0].diff(append=mask.new_full((1,), -1)).nonzero()[:, 0] + 1
+        ends = numbers[0, 0, 0].diff(append=numbers.new_full((1,), -1)).nonzero()[:, 0] + 1
         return torch.cat([ends.new_zeros(1), ends])
     if ours is not theirs and not (
         isinstance(ours, Tensor) and isinstance(theirs, Tensor) and torch.equal(ours, theirs)
     ):
         raise ValueError(f"{who} is given cu_seq_lens_q and other cu_seq_lens_k; expected the same in self-attention.")
-    # A mask of local layers, or of the packed sequences, says the same once more.
-    if mask is not None and not (numbers or local):
+    # A mask of local layers says the same once more.
+    if mask is not None and not local:
         raise ValueError(
             f"{who} is given packed sequences by cu_seq_lens_q, and a mask of shape {tuple(mask.shape)}: leave out "
             "attention_mask, as packed sequences have no padding."
@@ -352,12 +370,23 @@ def masks_of(
     """The masks of a layer's call, from that of its keys; in cross-attention all queries are real.
 
     Whether the layer is cross-attention is checked only if it matters: if there is a mask, or if `declared`, for a
-    method that depends on positions. A different number of keys and queries settles it.
+    method that depends on positions. In self-attention with a cache, such as the prefix of PEFT's prefix tuning, the
+    queries are the last keys.
     """
-    other = query.shape[2] != key.shape[2]
-    if other or ((declared or keep is not None) and attends_elsewhere(module)):
-        return cross_masks(key, keep, None, declared=declared)
+    n, s = query.shape[2], key.shape[2]
+    elsewhere = n != s
+    if keep is not None or (declared and n == s):
+        elsewhere = attends_elsewhere(module) or (n != s and not _takes(module, _CACHES))
+    if elsewhere or n != s:
+        own = None if elsewhere or keep is None else keep[:, s - n :]
+        return cross_masks(key, keep, own, declared=declared)
     return Masks(keep)
+
+
+def _takes(module: nn.Module, names: Sequence[str]) -> list[inspect.Parameter]:
+    """The arguments of a layer's `forward` with one of these names."""
+    taken = inspect.signature(type(module).forward).parameters
+    return [entry for name, entry in taken.items() if name in names]
 
 
 def attends_elsewhere(module: nn.Module) -> bool:
@@ -374,8 +403,7 @@ def attends_elsewhere(module: nn.Module) -> bool:
     stated = getattr(module, "is_cross_attention", None)
     if stated is not None:
         return bool(stated)
-    taken = inspect.signature(type(module).forward).parameters
-    second = [entry for name, entry in taken.items() if name in _SECOND_SEQUENCE]
+    second = _takes(module, _SECOND_SEQUENCE)
     named_so = "Cross" in type(module).__name__
     if not second:
         # Queries, keys and values may come from outside, too.
@@ -387,28 +415,40 @@ def attends_elsewhere(module: nn.Module) -> bool:
         # A causal layer has raised before.
         return bool(decodes)
     raise ValueError(
-        f"{type(module).__name__} may attend to its own sequence or to another ({second[0].name}), and with as many "
-        "queries as keys a mask does not say which: set is_cross_attention to True or False on the layer."
+        f"{type(module).__name__} may attend to its own sequence or to another ({second[0].name}), and a mask does not "
+        "say which: set is_cross_attention to True or False on the layer."
     )
 
 
-def _check_causal(method: str, who: str, asked: bool | None, module: nn.Module) -> bool:
+def _check_causal(method: str, module: nn.Module, asked: bool | None, told: bool | None) -> bool:
     """Whether a layer is causal; raises if its method cannot be.
 
+    Args:
+        method: Name of the method.
+        module: The layer.
+        asked: What the model passes as `is_causal`; None leaves it to the layer.
+        told: Whether its mask is causal; None if the mask does not say.
+
     Raises:
-        ValueError: The method cannot be causal, or the layer does not say whether it is, which transformers' exact
-            attention treats as causal.
+        ValueError: The method cannot be causal; the layer does not say whether it is, which transformers' exact
+            attention treats as causal; or the layer and its mask say different things.
     """
-    causal = getattr(module, "is_causal", None) if asked is None else asked
-    if causal and method in METHODS and METHODS[method].causal:
-        return True
-    if causal or causal is None:
+    who, causal = type(module).__name__, getattr(module, "is_causal", None) if asked is None else asked
+    if causal is None or (causal and not (method in METHODS and METHODS[method].causal)):
         what = "is causal" if causal else "does not say whether it is causal (it has no attribute is_causal)"
         raise ValueError(
             f"{who} {what}, and {method} attention sees the whole sequence: leave attn_implementation at "
             '"sdpa", use "near_far", or set is_causal = False on the layer if it was trained to see all tokens.'
         )
-    return False
+    if told is not None and told != bool(causal):
+        says, mask = ("causal", "sees all tokens") if causal else ("not causal", "is causal")
+        raise ValueError(
+            f"{who} says that it is {says} (is_causal is {bool(causal)}), but its mask {mask}. Transformers' own "
+            "attentions then follow the mask, or the layer where the mask may be left out: set is_causal on the layer "
+            "as it was trained, or is_causal = False in the configuration of a decoder that was trained to see all "
+            'tokens; or leave attn_implementation at "eager".'
+        )
+    return bool(causal)
 
 
 def _options(method: str, module: nn.Module, stored: Mapping[str, Any], named: Mapping[str, Any]) -> dict[str, Any]:

@@ -209,7 +209,7 @@ class _Calls:
             **named: Any,
         ) -> tuple[Tensor, None]:
             number = self.next()
-            route = choose_route(_ASKED, module, attention_mask, named)
+            route = choose_route(_ASKED, module, query, attention_mask, named)
             if route.cu_seqlens is not None:
                 raise ValueError(_PACKED)
             groups = query.shape[1] // key.shape[1]

@@ -9,7 +9,8 @@ to its base classes:
 - A model that is made with the name of a method refuses inputs that are longer than its table of positions
   (`nystrom.integrations.position_tables`).
 - `attention_options` is an attribute of every configuration, so that `from_pretrained` of a configuration or a model
-  takes it. As `attn_implementation`, it is given to all parts; parts that were saved with their own keep them.
+  takes it, and of a model also beside `config=`. As `attn_implementation`, it is given to all parts; parts that were
+  saved with their own keep them.
 - A pickled configuration that names a method names this package, too: whoever unpickles it, such as a spawned process,
   imports the package, which registers the methods. Where the package is missing, Python's error names it.
 
@@ -17,6 +18,7 @@ Setting a method on a model without any attention (FNet, ResNet) has no effect a
 another model.
 """
 
+import copy
 import inspect
 from collections.abc import Callable
 from functools import cache, wraps
@@ -45,6 +47,26 @@ def watch_models() -> None:
             watch_positions(self)
 
     PreTrainedModel.post_init = post_init
+    PreTrainedModel.from_pretrained = _with_options(PreTrainedModel.from_pretrained)
+    PreTrainedModel._from_config = _with_options(PreTrainedModel._from_config)
+
+
+def _with_options(load: Any) -> Any:
+    """A class method that makes a model from a configuration, and takes `attention_options` beside it."""
+    function = load.__func__
+    signature = inspect.signature(function)
+
+    @wraps(function)
+    def from_either(*given: Any, **named: Any) -> PreTrainedModel:
+        bound = signature.bind(*given, **named)
+        config, others = bound.arguments.get("config"), bound.arguments.get("kwargs", {})
+        # Transformers would hand what it does not know to the model itself, which raises.
+        if isinstance(config, PreTrainedConfig) and "attention_options" in others:
+            config = bound.arguments["config"] = copy.deepcopy(config)
+            config.attention_options = others.pop("attention_options")
+        return function(*bound.args, **bound.kwargs)
+
+    return classmethod(from_either)
 
 
 def check_model_asks(model: PreTrainedModel) -> None:

@@ -2,25 +2,62 @@
 
 One row of real keys serves all queries. Unsupported patterns raise an error that names them; local layers get a mask
 per pair of tokens, for exact attention. See `nystrom.integrations.attention_interface`.
+
+What a model asked for must reach the layer, which transformers hands nothing but the tensor. So its type says it:
+
+| | every token sees | causal |
+|---|---|---|
+| real keys (b, 1, 1, s) | bool, or no mask | uint8; with s = 0 all are real |
+| number of each token's packed sequence (b, 1, 1, n) | int64 | int32 |
 """
 
+import inspect
 from collections.abc import Callable
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
 from transformers import MODEL_MAPPING, NystromformerConfig, PreTrainedModel
 from transformers.masking_utils import (
+    and_masks,
     bidirectional_mask_function,
     causal_mask_function,
+    or_masks,
     packed_sequence_mask_function,
     prepare_padding_mask,
+    remap_positions_for_packed_sequence,
     sdpa_mask,
 )
 
 from nystrom.attention.registry import METHODS
 from nystrom.models.configuration import EncoderConfig
+
+
+class Told(NamedTuple):
+    """What the mask of a layer says.
+
+    Attributes:
+        mask: Real keys, one row for all queries or one per query; None if all are. What is not boolean is not of
+            `make_mask`.
+        numbers: The number of each token's packed sequence; None if each row of the batch is one sequence.
+        causal: Whether a query sees no later token; None if the mask does not say.
+    """
+
+    mask: Tensor | None
+    numbers: Int[Tensor, "b 1 1 n"] | None
+    causal: bool | None
+
+
+def read_mask(mask: Tensor | None) -> Told:
+    """What a mask of `make_mask`, or of the caller, says."""
+    if mask is None:
+        return Told(None, None, None)
+    if mask.dtype == torch.uint8:
+        return Told(mask.bool() if mask.shape[-1] else None, None, True)
+    if mask.dtype in (torch.int32, torch.int64):
+        return Told(None, mask, mask.dtype == torch.int32)
+    return Told(mask, None, False if mask.ndim == 4 and mask.shape[2] == 1 else None)
 
 
 def make_mask(
@@ -35,16 +72,16 @@ def make_mask(
     q_offset: int = 0,
     kv_offset: int = 0,
     local_size: int | None = None,
+    allow_is_causal_skip: bool = True,
     allow_is_bidirectional_skip: bool = False,
+    use_vmap: bool = False,
     device: torch.device | str = "cpu",
     **_: Any,
 ) -> Bool[Tensor, "b 1 #n s"] | Int[Tensor, "b 1 1 n"] | None:
     """Make the mask of a model, as AttentionMaskInterface expects: the real keys, one row for all queries.
 
     For packed sequences, which transformers detects by restarting positions, the mask is the number of each token's
-    sequence instead.
-
-    The other arguments of this interface (dtype, use_vmap, ...) concern n x s masks and are ignored.
+    sequence instead. `read_mask` reads both.
 
     Raises:
         ValueError: A causal mask that the method does not support, any other pattern, a mask of the wrong rank, or a
@@ -52,38 +89,39 @@ def make_mask(
     """
     check_asks(_model_of(config), method)
     who = f"{type(config).__name__.removesuffix('Config')} (model type {config.model_type!r})"
-    causal = _holds(mask_function, causal_mask_function)
-    if causal and not (method in METHODS and METHODS[method].causal):
-        raise ValueError(
-            f"{who} asks for a causal mask, which {method} attention cannot honour: landmarks and features see the "
-            'whole sequence. Leave its attn_implementation at "sdpa", or use "near_far"; in an encoder-decoder, set '
-            f"it on the encoder only: nystrom.integrations.set_attention(model.get_encoder(), {method!r})."
-        )
     if attention_mask is not None and attention_mask.ndim != 2:
         raise ValueError(f"attention_mask has shape {tuple(attention_mask.shape)}; expected (batch, tokens).")
-    if attention_mask is None and local_size is None and (numbers := _packed_numbers(mask_function)) is not None:
-        return numbers[:, None, None]
-    whole = mask_function is causal_mask_function and q_length == kv_length
-    if whole or (mask_function is bidirectional_mask_function and allow_is_bidirectional_skip):
-        padding = prepare_padding_mask(attention_mask, kv_length, kv_offset)
-        if padding is None or (not torch.compiler.is_compiling() and bool(padding.all())):
-            return None
-        return padding[:, None, None, kv_offset : kv_offset + kv_length]
-    if mask_function is causal_mask_function:
-        # Tokens that follow those of a cache, or a cache with room for more.
-        return sdpa_mask(
-            batch_size, q_length, kv_length, q_offset, kv_offset, mask_function, attention_mask,
-            allow_is_causal_skip=False, device=device,
-        )  # fmt: skip
-    if mask_function is not bidirectional_mask_function and local_size is None:
-        raise ValueError(
-            f"{who} asks for a custom mask pattern, such as blocks, which {method} attention cannot honour: "
-            'leave its attn_implementation at "sdpa".'
-        )
-    # A local layer, or a mask that the model goes on to change: n x s, and exact attention.
+    if local_size is None:
+        pattern = _pattern(mask_function)
+        causal = _holds(mask_function, causal_mask_function) if pattern is None else pattern.causal
+        if causal and not (method in METHODS and METHODS[method].causal):
+            raise ValueError(
+                f"{who} asks for a causal mask, which {method} attention cannot honour: landmarks and features see the "
+                'whole sequence. Leave its attn_implementation at "sdpa", or use "near_far"; in an encoder-decoder, '
+                f"set it on the encoder only: nystrom.integrations.set_attention(model.get_encoder(), {method!r})."
+            )
+        if pattern is None or (pattern.numbers is not None and attention_mask is not None):
+            raise ValueError(
+                f"{who} asks for a custom mask pattern, such as blocks, which {method} attention cannot honour: "
+                'leave its attn_implementation at "sdpa".'
+            )
+        if pattern.numbers is not None:
+            return pattern.numbers[:, None, None].to(torch.int32 if causal else torch.int64)
+        # Not a mask that the model goes on to change, nor that of tokens that follow those of a cache.
+        if causal:
+            row = q_length == kv_length and allow_is_causal_skip
+        else:
+            row = allow_is_bidirectional_skip or mask_function is not bidirectional_mask_function
+        if row:
+            padding = prepare_padding_mask(attention_mask, kv_length, kv_offset)
+            if padding is None or (not torch.compiler.is_compiling() and bool(padding.all())):
+                return torch.ones(batch_size, 1, 1, 0, dtype=torch.uint8, device=device) if causal else None
+            padding = padding[:, None, None, kv_offset : kv_offset + kv_length]
+            return padding.to(torch.uint8) if causal else padding
+    # For exact attention; a local layer says itself whether it is causal.
     return sdpa_mask(
-        batch_size, q_length, kv_length, q_offset, kv_offset, mask_function, attention_mask,
-        local_size=local_size, allow_is_causal_skip=False, allow_is_bidirectional_skip=False, device=device,
+        batch_size, q_length, kv_length, q_offset, kv_offset, mask_function, attention_mask, local_size=local_size,
+        allow_is_causal_skip=False, allow_is_bidirectional_skip=False, use_vmap=use_vmap, device=device,
     )  # fmt: skip
 
 
@@ -128,21 +166,52 @@ def _model_of(config: Any) -> type[PreTrainedModel] | None:
     return kind[0] if isinstance(kind, list | tuple) else kind
 
 
-def _packed_numbers(function: Callable[..., Any]) -> Int[Tensor, "b n"] | None:
-    """The number of each token's sequence, from a mask function for packed sequences; None for any other."""
+class _Pattern(NamedTuple):
+    """A mask function that the methods can honour: causal or not, in one sequence or packed ones."""
+
+    causal: bool
+    numbers: Int[Tensor, "b n"] | None = None
+
+
+def _pattern(function: Callable[..., Any]) -> _Pattern | None:
+    """What a mask function says of tokens; None for any other pattern, such as blocks or windows."""
+    if function is causal_mask_function:
+        return _Pattern(causal=True)
+    if _sees_all(function):
+        return _Pattern(causal=False)
+    if _is_made_by(function, packed_sequence_mask_function):
+        return _Pattern(False, next(part for part in _cells(function) if isinstance(part, Tensor)))
+    if _is_made_by(function, remap_positions_for_packed_sequence):
+        return next(_pattern(part) for part in _cells(function) if callable(part))
+    if not _is_made_by(function, and_masks):
+        return None
+    parts = [_pattern(part) for part in _cells(function)]
+    numbers = [part.numbers for part in parts if part is not None and part.numbers is not None]
+    if None in parts or len(numbers) > 1:
+        return None
+    return _Pattern(any(part is not None and part.causal for part in parts), *numbers)
+
+
+def _sees_all(function: Callable[..., Any]) -> bool:
+    """Whether a mask function says True whatever the indices: as it takes none, or as one part of a union."""
+    if function is bidirectional_mask_function:
+        return True
+    if _is_made_by(function, or_masks):
+        return any(map(_sees_all, _cells(function)))
+    taken = inspect.signature(function).parameters.values()
+    return all(entry.kind is entry.VAR_POSITIONAL for entry in taken) and bool(function())
+
+
+def _is_made_by(function: Callable[..., Any], maker: Callable[..., Any]) -> bool:
+    return getattr(function, "__qualname__", "").startswith(maker.__qualname__ + ".")
+
+
+def _cells(function: Callable[..., Any]) -> list[Any]:
+    """What a closure holds: transformers composes mask functions as closures."""
     cells = [cell.cell_contents for cell in getattr(function, "__closure__", None) or ()]
-    if function.__qualname__.startswith(packed_sequence_mask_function.__qualname__ + "."):
-        return next(cell for cell in cells if isinstance(cell, Tensor))
-    parts = [part for cell in cells for part in (cell if isinstance(cell, tuple) else (cell,)) if callable(part)]
-    return next((found for part in parts if (found := _packed_numbers(part)) is not None), None)
+    return [part for cell in cells for part in (cell if isinstance(cell, tuple) else (cell,))]
 
 
 def _holds(function: Callable[..., Any], wanted: Callable[..., Any]) -> bool:
-    """Whether a mask function is `wanted` or contains it: transformers composes mask functions as closures."""
-    if function is wanted:
-        return True
-    for cell in getattr(function, "__closure__", None) or ():
-        parts = cell.cell_contents if isinstance(cell.cell_contents, tuple) else (cell.cell_contents,)
-        if any(callable(part) and _holds(part, wanted) for part in parts):
-            return True
-    return False
+    """Whether a mask function is `wanted` or contains it."""
+    return function is wanted or any(callable(part) and _holds(part, wanted) for part in _cells(function))

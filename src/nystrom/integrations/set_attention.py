@@ -173,7 +173,7 @@ def check_attention(model: PreTrainedModel, inputs: Mapping[str, Any]) -> Attent
         dropout: float = 0.0,
         **named: Any,
     ) -> tuple[Tensor, None]:
-        route = choose_route(method, module, attention_mask, named)
+        route = choose_route(method, module, query, attention_mask, named)
         if route.exact:
             exact[names[module]] = None
         else:

@@ -204,6 +204,12 @@ def test_options_that_are_given_where_a_model_or_its_configuration_is_loaded_are
     loaded = AutoModel.from_pretrained(folder, **named)
     assert_close(run(loaded, **IDS), few, rtol=0, atol=0)
     assert set(map(str, check_attention(loaded, IDS).layers.values())) == {str(FEW)}
+    # Beside a configuration, which stays as it is: the way of sentence-transformers' model_kwargs.
+    config = AutoConfig.from_pretrained(folder)
+    beside = AutoModel.from_pretrained(folder, config=config, **named)
+    assert_close(run(beside, **IDS), few, rtol=0, atol=0)
+    assert (config.attention_options, beside.config.attention_options) == (None, FEW)
+    assert AutoModel.from_config(config, **named).config.attention_options == FEW
 
 
 @pytest.mark.refuses
