@@ -42,6 +42,11 @@ def save_with_attention(model: nn.Module, folder: Path) -> None:
             f"model is a {type(model).__name__}; expected a PreTrainedModel of transformers, or a SentenceTransformer "
             "that holds one. Save another by its state_dict."
         )
+    if hasattr(model, "peft_config"):
+        raise ValueError(
+            f"model is a {type(model).__name__}, which saves its adapter alone: pass model.merge_and_unload(), or save "
+            "by its save_pretrained and load with attn_implementation=."
+        )
     check_can_be_saved(encoder)
     save(str(folder))
     method = encoder.config._attn_implementation

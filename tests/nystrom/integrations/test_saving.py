@@ -133,3 +133,16 @@ def test_a_model_that_holds_none_of_transformers_raises(tmp_path):
     with pytest.raises(ValueError, match="model is a Linear; expected a PreTrainedModel of transformers"):
         save_with_attention(torch.nn.Linear(2, 2), tmp_path / "no")
     assert not (tmp_path / "no").exists()
+
+
+@pytest.mark.refuses
+@pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")
+def test_an_adapter_around_a_model_raises_and_its_merged_weights_are_saved(bert, tmp_path):
+    peft = pytest.importorskip("peft")
+    set_attention(bert, "nystrom", {"num_landmarks": 4})
+    model = peft.get_peft_model(bert, peft.LoraConfig(r=2, target_modules=["query"]))
+    with pytest.raises(ValueError, match=r"saves its adapter alone.*merge_and_unload"):
+        save_with_attention(model, tmp_path / "merged")
+    assert not (tmp_path / "merged").exists()
+    save_with_attention(model.merge_and_unload(), tmp_path / "merged")
+    assert AutoModel.from_pretrained(tmp_path / "merged").config._attn_implementation == "nystrom"
