@@ -25,7 +25,8 @@ in decoders also by position_ids that restart.
 
 **Decoders.** `near_far` also supports causal layers. A whole prompt or text uses causal near_far, which is exact up to
 `exact_up_to` tokens; the tokens that follow attend exactly to the cache that transformers keeps, so `generate` works.
-With a static cache, which holds more keys than the prompt has, the prompt is read exactly. Other methods raise.
+With a static cache, which holds more keys than the prompt has, the prompt is read exactly. Cross-attention is exact,
+since an approximation would choose keys by later queries. Other methods raise.
 
 **Cross-attention.** A mask of the keys does not show whether it is also the mask of the queries: if there is a mask,
 the layer decides (`attends_elsewhere`), and a layer that could do either raises. In self-attention over a cache, such
@@ -253,6 +254,8 @@ def choose_route(
     options = {} if exact else _options(method, module, stored, named)
     layers = _exact_layers(module, options.pop("exact_layers", ()))
     exact = exact or (bool(layers) and _number(module, f"exact_layers is {layers!r}") in layers)
+    # The keys that near_far reads exactly are chosen by a block of queries, in a decoder by later ones, too.
+    exact = exact or (METHODS[method].causal and not causal and _reads_for_decoder(module))
     local = named.get("sliding_window") is not None
     if (cu_seqlens := _packed(who, attention_mask, numbers, named, local=local)) is not None:
         return Route(method, exact or local, causal, None, options, cu_seqlens)
@@ -375,7 +378,7 @@ def masks_of(
     """
     n, s = query.shape[2], key.shape[2]
     elsewhere = n != s
-    if keep is not None or (declared and n == s):
+    if keep is not None or declared:
         elsewhere = attends_elsewhere(module) or (n != s and not _takes(module, _CACHES))
     if elsewhere or n != s:
         own = None if elsewhere or keep is None else keep[:, s - n :]
@@ -418,6 +421,11 @@ def attends_elsewhere(module: nn.Module) -> bool:
         f"{type(module).__name__} may attend to its own sequence or to another ({second[0].name}), and a mask does not "
         "say which: set is_cross_attention to True or False on the layer."
     )
+
+
+def _reads_for_decoder(module: nn.Module) -> bool:
+    """Whether a layer is the cross-attention of a decoder: of any, unless it says that it is not."""
+    return attends_elsewhere(module) and getattr(module, "is_decoder", None) is not False
 
 
 def _check_causal(method: str, module: nn.Module, asked: bool | None, told: bool | None) -> bool:

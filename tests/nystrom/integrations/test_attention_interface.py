@@ -353,7 +353,7 @@ def test_cross_attention_has_no_near_tokens_with_and_without_a_mask():
     options = {"block_size": 4, "reach": 1, "num_heavy": 2, "num_clusters": 3, "exact_up_to": 0}
     some = torch.arange(40) < torch.tensor([[40], [31]])
     masks = (None, torch.ones(2, 1, 1, 40, dtype=torch.bool), some[:, None, None])
-    for layer, near in ((OtherLayer(), False), (Layer(), True)):
+    for layer, near in ((OtherLayer(is_decoder=False), False), (Layer(), True)):
         outs = [attend_layer("near_far", layer, q, k, v, mask, **options)[0][0] for mask in masks]
         # The first sequence is real to its end, whatever its neighbour is.
         assert_close(outs[1], outs[0], **CLOSE)

@@ -175,8 +175,7 @@ def test_the_decoder_of_an_encoder_decoder_is_served():
     sizes = {"d_model": 16, "encoder_layers": 1, "decoder_layers": 1, "encoder_attention_heads": 2, "vocab_size": 40}
     sizes |= {"decoder_attention_heads": 2, "encoder_ffn_dim": 16, "decoder_ffn_dim": 16}
     model = BartModel(BartConfig(**sizes)).eval()
-    # Heavy keys hold all of the cross-attention's.
-    model.config.attention_options = {**SMALL, "exact_up_to": 64, "num_heavy": 20}
+    model.config.attention_options = {**SMALL, "exact_up_to": 64}
     tokens = torch.randint(3, 40, (2, 20))
     with torch.no_grad():
         model.set_attn_implementation("near_far")
@@ -184,6 +183,12 @@ def test_the_decoder_of_an_encoder_decoder_is_served():
         model.set_attn_implementation("sdpa")
         exact = model(input_ids=tokens, decoder_input_ids=tokens)[0]
     assert_close(near, exact, rtol=1e-4, atol=1e-5)
+    # Cross-attention, too, chooses no keys by what comes later.
+    model.config.attention_options = {**SMALL, "num_heavy": 1, "num_clusters": 1}
+    model.set_attn_implementation("near_far")
+    later = torch.cat([tokens[:, :-1], 43 - tokens[:, -1:]], dim=1)
+    states = [model(input_ids=tokens, decoder_input_ids=decoded)[0][:, :-1] for decoded in (tokens, later)]
+    assert_close(*states, rtol=0, atol=1e-6)
 
 
 @pytest.mark.refuses
