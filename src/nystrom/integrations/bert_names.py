@@ -4,12 +4,13 @@ Names and layouts are those of transformers' BertModel, RobertaModel (XLM-RoBERT
 their heads; in converted TensorFlow checkpoints `gamma` and `beta` are a norm's weight and bias. The position table of
 BERT starts with the first token's row, that of RoBERTa has `pad_token_id + 1` rows before it.
 
-A tensor inside the encoder without a counterpart here would change what the model computes, so it raises. Heads that
-cannot be represented are dropped and reported: a pooler and the classifiers on it, whose activation is tanh.
+A tensor inside the encoder without a counterpart here would change what the model computes, so it raises. A pooler
+becomes the first layer of the head on it. Heads that have no class here are dropped and reported.
 """
 
 import re
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,8 @@ from nystrom.models.files.json_object import read_json
 
 # Buffers that old versions of transformers saved; they hold nothing that was learned.
 _BUFFERS = re.compile(r"embeddings\.(position_ids|token_type_ids)$")
-_BODY = re.compile(r"(?:(?:bert|roberta|camembert|xlm_roberta)\.)?((?:embeddings|encoder)\..+)$")
+_PREFIX = re.compile(r"(?:bert|roberta|camembert|xlm_roberta)\.")
+_BODY = re.compile(rf"(?:{_PREFIX.pattern})?((?:embeddings|encoder)\..+)$")
 _INSIDE = re.compile(
     r"embeddings\.(?:(?:word|position|token_type)_embeddings\.weight|LayerNorm\.(?:weight|bias))$"
     r"|encoder\.layer\.\d+\.(?:attention\.self\.(?:query|key|value)|intermediate\.dense"
@@ -38,6 +40,19 @@ _MASKED_LM = {
     "lm_head.decoder": "cls.predictions.decoder",
     "lm_head.dense": "cls.predictions.transform.dense",
     "lm_head.layer_norm": "cls.predictions.transform.LayerNorm",
+}
+# Of the other heads, by the end of the name of their class. BERT's and RoBERTa's classifiers differ in names alone.
+_QUESTIONS = "ForQuestionAnswering"
+_HEADS = {
+    "ForTokenClassification": {"classifier": "classifier"},
+    _QUESTIONS: {"qa_outputs": "qa_outputs"},
+    "ForSequenceClassification": {
+        "pooler.dense": "classifier.dense",
+        "classifier": "classifier.out_proj",
+        "classifier.dense": "classifier.dense",
+        "classifier.out_proj": "classifier.out_proj",
+    },
+    "ForMultipleChoice": {"pooler.dense": "pre_classifier", "classifier": "classifier"},
 }
 
 
@@ -81,21 +96,21 @@ class Renamed:
     Attributes:
         body: Tensors of the encoder, without a prefix.
         masked_lm: Tensors of the language head; empty if there is none.
-        answers: Tensors of a linear layer on every token, for token classification or question answering.
+        head: Tensors of another head, see `head_kind`; empty if there is none.
         sources: Maps the names here to those in the source.
         left_behind: Source names of tensors without a counterpart here.
     """
 
     body: dict[str, Tensor]
     masked_lm: dict[str, Tensor]
-    answers: dict[str, Tensor]
+    head: dict[str, Tensor]
     sources: dict[str, str]
     left_behind: tuple[str, ...]
 
-    def without_masked_lm(self) -> "Renamed":
-        """The same, without the language head."""
-        behind = (*self.left_behind, *(self.sources[name] for name in self.masked_lm))
-        return replace(self, masked_lm={}, left_behind=behind)
+    @property
+    def without_masked_lm(self) -> tuple[str, ...]:
+        """Source names of the tensors without a counterpart, and of the language head."""
+        return (*self.left_behind, *(self.sources[name] for name in self.masked_lm))
 
 
 def read_config(source: Path) -> dict[str, Any]:
@@ -118,12 +133,24 @@ def read_config(source: Path) -> dict[str, Any]:
     return filled
 
 
-def rename(tensors: dict[str, Tensor], *, token_classifier: bool) -> Renamed:
+def head_kind(tensors: Iterable[str], architecture: str) -> str:
+    """The end of the name of the class of a head for tokens, questions, sequences or choices; "" for none of these.
+
+    Args:
+        tensors: Names in the source.
+        architecture: Its class, by config.json.
+    """
+    if any(name.startswith("qa_outputs.") for name in tensors):
+        return _QUESTIONS
+    return next((kind for kind in _HEADS if architecture.endswith(kind)), "")
+
+
+def rename(tensors: dict[str, Tensor], *, head: str) -> Renamed:
     """Sort the tensors of a BERT or RoBERTa checkpoint.
 
     Args:
         tensors: By their names in the source.
-        token_classifier: Whether `classifier` reads every token rather than a pooled one.
+        head: From `head_kind`.
 
     Raises:
         ValueError: A tensor inside the encoder has no counterpart here, or is not floating point.
@@ -131,6 +158,10 @@ def rename(tensors: dict[str, Tensor], *, token_classifier: bool) -> Renamed:
     body: dict[str, Tensor] = {}
     masked_lm: dict[str, Tensor] = {}
     answers: dict[str, Tensor] = {}
+    layers = dict(_HEADS.get(head, {}))
+    if "classifier.dense.weight" in tensors:
+        # Published classifiers of RoBERTa hold a pooler that nothing reads.
+        layers.pop("pooler.dense", None)
     sources: dict[str, str] = {}
     left_behind = []
     for source, tensor in tensors.items():
@@ -144,10 +175,10 @@ def rename(tensors: dict[str, Tensor], *, token_classifier: bool) -> Renamed:
                     f"the source has {source}, which has no counterpart in this encoder: without it the model would "
                     "compute something different."
                 )
-        elif (head := _language_name(name)) is not None:
-            name, place = head, masked_lm
-        elif name.startswith("qa_outputs.") or (token_classifier and name in ("classifier.weight", "classifier.bias")):
-            place = answers
+        elif (found := _layer_name(name, _MASKED_LM)) is not None:
+            name, place = found, masked_lm
+        elif (found := _layer_name(_PREFIX.sub("", name, count=1), layers)) is not None:
+            name, place = found, answers
         else:
             left_behind.append(source)
             continue
@@ -161,11 +192,12 @@ def rename(tensors: dict[str, Tensor], *, token_classifier: bool) -> Renamed:
     return Renamed(body, masked_lm, answers, sources, tuple(left_behind))
 
 
-def _language_name(name: str) -> str | None:
-    if name in _MASKED_LM:
-        return _MASKED_LM[name]
+def _layer_name(name: str, layers: Mapping[str, str]) -> str | None:
+    """The name of a parameter here, by the names of layers; None if it is in none of them."""
+    if name in layers:
+        return layers[name]
     layer, _, last = name.rpartition(".")
-    return f"{_MASKED_LM[layer]}.{last}" if layer in _MASKED_LM and last in ("weight", "bias") else None
+    return f"{layers[layer]}.{last}" if layer in layers and last in ("weight", "bias") else None
 
 
 def _check_representable(config: dict[str, Any]) -> None:

@@ -4,11 +4,12 @@ The weights stay the same. Attention becomes Nyström attention, or another requ
 at zero; and position rows move to this library's numbering. So up to `num_landmarks` real tokens, where Nyström
 attention is exact, the converted model equals its source; longer inputs are approximated, and need further training.
 
-Carried over: the encoder, and the heads for masked words, token classification and question answering. Dropped, and
-reported by name: poolers and the classifiers on them (their tanh has no counterpart here), and next-sentence
-prediction. A source with unsupported features, such as relative positions or a decoder, raises.
+Carried over: the encoder, and the head for masked words, sequence or token classification, question answering or
+multiple choice. Dropped, and reported by name: a pooler without a classifier on it, and next-sentence prediction. A
+source with unsupported features, such as relative positions or a decoder, raises.
 
-Departs from the sources: dropout of attention weights is 0, and all masked tokens give the same vector. Positions count
+Departs from the sources: dropout of attention weights is 0, a classifier on a pooler also has dropout before the
+pooler, and all masked tokens give the same vector. Positions count
 from the first real token of the mask, where BERT also counts padding on the left, and RoBERTa the ids that are not
 padding's, whatever the mask says; with their positions as `position_ids` real tokens agree.
 """

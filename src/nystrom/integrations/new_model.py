@@ -15,17 +15,33 @@ from torch import Tensor
 from nystrom.attention.plan import PLAN
 from nystrom.attention.registry import METHODS
 from nystrom.checks import check_names
-from nystrom.integrations.bert_names import FAMILIES, Renamed, read_config, rename
+from nystrom.integrations.bert_names import FAMILIES, Renamed, head_kind, read_config, rename
 from nystrom.integrations.modules import default_options
 from nystrom.models.classes import model_class
 from nystrom.models.configuration import NO_ATTENTION, POSITION_OFFSET, EncoderConfig
 from nystrom.models.encoder import EncoderModel, EncoderPreTrainedModel
 from nystrom.models.files.folder import read_tensors
 from nystrom.models.heads.language import EncoderForMaskedLM, EncoderForPreTraining
-from nystrom.models.heads.tokens import EncoderForQuestionAnswering, EncoderForTokenClassification
+from nystrom.models.heads.sequences import EncoderForSequenceClassification
+from nystrom.models.heads.tokens import (
+    EncoderForMultipleChoice,
+    EncoderForQuestionAnswering,
+    EncoderForTokenClassification,
+)
 
 POSITIONS = "embeddings.position_embeddings.weight"
 _OWN_PREFIX = f"{EncoderPreTrainedModel.base_model_prefix}."
+# What config.json says of the classes of a head: "text_pairs" and "finetuning_task" are those of `nystrom finetune`.
+_OF_CLASSES = ("problem_type", "text_pairs", "finetuning_task")
+_WITH_HEAD: dict[str, type[EncoderPreTrainedModel]] = {
+    kind.__name__.removeprefix("Encoder"): kind
+    for kind in (
+        EncoderForMultipleChoice,
+        EncoderForQuestionAnswering,
+        EncoderForSequenceClassification,
+        EncoderForTokenClassification,
+    )
+}
 
 
 @dataclass
@@ -131,10 +147,9 @@ def from_bert(source: Path, asked: AskedAttention, conv_kernel_size: int | Liter
         pooling="first",
     )
     architecture = (theirs["architectures"] or [""])[0]
-    renamed = rename(read_tensors(source), token_classifier=architecture.endswith("ForTokenClassification"))
-    if family.head_act not in (None, theirs["hidden_act"]):
-        # Its language head has an activation of its own, and this encoder's has that of the configuration.
-        renamed = renamed.without_masked_lm()
+    tensors = read_tensors(source)
+    head = head_kind(tensors, architecture)
+    renamed = rename(tensors, head=head)
     table = one_tensor(renamed.body, POSITIONS, source)
     if table.shape[0] != theirs["max_position_embeddings"]:
         raise ValueError(
@@ -143,7 +158,7 @@ def from_bert(source: Path, asked: AskedAttention, conv_kernel_size: int | Liter
         )
     # The rows before the first token's are never read; RoBERTa has some, too.
     renamed.body[POSITIONS] = torch.cat([table.new_zeros(POSITION_OFFSET, table.shape[1]), table[shift:]])
-    plan = _with_head(renamed, config, theirs, source)
+    plan = _with_head(renamed, head, config, theirs, source)
     if config.conv_kernel_size is not None:
         zeros = table.new_zeros(config.num_attention_heads, 1, config.conv_kernel_size, 1)
         places = [f"encoder.layer.{i}.attention.self.conv.weight" for i in range(config.num_hidden_layers)]
@@ -152,21 +167,28 @@ def from_bert(source: Path, asked: AskedAttention, conv_kernel_size: int | Liter
     return plan
 
 
-def _with_head(renamed: Renamed, config: EncoderConfig, theirs: dict[str, Any], source: Path) -> NewModel:
+def _with_head(renamed: Renamed, head: str, config: EncoderConfig, theirs: dict[str, Any], source: Path) -> NewModel:
     """The model with all tensors of the source that have a counterpart here."""
     body = {f"{_OWN_PREFIX}{name}": tensor for name, tensor in renamed.body.items()}
-    if renamed.answers:
-        questions = any(name.startswith("qa_outputs.") for name in renamed.answers)
-        if not questions:
+    if renamed.head:
+        model = _WITH_HEAD[head]
+        if model in (EncoderForSequenceClassification, EncoderForTokenClassification):
             config.id2label = {int(key): label for key, label in theirs["id2label"].items()}
             config.label2id = {label: key for key, label in config.id2label.items()}
-        model = EncoderForQuestionAnswering if questions else EncoderForTokenClassification
-        left_behind = renamed.without_masked_lm().left_behind
-        return NewModel(config, model, body | renamed.answers, len(renamed.body) + len(renamed.answers), left_behind)
+            for name in _OF_CLASSES:
+                if theirs.get(name) is not None:
+                    setattr(config, name, theirs[name])
+        if model in (EncoderForMultipleChoice, EncoderForSequenceClassification):
+            # The pooler's.
+            config.head_act = "tanh"
+        mapped = len(renamed.body) + len(renamed.head)
+        return NewModel(config, model, body | renamed.head, mapped, renamed.without_masked_lm)
     if renamed.masked_lm:
-        head = _language_head(renamed, config, theirs, source)
+        act = FAMILIES[theirs["model_type"]].head_act
+        config.head_act = None if act == config.hidden_act else act
+        language = _language_head(renamed, config, theirs, source)
         mapped = len(renamed.body) + len(renamed.masked_lm)
-        return NewModel(config, EncoderForMaskedLM, body | head, mapped, renamed.left_behind)
+        return NewModel(config, EncoderForMaskedLM, body | language, mapped, renamed.left_behind)
     return NewModel(config, EncoderModel, renamed.body, len(renamed.body), renamed.left_behind)
 
 

@@ -79,6 +79,8 @@ class EncoderConfig(PreTrainedConfig):
         num_attention_heads: Heads.
         intermediate_size: Width inside the feed-forward block.
         hidden_act: Activation, by its name in transformers.
+        head_act: Activation inside a head with two layers; None means `hidden_act` for masked words and for sequences
+            (ReLU in the other designs), ReLU for choices.
         hidden_dropout_prob: Dropout on embeddings, on the output of each block, and in the classification head.
         attention_probs_dropout_prob: Dropout on the weights of exact and kernelized attention of the design "authors",
             see `nystrom.models.parts.dropped_weights`; 0 elsewhere.
@@ -139,6 +141,7 @@ class EncoderConfig(PreTrainedConfig):
     num_attention_heads: int = 12
     intermediate_size: int = 3072
     hidden_act: str = "gelu_new"
+    head_act: str | None = None
     hidden_dropout_prob: float | int = 0.1
     attention_probs_dropout_prob: float | int = 0.0
     max_position_embeddings: int = 510
@@ -201,6 +204,8 @@ class EncoderConfig(PreTrainedConfig):
         check_choice("pooled_norm", self.pooled_norm, get_args(PooledNormKind))
         check_choice("feed_forward", self.feed_forward, get_args(FeedForward))
         check_names("hidden_act", [self.hidden_act], ACT2FN)
+        if self.head_act is not None:
+            check_names("head_act", [self.head_act], ACT2FN)
         if self.pad_token_id is not None and not 0 <= self.pad_token_id < self.vocab_size:
             raise ValueError(
                 f"pad_token_id is {self.pad_token_id} but vocab_size is {self.vocab_size}; "

@@ -10,9 +10,11 @@ from torch.testing import assert_close
 from transformers import (
     AutoModel,
     AutoModelForMaskedLM,
+    AutoModelForSequenceClassification,
     AutoTokenizer,
     BertConfig,
     BertForMaskedLM,
+    BertForMultipleChoice,
     BertForPreTraining,
     BertForQuestionAnswering,
     BertForSequenceClassification,
@@ -21,10 +23,13 @@ from transformers import (
     BertTokenizer,
     CamembertConfig,
     CamembertForMaskedLM,
+    CamembertForSequenceClassification,
     NystromformerConfig,
     NystromformerForMaskedLM,
     RobertaConfig,
     RobertaForMaskedLM,
+    RobertaForMultipleChoice,
+    RobertaForSequenceClassification,
     RobertaForTokenClassification,
     RobertaModel,
     XLMRobertaConfig,
@@ -37,6 +42,7 @@ from nystrom.integrations.convert import convert
 from nystrom.models import (
     EncoderConfig,
     EncoderForMaskedLM,
+    EncoderForMultipleChoice,
     EncoderForPreTraining,
     EncoderForQuestionAnswering,
     EncoderForSequenceClassification,
@@ -169,6 +175,33 @@ def test_a_linear_layer_on_every_token_is_carried_over(kind, becomes, tmp_path):
         assert ours.config.id2label == labels["id2label"]
 
 
+@pytest.mark.parametrize(
+    "kind", [BertForSequenceClassification, RobertaForSequenceClassification, CamembertForSequenceClassification]
+)
+def test_a_classifier_of_sequences_keeps_its_logits_and_its_labels(kind, tmp_path):
+    source = make(kind, id2label={0: "bad", 1: "fair", 2: "good"}, problem_type="multi_label_classification")
+    save(source, tmp_path / "a")
+    if kind is RobertaForSequenceClassification:
+        # As published classifiers have it.
+        tensors = load_file(tmp_path / "a" / "model.safetensors") | {"roberta.pooler.dense.weight": torch.ones(16, 16)}
+        save_file(tensors, tmp_path / "a" / "model.safetensors")
+    done = convert(tmp_path / "a", tmp_path / "b", num_landmarks=20)
+    ours, (ids, mask) = AutoModelForSequenceClassification.from_pretrained(tmp_path / "b"), draw_batch(0)
+    assert type(ours) is EncoderForSequenceClassification
+    assert done.left_behind == (("roberta.pooler.dense.weight",) if kind is RobertaForSequenceClassification else ())
+    assert_close(ours(ids, attention_mask=mask).logits, source(ids, attention_mask=mask).logits, **LOGITS)
+    assert (ours.config.id2label, ours.config.problem_type) == (source.config.id2label, "multi_label_classification")
+
+
+@pytest.mark.parametrize("kind", [BertForMultipleChoice, RobertaForMultipleChoice])
+def test_scores_of_choices_are_those_of_the_source(kind, tmp_path):
+    source = make(kind)
+    convert(save(source, tmp_path / "a"), tmp_path / "b", num_landmarks=20)
+    ours, (ids, mask) = EncoderForMultipleChoice.from_pretrained(tmp_path / "b"), draw_batch(0)
+    fed = {"input_ids": ids[None], "attention_mask": mask[None]}
+    assert_close(ours(**fed).logits, source(**fed).logits, **LOGITS)
+
+
 def test_the_convolution_starts_at_zero_and_stays_there_when_it_is_loaded(tmp_path):
     done = convert(save(make(BertModel), tmp_path / "a"), tmp_path / "b")
     ours = AutoModel.from_pretrained(tmp_path / "b")
@@ -194,10 +227,6 @@ def test_a_longer_input_is_approximated(tmp_path):
     [
         (BertModel, {"pooler.dense.weight", "pooler.dense.bias"}),
         (
-            BertForSequenceClassification,
-            {"bert.pooler.dense.weight", "bert.pooler.dense.bias", "classifier.weight", "classifier.bias"},
-        ),
-        (
             BertForPreTraining,
             {
                 *("bert.pooler.dense.weight", "bert.pooler.dense.bias"),
@@ -215,14 +244,12 @@ def test_what_has_no_place_is_left_behind_by_name(kind, behind, tmp_path):
     assert done.parameters == sum(tensor.numel() for tensor in stored.values())
 
 
-def test_the_head_of_roberta_with_another_activation_than_its_layers_is_left_behind(tmp_path):
+def test_the_head_of_roberta_keeps_its_activation_where_the_layers_have_another(tmp_path):
     source = make(RobertaForMaskedLM, hidden_act="relu")
     done = convert(save(source, tmp_path / "a"), tmp_path / "b", num_landmarks=20)
-    assert done.model == "EncoderModel"
-    assert {name.split(".")[1] for name in done.left_behind} == {"dense", "layer_norm", "bias"}
+    assert done.left_behind == ()
     ids = draw_batch(1)[0][:1]
-    came = EncoderModel.from_pretrained(tmp_path / "b")(ids).last_hidden_state
-    assert_close(came, source.roberta(ids).last_hidden_state, **HIDDEN)
+    assert_close(EncoderForMaskedLM.from_pretrained(tmp_path / "b")(ids).logits, source(ids).logits, **LOGITS)
 
 
 def test_names_of_old_checkpoints_are_read(tmp_path):

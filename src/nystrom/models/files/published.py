@@ -42,7 +42,7 @@ _SHARED = (
 # Fields of `EncoderConfig` that the format does not have.
 _OURS = {"attention", "attention_options", "share_attention_weights", "norm", "pooling", "pooled_norm"}
 _OURS |= {"positions", "rotary_share", "rotary_across_heads", "short_conv_kernel_size", "feed_forward"}
-_OURS |= {"attention_size", "design"}
+_OURS |= {"attention_size", "design", "head_act"}
 # Fields that are read by rules of their own, or follow from others.
 _RULED = {"segment_means_seq_len", "num_landmarks", "attention_probs_dropout_prob"}
 _RULED |= {"inv_coeff_init_option", "inv_init_coeff_option"}
@@ -134,6 +134,7 @@ def check_publishable(content: Mapping[str, Any]) -> None:
         "feed_forward": "plain",
         "pooled_norm": "none",
         "attention_size": None,
+        "head_act": None,
         "design": "transformers",
     }
     reasons = [f"{name} is {content[name]!r}, not {word!r}" for name, word in wanted.items() if content[name] != word]

@@ -43,7 +43,7 @@ class WordTransform(nn.Module):
     def __init__(self, config: EncoderConfig):
         super().__init__()
         self.dense = nn.Linear(config.hidden_size, config.hidden_size)
-        self.activation = activation(config.hidden_act)
+        self.activation = activation(config.head_act or config.hidden_act)
         self.LayerNorm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
 
     def forward(self, x: Float[Tensor, "*b w"]) -> Float[Tensor, "*b w"]:

@@ -39,7 +39,7 @@ class ClassificationHead(nn.Module):
         width = config.hidden_size if theirs else config.intermediate_size
         self.norm = None if config.pooled_norm == "none" else PooledNorm(config.hidden_size)
         self.dense = nn.Linear(config.hidden_size, width)
-        self.activation = activation(config.hidden_act) if theirs else nn.ReLU()
+        self.activation = activation(config.head_act or (config.hidden_act if theirs else "relu"))
         self.dropout = Dropout(config.hidden_dropout_prob if theirs else 0.0)
         self.out_proj = nn.Linear(width, config.num_labels)
 

@@ -26,6 +26,7 @@ from nystrom.models.embeddings import check_mask
 from nystrom.models.encoder import Asked, EncoderModel, EncoderPreTrainedModel
 from nystrom.models.heads.losses import IGNORED, mean_loss
 from nystrom.models.heads.sequences import pool
+from nystrom.models.parts.activations import activation
 from nystrom.models.parts.dropout import Dropout
 
 
@@ -141,6 +142,7 @@ class EncoderForMultipleChoice(EncoderPreTrainedModel):
         super().__init__(config)
         self.nystromformer = EncoderModel(config)
         self.pre_classifier = nn.Linear(config.hidden_size, config.hidden_size)
+        self.activation = activation(config.head_act or "relu")
         self.classifier = nn.Linear(config.hidden_size, 1)
         self.post_init()
 
@@ -179,7 +181,7 @@ class EncoderForMultipleChoice(EncoderPreTrainedModel):
         encoded = self.nystromformer(**flat, return_dict=True, **asked)
         x = encoded.last_hidden_state
         pooled = pool(x, check_mask(flat["attention_mask"], x), how=self.config.pooling)
-        scores = self.classifier(torch.relu(self.pre_classifier(pooled)))
+        scores = self.classifier(self.activation(self.pre_classifier(pooled)))
         shaped = input_ids if input_ids is not None else inputs_embeds
         assert shaped is not None, "the encoder raises where neither was given"
         logits = scores.view(shaped.shape[:2])
