@@ -10,6 +10,9 @@
 | `d` | width of a query or key in one head |
 | `e` | width of a value in one head |
 
+The axes of queries, keys and values are (b, h, n, d), as in torch's `scaled_dot_product_attention`. Tensors (b, n,
+h, d), as xformers and flash-attn have them, cannot be told apart unless a mask contradicts the shape: transpose(1, 2).
+
 A mask is boolean, True = real token (False = padding), and its name declares self- or cross-attention, see `Masks`. The
 checks raise an error for what no method supports, such as an n x s mask or bias, and name it.
 """
@@ -180,18 +183,35 @@ def check_keep(name: str, keep: Tensor | None, x: Tensor, of: str) -> None:
             f"{name} has dtype {came}; expected torch.bool with True = real token (mask.bool() if it is 0/1)."
         )
     if keep.ndim != 2:
-        raise ValueError(
-            f"{name} has shape {tuple(keep.shape)}; expected (batch, tokens). An n x s mask cannot be honoured in "
-            "linear memory: for a causal one use near_far with is_causal=True, for others "
-            "torch.nn.functional.scaled_dot_product_attention."
+        way_out = row_per_token(name, keep, x) or (
+            "An n x s mask cannot be honoured in linear memory: for a causal one use near_far with is_causal=True, for "
+            "others torch.nn.functional.scaled_dot_product_attention."
         )
+        raise ValueError(f"{name} has shape {tuple(keep.shape)}; expected (batch, tokens). {way_out}")
     if keep.shape[0] != x.shape[0] or keep.shape[1] != x.shape[-2]:
+        swapped = x.ndim == 4 and tuple(keep.shape) == tuple(x.shape[:2])
+        hint = f", or {of}.transpose(1, 2) if its axes are (batch, tokens, heads, width)" if swapped else ""
         raise ValueError(
             f"{name} has shape {tuple(keep.shape)} but {of} holds {x.shape[0]} x {x.shape[-2]} tokens: "
-            "pass one boolean per token."
+            f"pass one boolean per token{hint}."
         )
     if keep.device != x.device:
         raise ValueError(f"{name} is on {keep.device} but {of} is on {x.device}: move it there.")
+
+
+def row_per_token(name: str, mask: Tensor, x: Tensor) -> str:
+    """The sentence that gives a mask of tokens in another form the shape (b, n); "" if it is no mask of tokens.
+
+    Args:
+        name: Its name.
+        mask: The mask, such as (b, 1, 1, n) or (n).
+        x: What it masks, (b, ..., n, width).
+    """
+    b, n = x.shape[0], x.shape[-2]
+    axes = [size for size in mask.shape if size != 1]
+    if axes == [size for size in (b, n) if size != 1]:
+        return f"It has one value per token: pass {name}.reshape({b}, {n})."
+    return f"It has one value per position: pass {name}.reshape(1, {n}).expand({b}, {n})." if axes == [n] else ""
 
 
 def check_generator(generator: object) -> None:

@@ -26,12 +26,13 @@ from nystrom.attention.backend import uses_triton
 from nystrom.attention.caches.near_far_cache import NearFarCache
 from nystrom.attention.caches.near_far_context import NearFarContext, near_far_context
 from nystrom.attention.heads import attend_in_heads, build_attention, merge_heads, split_heads
+from nystrom.attention.options import refusing_names_of_the_package
 from nystrom.attention.registry import METHODS, find_in_home
 from nystrom.attention.skip import DepthwiseSkip
 from nystrom.attention.tracked_error import TrackedError
 from nystrom.checks import Backend, Inverse, Landmarks, StartValue, check_at_least, check_flag
 from nystrom.precision import check_dtype
-from nystrom.shapes import Masks, check_tensor, cross_masks
+from nystrom.shapes import Masks, check_tensor, cross_masks, row_per_token
 
 
 class MultiheadAttention(nn.Module):
@@ -64,6 +65,7 @@ class MultiheadAttention(nn.Module):
     # Read by nn.TransformerEncoderLayer: keeps it from taking its fused path, which is exact attention.
     _qkv_same_embed_dim = False
 
+    @refusing_names_of_the_package
     def __init__(
         self,
         embed_dim: int,
@@ -139,6 +141,7 @@ class MultiheadAttention(nn.Module):
             nn.init.zeros_(self.in_proj_bias)
             nn.init.zeros_(self.out_proj.bias)
 
+    @refusing_names_of_the_package
     def forward(
         self,
         query: Float[Tensor, "b n embed"] | Float[Tensor, "n embed"],
@@ -562,6 +565,7 @@ class NystromAttention(MultiheadAttention):
         ValueError: Invalid sizes or options.
     """
 
+    @refusing_names_of_the_package
     def __init__(
         self,
         embed_dim: int,
@@ -621,7 +625,9 @@ def _real(name: str, ignore: Tensor | None, x: Tensor) -> Bool[Tensor, "b s"] | 
         return None
     check_tensor(name, ignore)
     if ignore.shape != x.shape[:2]:
-        raise ValueError(f"{name} has shape {tuple(ignore.shape)}; expected one value per token, {tuple(x.shape[:2])}.")
+        wanted = f"{name} has shape {tuple(ignore.shape)}; expected one value per token, {tuple(x.shape[:2])}."
+        way_out = row_per_token(name, ignore, x) if ignore.ndim != 2 else ""
+        raise ValueError(f"{wanted} {way_out}".strip())
     if ignore.dtype == torch.bool:
         return ~ignore
     if not ignore.is_floating_point():

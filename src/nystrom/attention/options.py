@@ -489,7 +489,19 @@ _CANNOT_HONOUR = {
     "query_keep": _SELF,
     "key_padding_mask": "takes keep, which is True for real tokens. Pass keep=~key_padding_mask.",
     "attention_mask": "takes keep, which is True for real tokens. Pass keep=attention_mask.bool().",
+    "mask": "takes keep, which is True for real tokens. Pass keep=mask if it is so.",
     "enable_gqa": "takes as many heads of keys as of queries. Repeat grouped heads before the call.",
+}
+# Arguments of the package nystrom-attention, and what a layer here takes.
+_OF_THE_PACKAGE = {
+    "dim": "embed_dim",
+    "heads": "num_heads",
+    "dim_head": "head_dim",
+    "pinv_iterations": "pinv_steps",
+    "residual": "conv_kernel_size, None for no skip",
+    "residual_conv_kernel": "conv_kernel_size",
+    "mask": "key_padding_mask=~mask, which is True for padding",
+    "return_attn": "need_weights=True with weight_queries",
 }
 
 
@@ -521,3 +533,19 @@ def refusing(function: F) -> F:
         return function(*args, **kwargs)
 
     return attention  # pyright: ignore[reportReturnType]
+
+
+def refusing_names_of_the_package(method: F) -> F:
+    """Wrap a method of a layer so that an argument of the package nystrom-attention raises a ValueError with ours."""
+
+    @functools.wraps(method)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        for name, ours in _OF_THE_PACKAGE.items():
+            if name in kwargs:
+                raise ValueError(
+                    f"{name} is an argument of the package nystrom-attention: pass {ours} here, or convert a model "
+                    "with nystrom.integrations.from_nystrom_attention (docs/from-nystrom-attention.md)."
+                )
+        return method(*args, **kwargs)
+
+    return call  # pyright: ignore[reportReturnType]

@@ -22,7 +22,7 @@ from nystrom.models.parts.dropout import Dropout
 from nystrom.models.parts.rotary import Rotation, rotation
 from nystrom.parallel.models import count_positions_over_ranks
 from nystrom.precision import accumulator, check_dtype
-from nystrom.shapes import Group
+from nystrom.shapes import Group, row_per_token
 
 # What to do where a number is outside of the table of an argument.
 _WAYS_OUT = {
@@ -215,10 +215,11 @@ def check_mask(attention_mask: Tensor | None, words: Float[Tensor, "b n w"]) -> 
         return None
     came = tuple(attention_mask.shape)
     if attention_mask.ndim != 2:
-        raise ValueError(
-            f"attention_mask has shape {came}; expected (batch, tokens). A causal mask or a bias per pair of tokens "
-            "cannot be honoured in linear memory: use a model of transformers for it."
+        way_out = row_per_token("attention_mask", attention_mask, words) or (
+            "A causal mask or a bias per pair of tokens cannot be honoured in linear memory: use a model of "
+            "transformers for it."
         )
+        raise ValueError(f"attention_mask has shape {came}; expected (batch, tokens). {way_out}")
     if attention_mask.shape != words.shape[:2]:
         raise ValueError(
             f"attention_mask has shape {came} but the input holds {tuple(words.shape[:2])} tokens: "

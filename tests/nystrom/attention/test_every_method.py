@@ -1389,6 +1389,11 @@ def bad_inputs():
     yield "length of keep", (q, k, v), {"keep": ones[:, :8]}, r"keep has shape \(2, 8\) but q holds 2 x 9 tokens"
     yield "batch of keep", (q, k, v), {"keep": ones[:1]}, r"keep has shape \(1, 9\)"
     yield "dtype of keep", (q, k, v), {"keep": ones.float()}, "keep has dtype torch.float32; expected torch.bool"
+    yield "mask of four axes", (q, k, v), {"keep": ones[:, None, None]}, r"pass keep.reshape\(2, 9\)"
+    yield "mask of one axis", (q, k, v), {"keep": ones[0]}, r"pass keep.reshape\(1, 9\).expand\(2, 9\)"
+    swapped = [x.transpose(1, 2) for x in (q, k, v)]
+    # A Module knows how many heads it has.
+    yield "heads behind tokens", swapped, {"keep": ones}, r"or q.transpose\(1, 2\) if its axes are|9 heads of width 4"
     yield "n x n mask", (q, k, v), {"keep": ones[:, None].expand(2, 9, 9)}, "n x s mask cannot be"
     yield (
         "causal mask",

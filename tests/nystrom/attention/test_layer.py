@@ -148,6 +148,9 @@ def test_it_compiles_to_one_graph():
         ({"key_padding_mask": torch.zeros(2, 20, dtype=torch.long)}, "key_padding_mask has dtype torch.int64"),
         ({"key_padding_mask": torch.full((2, 20), 0.5)}, "key_padding_mask holds floats other than 0 and -inf"),
         ({"key_padding_mask": torch.zeros(2, 19, dtype=torch.bool)}, r"key_padding_mask has shape \(2, 19\)"),
+        ({"key_padding_mask": torch.zeros(2, 1, 1, 20)}, r"pass key_padding_mask.reshape\(2, 20\)"),
+        ({"key_padding_mask": torch.zeros(20)}, r"pass key_padding_mask.reshape\(1, 20\).expand\(2, 20\)"),
+        ({"mask": torch.ones(2, 20)}, "mask is an argument of the package .* pass key_padding_mask=~mask"),
         (
             {"query_padding_mask": torch.zeros(2, 20, dtype=torch.bool)},
             "query_padding_mask is given for self-attention.*key_padding_mask alone, or .*self_attention=False",
@@ -158,6 +161,13 @@ def test_arguments_that_cannot_be_honoured_raise(arguments, message):
     layer, x = layer_and_input()
     with pytest.raises(ValueError, match=message):
         layer(x, x, x, **arguments)
+
+
+@pytest.mark.refuses
+@pytest.mark.parametrize("arguments", [{"dim": 64, "heads": 4}, {"embed_dim": 64, "num_heads": 4, "dim_head": 8}])
+def test_arguments_of_the_package_raise_with_ours(arguments):
+    with pytest.raises(ValueError, match=r"^dim\w* is an argument of the package .*: pass \w+_dim here"):
+        NystromAttention(**arguments)
 
 
 @pytest.mark.refuses
@@ -276,6 +286,7 @@ def test_the_masks_of_layers_and_of_transformers_are_named_where_a_function_gets
     for name, way in (
         ("key_padding_mask", "keep=~key_padding_mask"),
         ("attention_mask", r"keep=attention_mask.bool\(\)"),
+        ("mask", "keep=mask if it is so"),
     ):
         with pytest.raises(ValueError, match=f"{name} cannot be honoured: .* True for real tokens. Pass {way}"):
             find_function(method)(q, q, q, **{name: mask})

@@ -264,6 +264,10 @@ ids = draw_tokens(2, 6)
             "--max-position-embeddings 41`",
         ),
         ({"input_ids": ids, "attention_mask": torch.ones(2, 1, 6, 6)}, r"attention_mask has shape \(2, 1, 6, 6\)"),
+        (
+            {"input_ids": ids, "attention_mask": torch.ones(2, 1, 1, 6).long()},
+            r"one value per token: pass attention_mask.reshape\(2, 6\)",
+        ),
         ({"input_ids": ids, "attention_mask": torch.ones(2, 5).long()}, r"attention_mask has shape \(2, 5\) but"),
         ({"input_ids": ids, "attention_mask": torch.zeros(2, 6)}, "attention_mask has dtype torch.float32"),
         ({"input_ids": ids, "token_type_ids": ids[:, :5]}, r"token_type_ids has shape \(2, 5\)"),
