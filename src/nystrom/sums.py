@@ -22,7 +22,8 @@ def write_sums(folder: Path, *others: str) -> None:
         folder: The folder; all its files must be complete.
         *others: Further files, by their path from the folder, such as "../run.json".
     """
-    names = [file.name for file in sorted(folder.iterdir()) if file.is_file() and file.name != SUMS]
+    # The card is for readers, who may edit it.
+    names = [file.name for file in sorted(folder.iterdir()) if file.is_file() and file.name not in (SUMS, "README.md")]
     content = {name: [(folder / name).stat().st_size, sha256(folder / name)] for name in (*names, *others)}
     write_whole(folder / SUMS, json.dumps(content, indent=1) + "\n")
 

@@ -21,7 +21,7 @@ from transformers.utils import CONFIG_NAME
 from nystrom.attention.plan import PLAN
 from nystrom.integrations.attention_interface import SERVED
 from nystrom.integrations.layer_numbers import PLACE
-from nystrom.models.files.folder import SENTENCE_MODULES, sentence_modules
+from nystrom.models.files.folder import SENTENCE_MODULES, sentence_modules, write_card
 from nystrom.models.files.json_object import read_json
 from nystrom.whole_files import write_whole
 
@@ -57,6 +57,7 @@ def save_with_attention(model: nn.Module, folder: Path) -> None:
     path = Path(folder) / place / CONFIG_NAME
     content = read_json(path) | {"attn_implementation": method}
     write_whole(path, json.dumps(content, indent=2, sort_keys=True) + "\n")
+    write_card(path.parent)
 
 
 def check_can_be_saved(model: PreTrainedModel) -> None:

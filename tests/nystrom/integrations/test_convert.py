@@ -605,6 +605,14 @@ def test_drawing_start_values_leaves_the_generator_alone(tmp_path):
     assert_close(torch.rand(3), wanted, rtol=0, atol=0)
 
 
+def test_the_card_says_what_to_import_unless_transformers_knows_the_format(tmp_path):
+    convert(save(make(BertModel), tmp_path / "a"), tmp_path / "b")
+    assert "`import nystrom.integrations` first" in (tmp_path / "b" / "README.md").read_text()
+    published = NystromformerConfig(**BERT, num_landmarks=8, segment_means_seq_len=8)
+    convert(save(NystromformerForMaskedLM(published), tmp_path / "c"), tmp_path / "d", max_position_embeddings=50)
+    assert not (tmp_path / "d" / "README.md").exists()
+
+
 def make_sentence_model(folder, pooling="1_Pooling"):
     """The files of a model of sentence-transformers around a BERT; its norm has no folder, as in published ones."""
     save(make(BertModel), folder)

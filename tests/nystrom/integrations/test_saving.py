@@ -33,8 +33,18 @@ def test_the_method_and_its_options_come_back(bert, tmp_path):
     assert AutoModel.from_pretrained(tmp_path / "forgotten").config._attn_implementation == "sdpa"
 
 
+def test_the_card_says_what_to_import_and_a_card_of_the_user_stays(bert, tmp_path):
+    set_attention(bert, "nystrom", {"num_landmarks": 4})
+    save_with_attention(bert, tmp_path)
+    assert "`import nystrom.integrations` first" in (tmp_path / "README.md").read_text()
+    (tmp_path / "README.md").write_text("mine")
+    save_with_attention(bert, tmp_path)
+    assert (tmp_path / "README.md").read_text() == "mine"
+
+
 def test_exact_attention_is_saved_as_transformers_does(bert, tmp_path):
     save_with_attention(bert, tmp_path / "one")
+    assert not (tmp_path / "one" / "README.md").exists()
     bert.save_pretrained(tmp_path / "two")
     one, two = (json.loads((tmp_path / name / "config.json").read_text()) for name in ("one", "two"))
     assert one == two

@@ -13,12 +13,19 @@ from pathlib import Path
 
 from safetensors.torch import load_file
 from torch import Tensor
-from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME
+from transformers.utils import CONFIG_NAME, SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME
 
+from nystrom.models.files.config_file import OWN_TYPE
 from nystrom.models.files.json_object import read_json
 from nystrom.whole_files import check_folder, write_whole
 
 _TOKENIZER_CONFIG = "tokenizer_config.json"
+CARD = "README.md"
+_CARD_TEXT = """# A model with attention of nystrom
+
+In Python `import nystrom.integrations` first. Then it loads as any folder of transformers or sentence-transformers, by
+AutoModel or the Auto class of its head. Without the import no version of transformers knows it.
+"""
 # What the tokenizers of transformers read; a folder holds some of them.
 _TOKENIZER_FILES = (
     *("tokenizer.json", _TOKENIZER_CONFIG, "special_tokens_map.json", "added_tokens.json", "vocab.txt", "vocab.json"),
@@ -59,6 +66,14 @@ def fresh_folder(to: Path) -> Iterator[Path]:
         if to.is_dir():
             to.rmdir()
         partial.rename(to)
+
+
+def write_card(folder: Path) -> None:
+    """Write into the card of a model what to import first, unless it has a card or transformers knows its format."""
+    content = read_json(folder / CONFIG_NAME)
+    ours = content.get("model_type") == OWN_TYPE or "attn_implementation" in content
+    if ours and not (folder / CARD).exists():
+        write_whole(folder / CARD, _CARD_TEXT)
 
 
 def check_fresh(to: Path) -> None:

@@ -4,6 +4,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from nystrom.models.files.folder import write_card
 from nystrom.sums import write_sums
 from nystrom.whole_folders import whole_folder
 from nystrom_lab.measure.rows import Row
@@ -34,6 +35,7 @@ def best_folder(run: RunFolder) -> Iterator[Path]:
     """A folder to save the best model in; when complete, it replaces the previous one."""
     with written(run.best, _REMEDY), whole_folder(run.best) as partial:
         yield partial
+        write_card(partial)
         write_sums(partial)
 
 

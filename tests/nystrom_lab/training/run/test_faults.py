@@ -111,6 +111,8 @@ def test_a_damaged_model_is_not_scored(whole, data, tmp_path):
 
 def test_a_bit_of_a_saved_model_that_flipped_is_found_before_it_is_used(whole, data, small_run, tmp_path):
     best = shutil.copytree(whole / "best", tmp_path / "best")
+    # A card is there to be edited.
+    (best / "README.md").write_text("mine")
     assert evaluate("listops", model=best, data=data, device="cpu").value >= 0
     change_a_byte(best / "model.safetensors")
     for use in (
