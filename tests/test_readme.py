@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+PAGES = sorted((ROOT / "docs").rglob("*.md"))
 FAKE_SLURM = ROOT / "tests" / "nystrom_lab" / "training" / "grid" / "fake_slurm.py"
 SPEC = importlib.util.spec_from_file_location("cifar_like", ROOT / "tests" / "nystrom_lab" / "data" / "cifar_like.py")
 cifar_like = importlib.util.module_from_spec(SPEC)
@@ -142,6 +142,29 @@ def presupposed(tmp_path_factory, tiny_bert, prose):
             shutil.copytree(data / task, data / f"{task}-{preset}")
     prepare_mlm_sop([at / "books"], data / "mlm", tokenizer=tiny_bert, length=64, workers=1, progress=False)
     return at
+
+
+@pytest.mark.readme
+def test_the_readme_runs_in_its_order_as_pasted(tmp_path):
+    """In one shell, in a folder with the environment that `make demo` leaves, which is not on the path at first."""
+    there = tmp_path / ".venv" / "bin"
+    there.mkdir(parents=True)
+    for name in ("python", "nystrom"):
+        (there / name).write_text(f'#!/bin/sh\nexec "{Path(sys.executable).with_name(name)}" "$@"\n')
+        (there / name).chmod(0o755)
+    (there / "activate").write_text(f'PATH="{there}:$PATH"\n')
+    script = ["set -e"]
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    for language, block in re.findall(r"^```(bash|python)\n(.*?)^```", text, flags=re.MULTILINE | re.DOTALL):
+        if language == "python":
+            script += ["python - <<'END'", f"{block}END"]
+        else:
+            script += [line for line in block.splitlines() if not line.startswith(tuple(NOT_RUN))]
+    assert "python - <<'END'" in script
+    assert any(line.startswith("nystrom ") for line in script)
+    env = {**os.environ, "PATH": os.defpath}
+    done = subprocess.run(["bash", "-c", "\n".join(script)], cwd=tmp_path, env=env, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.readme
