@@ -129,7 +129,7 @@ def report_study(study: str) -> Callable[[list[str]], None]:
             Args:
                 file: File of rows, written by `nystrom bench`.
                 markdown: Print the table as Markdown.
-                only: Quantities to print, such as "forward time". Default: all.
+                only: Quantities to print and draw, such as "forward time". Default: all.
                 paper: Print ratios next to those printed in the paper, as Markdown.
                 figure: File for the plot, .png or .svg; an existing file is replaced only if nystrom drew it. Default:
                     no plot.

@@ -278,7 +278,10 @@ def labelled_source(
                         )
                     yield LabelledSample(place, split, label, tuple(texts))
             if empty:
-                raise ValueError(f"{_named(of_split)} holds no rows: it is cut short, fetch or make it again.")
+                name = _named(of_split)
+                raise ValueError(
+                    f"{name} holds no rows below its header: add texts, or fetch it again if it was cut off."
+                )
 
     return Source(kind=kind, settings=settings, splits=tuple(found), rows=rows, remarks=remarks)
 

@@ -61,7 +61,7 @@ def efficiency_figure(rows: Sequence[Row]) -> "Figure":
     lines = [(timed, what) for timed in _PASSES for what in ("time", "memory") if _those(measured, f"{timed} {what}")]
     columns = families(row.method for row in measured)
     references = [name for name in REFERENCES if any(row.method == name for row in measured)]
-    figure = figure_of(max(PAGE, 0.6 + 2.9 * len(columns)), 1.5 + 1.75 * len(lines))
+    figure = figure_of(max(PAGE, 0.6 + 2.9 * len(columns)), 2.1 + 1.75 * len(lines))
     panels = figure.subplots(len(lines), len(columns), squeeze=False, sharex=True, sharey="row")
     for column, (family, methods) in enumerate(columns.items()):
         looks = _looks(references, methods)
@@ -74,7 +74,7 @@ def efficiency_figure(rows: Sequence[Row]) -> "Figure":
                 axes.set_ylabel(f"{timed}\n{_NAMES[what]} ({those[0].unit})")
         panels[0][column].set_title(family)
         panels[-1][column].set_xlabel("tokens n")
-        panels[-1][column].legend(loc="upper center", bbox_to_anchor=(0.5, -0.32), ncols=2, handlelength=3)
+        panels[-1][column].legend(loc="upper center", bbox_to_anchor=(0.5, -0.32), handlelength=3)
     first = measured[0]
     figure.suptitle(f"{first.words}, {first.dtype}, {first.device}\nlines: medians; bands: quartiles", fontsize=7.5)
     return figure

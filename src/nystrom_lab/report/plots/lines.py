@@ -17,7 +17,7 @@ _CHARACTERS = 80
 # Lines that a legend can still name; more are named beside their ends, if at most two panels are side by side.
 _LEGEND = 7
 # Distance from one name to the next, as a share of the height of a panel.
-_GAP = 0.068
+_GAP = 0.06
 
 
 def draw_lines(
@@ -133,7 +133,7 @@ def _name_ends(axes: "Axes") -> None:
         axes.annotate(
             str(line.get_label()),
             end,
-            (1.05, height),
+            (1.13, height),
             textcoords="axes fraction",
             fontsize=6.5,
             va="center",

@@ -2,6 +2,7 @@ import math
 import subprocess
 import sys
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -93,6 +94,16 @@ def test_each_method_has_a_line_and_a_band(rows, drawn, tmp_path):
     assert len(axes.collections) == 3
     legend = drawn[0].axes[-1].get_legend()
     assert [text.get_text() for text in legend.get_texts()] == ["softmax", "nystrom-64", "nystrom-64+skip"]
+
+
+def test_legends_side_by_side_do_not_overlap(rows, drawn, tmp_path):
+    others = ("softmax-materialised", "linformer-256", "performer-256", "longformer-257", "informer-128", "reformer-2")
+    names = (*others, "authors-64", "transformers-64+skip", "nystrom-attention-64+skip", "authors-64+skip")
+    more = [replace(row, method=name) for name in names for row in rows if row.method == "softmax"]
+    draw_efficiency(rows + more, tmp_path / "all.png")
+    boxes = [legend.get_window_extent() for axes in drawn[0].axes if (legend := axes.get_legend()) is not None]
+    assert len(boxes) == 3
+    assert all(left.x1 < right.x0 for left, right in pairwise(boxes))
 
 
 def test_a_skip_keeps_its_methods_colour(rows, drawn, tmp_path):

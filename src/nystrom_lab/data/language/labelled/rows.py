@@ -74,7 +74,7 @@ def read_rows(files: Sequence[SplitPart], task: LabelledTask, *, may_lack_labels
             lines.append((path, line))
     name = ", ".join(map(str, files))
     if not texts:
-        raise ValueError(f"{name} holds no rows: it is truncated, fetch or make it again.")
+        raise ValueError(f"{name} holds no rows below its header: add texts, or fetch it again if it was cut off.")
     remarks = []
     if broken:
         shown = ", ".join(map(str, broken[:5]))

@@ -173,7 +173,7 @@ def test_an_official_file_that_is_missing_empty_or_there_twice_is_named(tmp_path
     val, test = source / "new_aan_pairs.eval.tsv", source / "new_aan_pairs.test.tsv"
     whole = val.read_bytes()
     val.write_bytes(b"")
-    with pytest.raises(ValueError, match=r"new_aan_pairs.eval.tsv holds no rows: it is cut short"):
+    with pytest.raises(ValueError, match=r"new_aan_pairs.eval.tsv holds no rows below its header: add texts"):
         prepare_retrieval(source, tmp_path / "to", progress=False)
     val.unlink()
     with pytest.raises(ValueError, match=r"lacks new_aan_pairs.eval.tsv: all three"):

@@ -349,7 +349,7 @@ def test_a_split_is_read_as_its_tokens(tmp_path):
         ),
         ([("a", "x"), ("b", " ")], r"a.csv, line 3: the label is empty"),
         ([("a", "x"), ("b", "x")], "every text has the label 'x': expected texts of at least two classes"),
-        ([], r"a.csv holds no rows"),
+        ([], r"a.csv holds no rows below its header: add texts, or fetch it again if it was cut off"),
         ([("a", "x"), ("b", "y")], "gets none of the 2 samples: add other texts"),
         ([(i, f"l{i}") for i in range(300)], r"line 258: the label 'l256' makes more than 256 classes"),
         ([(i, "x") for i in range(50)] + [("b", "y")], "^no training text has the label 'y' .all labels: 'x', 'y'."),
