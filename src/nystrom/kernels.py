@@ -76,8 +76,71 @@ def matern52_kernel(q: Float[Tensor, "*b n d"], k: Float[Tensor, "*b s d"], *, s
 
 def _distances(q: Float[Tensor, "*b n d"], k: Float[Tensor, "*b s d"], *, scale: float) -> Float[Tensor, "*b n s"]:
     """Distances times the root of the scale, clamped so that their squares stay finite."""
-    distances = scale**0.5 * torch.cdist(q, k, compute_mode="donot_use_mm_for_euclid_dist")
-    return distances.clamp(max=torch.finfo(distances.dtype).max ** 0.5 / 8)
+    if not torch.compiler.is_compiling():
+        distances = _Distances.apply(q, k)
+    elif torch._C._are_functorch_transforms_active():
+        # A compiler sees neither the rule for a map nor the missing second derivative.
+        squares = (q[..., :, None, :] - k[..., None, :, :]).square().sum(dim=-1)
+        distances = torch.where(squares == 0, 0.0, torch.where(squares == 0, 1.0, squares).sqrt())
+    else:
+        distances = _directly(q, k)
+    return (scale**0.5 * distances).clamp(max=torch.finfo(distances.dtype).max ** 0.5 / 8)
+
+
+def _directly(q: Float[Tensor, "*b n d"], k: Float[Tensor, "*b s d"]) -> Float[Tensor, "*b n s"]:
+    """Distances from differences; inside `torch.vmap` the gradient that torch has for them is wrong."""
+    return torch.cdist(q, k, compute_mode="donot_use_mm_for_euclid_dist")
+
+
+class _Distances(torch.autograd.Function):
+    """`_directly`, with a gradient that can be mapped."""
+
+    @staticmethod
+    def forward(q: Tensor, k: Tensor) -> Tensor:
+        return _directly(q, k)
+
+    @staticmethod
+    def setup_context(ctx, inputs, output) -> None:
+        ctx.save_for_backward(*inputs, output)
+
+    @staticmethod
+    def backward(ctx, *grads: Tensor) -> tuple[Tensor, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
+        (grad,), (q, k, r) = grads, ctx.saved_tensors
+        return _Gradient.apply(grad, q, k, r), _Gradient.apply(grad.mT, k, q, r.mT)
+
+    @staticmethod
+    def vmap(info, in_dims, *inputs):  # pyright: ignore[reportIncompatibleMethodOverride]
+        return _Distances.apply(*_mapped_first(info, in_dims, inputs)), 0
+
+
+class _Gradient(torch.autograd.Function):
+    """The gradient of the first points of `_Distances`, zero between equal ones."""
+
+    @staticmethod
+    def forward(*inputs: Tensor) -> Tensor:
+        grad, q, k, r = (x.contiguous() for x in inputs)
+        return torch.ops.aten._cdist_backward(grad, q, k, 2.0, r)
+
+    @staticmethod
+    def setup_context(ctx, inputs, output) -> None: ...
+
+    @staticmethod
+    def backward(ctx, *grads: Tensor):  # pyright: ignore[reportIncompatibleMethodOverride]
+        raise RuntimeError(
+            "a kernel of distances has no second derivative: use a method that has one (see `nystrom methods`)."
+        )
+
+    @staticmethod
+    def vmap(info, in_dims, *inputs):  # pyright: ignore[reportIncompatibleMethodOverride]
+        return _Gradient.apply(*_mapped_first(info, in_dims, inputs)), 0
+
+
+def _mapped_first(info, in_dims: tuple[int | None, ...], inputs: tuple[Tensor, ...]) -> list[Tensor]:
+    """Inputs of a map with the mapped axis first, one more of the batch."""
+    return [
+        x.expand(info.batch_size, *x.shape) if dim is None else x.movedim(dim, 0)
+        for x, dim in zip(inputs, in_dims, strict=True)
+    ]
 
 
 # The dense function of each kernel that depends on a distance.

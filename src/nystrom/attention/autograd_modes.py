@@ -4,10 +4,12 @@
 """
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any
 
 import torch
+from torch import Tensor
 from torch.autograd import forward_ad
 
 _OF_TORCH = re.compile(r"forward (mode )?AD")
@@ -22,6 +24,15 @@ def is_forward_mode() -> bool:
 def is_transformed() -> bool:
     """Whether this runs inside a transform of torch.func, such as vmap or grad."""
     return torch._C._are_functorch_transforms_active()
+
+
+def pull_back(function: Callable[..., Any], inputs: Sequence[Tensor], *grads: Tensor) -> tuple[Tensor, ...]:
+    """The gradients of the inputs by plain operations, in a `backward` whose graph is recorded.
+
+    Inside transforms of torch.func a saved input may be the wrapper of a transform that has ended, which
+    `torch.func.vjp` takes for a tensor of its own; a view of it is none.
+    """
+    return torch.func.vjp(function, *(x.view_as(x) for x in inputs))[1](*grads)
 
 
 def is_computed_again() -> bool:

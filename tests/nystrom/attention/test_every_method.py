@@ -1366,6 +1366,43 @@ def test_a_map_over_one_of_the_inputs_alone(name, options):
             torch.testing.assert_close(out[copy], expected, **CLOSE)
 
 
+@mapped_one_by_one
+@cases_of_torch
+@pytest.mark.parametrize("case", ["open", "masked", "skip"])
+def test_a_mapped_backward_pass_gives_the_rows_of_the_jacobian(name, options, case):
+    inputs, attend = draw(14, 9, b=1, h=1, d=2, e=2), build(name, options, h=1, d=2)
+    more = {"keep": draw_keep(14, 1, 9)} if case == "masked" else {}
+    if case == "skip":
+        if options.get("is_causal"):
+            pytest.skip("the skip sees later tokens")
+        more["skip"] = torch.tensor([0.3, -0.2, 0.5], dtype=torch.float64, device=DEVICE).view(1, 1, 3, 1)
+    for i, x in enumerate(inputs):
+
+        def function(x, i=i):
+            return attend(*(x if i == j else y for j, y in enumerate(inputs)), **more)
+
+        leaf = x.clone().requires_grad_()
+        out = function(leaf)
+        grads = torch.eye(out.numel(), dtype=out.dtype, device=DEVICE).view(-1, *out.shape)
+        rows = torch.stack([torch.autograd.grad(out, leaf, grad, retain_graph=True)[0] for grad in grads])
+        torch.testing.assert_close(torch.func.jacrev(function)(x).view(rows.shape), rows, **CLOSE)
+
+        def pull(x, grad, function=function):
+            return torch.func.vjp(function, x)[1](grad)[0]
+
+        torch.testing.assert_close(torch.vmap(pull, (None, 0))(x, grads), rows, **CLOSE)
+        several = torch.stack([x, -2 * x])
+        for grad, dim in ((grads[:2], 0), (torch.ones_like(out), None)):
+            alone = [pull(y, grad if dim is None else grad[j]) for j, y in enumerate(several)]
+            torch.testing.assert_close(torch.vmap(pull, (0, dim))(several, grad), torch.stack(alone), **CLOSE)
+        try:
+            (found,) = torch.autograd.grad(out, leaf, grads, is_grads_batched=True)
+        except RuntimeError as error:
+            assert "is_grads_batched is True, which this backward pass does not support" in str(error)  # noqa: PT017
+        else:
+            torch.testing.assert_close(found, rows, **CLOSE)
+
+
 # Law 9: what cannot be honoured raises by name.
 
 

@@ -23,7 +23,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from nystrom.attention.autograd_modes import is_forward_mode
+from nystrom.attention.autograd_modes import is_forward_mode, pull_back
 from nystrom.attention.entry import attend
 from nystrom.attention.options import LinearOptions, documented
 from nystrom.checks import FeatureMap
@@ -138,7 +138,7 @@ class _TwoAverages(torch.autograd.Function):
         with without_autocast(grad):
             if torch.is_grad_enabled():
                 # A second derivative, or a transform of torch.func.
-                return torch.func.vjp(_two_softmaxes, q, k, v)[1](grad)
+                return pull_back(_two_softmaxes, (q, k, v), grad)
             # The weights are a softmax over channels of ln phi(q) + ln z, the features over z one over keys of
             # ln phi(k); the derivative of ln phi(x) is 1 / (1 + max(x, 0)).
             grad_q = (grad @ means.mT).sub_((grad * out).sum(dim=-1, keepdim=True)).mul_(weights)

@@ -28,7 +28,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from nystrom.attention.autograd_modes import is_forward_mode
+from nystrom.attention.autograd_modes import is_forward_mode, pull_back
 from nystrom.attention.entry import SELF_ATTENTION, attend
 from nystrom.attention.options import ReformerOptions, documented
 from nystrom.attention.parts.lsh import HashRounds, even_rotations, plan_rounds
@@ -248,7 +248,7 @@ class _AttendRounds(torch.autograd.Function):
             def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
                 return _attend_rounds(q, k, v, plan, ctx.scale, ctx.exclude_self)[0]
 
-            return *torch.func.vjp(attend, q, k, v)[1](grad), None, None, *(None for _ in plan)
+            return *pull_back(attend, (q, k, v), grad), None, None, *(None for _ in plan)
         # With p the weights over the union: dv = p^T g, ds = p (g v^T - g.out).
         level = (grad * out).sum(dim=-1, keepdim=True)
         share = torch.where(total == 0, 0.0, 1 / total)

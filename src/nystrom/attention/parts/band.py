@@ -20,6 +20,7 @@ from torch import Tensor
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 from torch.utils.checkpoint import checkpoint
 
+from nystrom.attention.autograd_modes import pull_back
 from nystrom.attention.fused import fused_softmax
 from nystrom.landmarks import take
 from nystrom.shapes import cut_blocks
@@ -181,7 +182,7 @@ class _AttendHead(torch.autograd.Function):
         def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
             return _attend_head(*ctx.numbers, q, k, v, *fixed)
 
-        return *(None,) * 4, *torch.func.vjp(attend, q, k, v)[1](*grads), *(None for _ in fixed)
+        return *(None,) * 4, *pull_back(attend, (q, k, v), *grads), *(None for _ in fixed)
 
 
 def attend_globally(

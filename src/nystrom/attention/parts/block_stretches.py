@@ -13,6 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from nystrom.attention.autograd_modes import pull_back
 from nystrom.attention.options import NearFarOptions
 from nystrom.attention.parts.band import add_windows, bias_of, some_windows
 from nystrom.attention.parts.clusters import Chosen, cluster_sums, in_one_matrix, open_sizes, take_rows
@@ -132,8 +133,8 @@ class _Blocks(torch.autograd.Function):
         (grad,), (q, k, v, heavy, found, cluster, out), options = grads, ctx.saved_tensors, ctx.options
         chosen = Chosen(heavy, found, cluster)
         if torch.is_grad_enabled():
-            pull = torch.func.vjp(lambda q, k, v: attend_blocks(q, k, v, chosen, options), q, k, v)[1]
-            return (*pull(grad), None, None, None, None)
+            gradients = pull_back(lambda q, k, v: attend_blocks(q, k, v, chosen, options), (q, k, v), grad)
+            return *gradients, None, None, None, None
         return (*_gradients(grad, q, k, v, chosen, out, options), None, None, None, None)
 
     @staticmethod

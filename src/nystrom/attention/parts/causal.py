@@ -23,6 +23,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from nystrom.attention.autograd_modes import pull_back
 from nystrom.attention.options import NearFarOptions
 from nystrom.attention.parts.clusters import take_rows
 from nystrom.attention.parts.order import in_order
@@ -260,8 +261,7 @@ class _Attend(torch.autograd.Function):
     def backward(ctx, *grads: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
         (grad,), (q, x, past, out), size, e = grads, ctx.saved_tensors, ctx.size, ctx.e
         if torch.is_grad_enabled():
-            pull = torch.func.vjp(lambda q, x, past: _attend(q, x, past, size, e), q, x, past)[1]
-            return (*pull(grad), None, None)
+            return *pull_back(lambda q, x, past: _attend(q, x, past, size, e), (q, x, past), grad), None, None
         d, blocks, window = q.shape[2], past.shape[:2], 2 * size
         parts = _parts(q, x, past, size, e)
         coming, there = (cut_blocks(y, size).flatten(0, 1) for y in (grad, out))

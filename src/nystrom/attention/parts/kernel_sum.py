@@ -17,6 +17,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from nystrom.attention.autograd_modes import pull_back
 from nystrom.checks import Kernel
 from nystrom.kernels import KERNELS
 
@@ -73,8 +74,8 @@ class _SumByDistance(torch.autograd.Function):
     def backward(ctx, *grads: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
         (grad,), (q, k, v) = grads, ctx.saved_tensors
         if torch.is_grad_enabled():
-            pull = torch.func.vjp(lambda q, k, v: _plain(q, k, v, ctx.kernel, ctx.scale), q, k, v)[1]
-            return (*pull(grad), None, None)
+            gradients = pull_back(lambda q, k, v: _plain(q, k, v, ctx.kernel, ctx.scale), (q, k, v), grad)
+            return *gradients, None, None
         grad_q, grad_k, grad_v = [], torch.zeros_like(k), torch.zeros_like(v)
         length = _stretch(q, k)
         for part, coming in zip(q.split(length, dim=2), grad.split(length, dim=2), strict=True):
@@ -83,8 +84,9 @@ class _SumByDistance(torch.autograd.Function):
                 weights = ctx.kernel(*leaves, scale=ctx.scale)
             here, there = torch.autograd.grad(weights, leaves, coming @ v.mT)
             grad_q.append(here)
-            grad_k += there
-            grad_v += weights.detach().mT @ coming
+            # Not in place: what comes may be a batch of gradients.
+            grad_k = grad_k + there
+            grad_v = grad_v + weights.detach().mT @ coming
         return torch.cat(grad_q, dim=2), grad_k, grad_v, None, None
 
     @staticmethod

@@ -13,6 +13,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
+from nystrom.attention.autograd_modes import pull_back
 from nystrom.attention.fused import open_empty, softmax_rows
 from nystrom.attention.parts.stretches import Piece, for_one_gradient, known_signature, pieces
 from nystrom.attention.parts.windows import Convolution
@@ -83,8 +84,9 @@ class _LandmarkSums(torch.autograd.Function):
     def backward(ctx, *grads: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
         (grad,), (q, landmarks, middle, keep) = grads, ctx.saved_tensors
         if torch.is_grad_enabled():
-            pull = torch.func.vjp(lambda q, k, v: _attention(q, k, v, keep, ctx.scale), q, landmarks, middle)[1]
-            return grad, *pull(grad), None, None, None, None
+            inputs = q, landmarks, middle
+            gradients = pull_back(lambda q, k, v: _attention(q, k, v, keep, ctx.scale), inputs, grad)
+            return grad, *gradients, None, None, None, None
         scaled, of_q = (ctx.scale * landmarks).contiguous(), torch.empty_like(q) if ctx.needs_input_grad[1] else None
         keys, values = scaled.mT.contiguous(), middle.mT.contiguous()
         of_landmarks, of_middle = (
