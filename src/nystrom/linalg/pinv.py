@@ -11,9 +11,15 @@ singular values are large, bounded by $1 / (2 \lambda)$ where they are not.
 **Exact**, by a singular value decomposition, for study. With $\varepsilon$ the rounding unit of the dtype, singular
 values below $\sqrt\varepsilon\, \|A\|$ count as zero. So rounding errors are amplified by at most
 $1 / \sqrt\varepsilon$: matrices of repeated tokens have singular values of the size of rounding errors, which are
-arbitrary.
+arbitrary. The derivative is that of this truncated function: with $F = (A^+)^\top = U f(S) V^\top$ and
+$D = U^\top dA\, V$,
+$$U^\top dF\, V = P \circ D + Q \circ D^\top, \qquad P_{ij} \pm Q_{ij} = \frac{f(s_i) \mp f(s_j)}{s_i \mp s_j}.$$
+If i and j are kept, $P_{ij} = 0$ and $Q_{ij} = -1 / (s_i s_j)$. If only one is, with the singular value a, and the
+other with b, $P_{ij} = 1 / (a^2 - b^2)$ and $Q_{ij} = P_{ij}\, b / a$. If none is, both are zero. The derivative in
+torch takes b for zero, and multiplies the rounding of projectors by $1 / a^2$.
 
-Source: Razavi et al. (2014); used for attention by Xiong et al. (2021), arXiv:2102.03902, eq. (14).
+Source: Daleckii and Krein (1965) for the derivative of a function of eigenvalues, here those of $(0, A; A^\top, 0)$;
+Razavi et al. (2014); used for attention by Xiong et al. (2021), arXiv:2102.03902, eq. (14).
 Departs from the authors' code: by default, the initial value uses norms of each matrix ("paper"), not over batch and
 heads ("authors"); "sequence" is the authors' initial value computed for each sequence separately.
 """
@@ -21,7 +27,7 @@ heads ("authors"); "sequence" is the authors' initial value computed for each se
 from typing import get_args
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor
 
 from nystrom.checks import Inverse, StartValue, check_at_least, check_choice, check_positive
@@ -142,8 +148,78 @@ def pinv_exact(a: Float[Tensor, "*b m m"]) -> Float[Tensor, "*b m m"]:
     finite = a.isfinite().all(dim=-1, keepdim=True).all(dim=-2, keepdim=True)
     eye = torch.eye(a.shape[-1], dtype=a.dtype, device=a.device)
     # The decomposition raises for the whole batch if one matrix is not finite.
-    inverse = torch.linalg.pinv(torch.where(finite, a, eye), rtol=torch.finfo(a.dtype).eps ** 0.5)
+    a = torch.where(finite, a, eye)
+    inverse = _Truncated.apply(a)[0] if not torch.compiler.is_compiling() else _truncated_in_a_compiler(a)
     return torch.where(finite, inverse, torch.nan)
+
+
+class _Truncated(torch.autograd.Function):
+    """The inverse of the singular values that count, and the decomposition."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(a: Tensor) -> tuple[Tensor, ...]:
+        return _decomposed(a)
+
+    @staticmethod
+    def setup_context(ctx, inputs, output) -> None:
+        ctx.mark_non_differentiable(*output[1:])
+        ctx.save_for_backward(*output[1:], *inputs)
+
+    @staticmethod
+    def backward(ctx, *grads: Tensor) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
+        return _Gradient.apply(grads[0], *ctx.saved_tensors)
+
+
+class _Gradient(torch.autograd.Function):
+    """The gradient of a matrix from that of its inverse; its own derivative raises."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(grad: Tensor, u: Tensor, s: Tensor, vh: Tensor, a: Tensor) -> Tensor:
+        # dA, with U and V moved to the other side of an inner product: P and Q are symmetric.
+        p, q = _factors(s)
+        w = u.mT @ grad.mT @ vh.mT
+        return u @ (p * w + (q * w).mT) @ vh
+
+    @staticmethod
+    def setup_context(ctx, inputs, output) -> None: ...
+
+    @staticmethod
+    def backward(ctx, *grads: Tensor):  # pyright: ignore[reportIncompatibleMethodOverride]
+        raise RuntimeError("the exact inverse has no second derivative; 'iterative' and 'ridge' have.")
+
+
+def _truncated_in_a_compiler(a: Float[Tensor, "*b m m"]) -> Float[Tensor, "*b m m"]:
+    """The inverse, plus its derivative times a change of zero, of which a compiler makes the gradient."""
+    if torch._C._are_functorch_transforms_active():
+        raise RuntimeError(
+            "the exact inverse takes no transform of torch.func inside torch.compile: call it without one of them."
+        )
+    inverse, u, s, vh = _decomposed(a.detach())
+    (p, q), change = _factors(s), u.mT @ (a - a.detach()) @ vh.mT
+    return inverse + (u @ (p * change + q * change.mT) @ vh).mT
+
+
+def _decomposed(a: Float[Tensor, "*b m m"]) -> tuple[Tensor, ...]:
+    u, s, vh = torch.linalg.svd(a)
+    return (vh.mT * torch.where(_counts(s), 1 / s, 0.0)[..., None, :]) @ u.mT, u, s, vh
+
+
+def _counts(s: Float[Tensor, "*b m"]) -> Bool[Tensor, "*b m"]:
+    """Which singular values do not count as zero."""
+    return s > torch.finfo(s.dtype).eps ** 0.5 * s[..., :1]
+
+
+def _factors(s: Float[Tensor, "*b m"]) -> tuple[Float[Tensor, "*b m m"], Float[Tensor, "*b m m"]]:
+    """P and Q of the derivative."""
+    kept = _counts(s)
+    both, one = (f(kept[..., :, None], kept[..., None, :]) for f in (torch.logical_and, torch.logical_xor))
+    large, small = (f(s[..., :, None], s[..., None, :]) for f in (torch.maximum, torch.minimum))
+    p = torch.where(one, 1 / torch.where(one, (large - small) * (large + small), 1.0), 0.0)
+    return p, torch.where(both, -1 / torch.where(both, large * small, 1.0), p * small / torch.where(one, large, 1.0))
 
 
 def pinv_similar(

@@ -122,6 +122,22 @@ def test_gradients_are_right(inverse):
     assert torch.autograd.gradcheck(lambda x: pinv(x, inverse=inverse, steps=3), a)
 
 
+def test_the_gradient_of_the_exact_inverse_knows_the_singular_values_that_do_not_count():
+    g = torch.Generator().manual_seed(8)
+    u, vh, weights, way = torch.linalg.qr(torch.randn(4, 6, 6, generator=g, dtype=torch.float64))[0]
+    # The last two are below sqrt(eps) of the first, one of them by little.
+    s = torch.tensor([1.0, 0.5, 1e-3, 1e-7, 1.2e-8, 1e-12], dtype=torch.float64)
+    a = ((u * s) @ vh).requires_grad_()
+    (pinv_exact(a) * weights).sum().backward()
+    step = 1e-10
+    ends = [(pinv_exact(a.detach() + side * step * way) * weights).sum() for side in (1, -1)]
+    # The step's error is about its square over that of 1e-7; rounding of the inverse eps / 1e-14, over the step's 1e4.
+    torch.testing.assert_close((a.grad * way).sum(), (ends[0] - ends[1]) / (2 * step), rtol=1e-4, atol=0)
+    (first,) = torch.autograd.grad(pinv_exact(a).sum(), a, create_graph=True)
+    with pytest.raises(RuntimeError, match="exact inverse has no second derivative"):
+        first.sum().backward()
+
+
 @pytest.mark.parametrize("inverse", ["iterative", "ridge", "exact"])
 @pytest.mark.parametrize("broken", [torch.nan, torch.inf, 0.0])
 def test_a_matrix_without_an_inverse_leaves_its_neighbours_alone(inverse, broken):

@@ -188,3 +188,24 @@ def test_gradients_made_in_place_are_those_of_the_plain_operations(num_landmarks
         )
         for x, y in zip(ours, torch.autograd.grad(other.double().sin().sum(), low), strict=True):
             assert (x - y).norm() <= 0.1 * x.norm()
+
+
+@pytest.mark.parametrize(
+    ("d", "m", "n", "size"), [(1, 33, 40, 1.0), (2, 16, 40, 1.0), (4, 32, 256, 1.0), (8, 64, 256, 0.5)]
+)
+def test_the_gradient_of_the_exact_inverse_is_right_where_singular_values_are_small(d, m, n, size):
+    for seed in range(5):
+        inputs, way = draw(seed, n, b=1, h=2, d=d, size=size), draw(seed + 5, n, b=1, h=2, d=d)
+        leaves = [x.requires_grad_() for x in inputs]
+
+        def attend(step, inputs=inputs, way=way):
+            return nystrom_attention(
+                *(x + step * y for x, y in zip(inputs, way, strict=True)), num_landmarks=m, pinv="exact"
+            ).sum()
+
+        found = torch.autograd.grad(attend(0.0), leaves)
+        expected = (attend(1e-5) - attend(-1e-5)) / 2e-5
+        # Rounding is amplified by up to 1 / sqrt(eps) in the output, over the step.
+        torch.testing.assert_close(
+            sum((x * y).sum() for x, y in zip(found, way, strict=True)), expected, rtol=2e-3, atol=1e-3
+        )
