@@ -185,7 +185,7 @@ def even_draws(m: int, device: torch.device) -> Float[Tensor, " m"]:
     """Numbers in [0, 1) spread by the golden ratio, used if no random draws are given."""
     if torch.compiler.is_exporting():
         # As constants: ONNX would compute in float32, and rounding could then select other tokens.
-        return torch.tensor([i * GOLDEN_RATIO % 1 for i in range(1, m + 1)], device=device)
+        return torch.tensor([i * GOLDEN_RATIO % 1 for i in range(1, m + 1)], dtype=torch.float32, device=device)
     return (torch.arange(1, m + 1, device=device, dtype=torch.float64) * GOLDEN_RATIO % 1).float()
 
 
@@ -195,8 +195,8 @@ def draw(m: int, generator: Generator, device: torch.device) -> Float[Tensor, " 
         return even_draws(m, device)
     check_generator(generator)
     if generator == "global":
-        return torch.rand(m, device=device)
-    return torch.rand(m, generator=generator, device=generator.device).to(device)
+        return torch.rand(m, dtype=torch.float32, device=device)
+    return torch.rand(m, generator=generator, dtype=torch.float32, device=generator.device).to(device)
 
 
 def group_means(x: Float[Tensor, "b h n d"], groups: Int[Tensor, "b n"], m: int) -> Float[Tensor, "b h m d"]:

@@ -1132,6 +1132,46 @@ def test_training_draws_anew(name, options):
     assert not torch.allclose(attend(q, k, v), attend(q, k, v))
 
 
+@pytest.fixture(params=[torch.bfloat16, torch.float16, torch.float64])
+def default_dtype(request):
+    yield request.param
+    torch.set_default_dtype(torch.float32)
+
+
+@cases_of_torch
+def test_the_default_dtype_changes_nothing(name, options, default_dtype):
+    attend, keep, results = build(name, options), draw_keep(8, 2, 40), []
+    for dtype in (torch.float32, default_dtype):
+        torch.set_default_dtype(dtype)
+        inputs = [x.requires_grad_() for x in draw(8, 40, dtype=torch.float32)]
+        out = attend(*inputs, keep=keep)
+        out.sum().backward()
+        results.append([out.detach(), *(x.grad for x in inputs)])
+    for x, y in zip(*results, strict=True):
+        torch.testing.assert_close(y, x, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize(("name", "options"), [case for case in RANDOM if "backend" not in case[1]], ids=str)
+def test_draws_do_not_see_the_default_dtype(name, options, default_dtype):
+    (q, k, v), attend, results = draw(8, 400), find_function(name), []
+    for dtype in (torch.float32, default_dtype):
+        torch.set_default_dtype(dtype)
+        torch.manual_seed(1)
+        generators = (torch.Generator().manual_seed(1), *(() if name == "performer" else ("global",)))
+        results.append([attend(q, k, v, **options, generator=generator) for generator in generators])
+    for x, y in zip(*results, strict=True):
+        torch.testing.assert_close(y, x, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("name", ["bigbird", "skyformer", "reformer"])
+def test_an_exported_draw_does_not_see_the_default_dtype(name, default_dtype):
+    q, k, v = draw(8, 400)
+    attend = build(name, VARIANTS[name][0])
+    expected = attend(q, k, v)
+    torch.set_default_dtype(default_dtype)
+    torch.testing.assert_close(torch.export.export(attend, (q, k, v)).module()(q, k, v), expected, **CLOSE)
+
+
 # Law 8: compile, export with a dynamic n, gradcheck.
 
 

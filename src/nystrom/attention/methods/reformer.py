@@ -146,8 +146,8 @@ def _rotations(
     if generator is None:
         return even_rotations(shape, q.device)
     if generator == "global":
-        return torch.randn(shape, device=q.device)
-    return torch.randn(shape, generator=generator, device=generator.device).to(q.device)
+        return torch.randn(shape, dtype=torch.float32, device=q.device)
+    return torch.randn(shape, generator=generator, dtype=torch.float32, device=generator.device).to(q.device)
 
 
 def _directions(x: Float[Tensor, "b h n d"]) -> Float[Tensor, "b h n d"]:

@@ -91,7 +91,7 @@ def even_rotations(shape: tuple[int, int, int, int], device: torch.device) -> Fl
         # As constants: ONNX has no quantile function.
         quantile = NormalDist().inv_cdf
         numbers = [min(max(quantile(i * (i * GOLDEN_RATIO % 1) % 1), -8), 8) for i in range(1, count + 1)]
-        return torch.tensor(numbers, device=device).reshape(shape)
+        return torch.tensor(numbers, dtype=torch.float32, device=device).reshape(shape)
     i = torch.arange(1, count + 1, device=device, dtype=torch.float64)
     return torch.special.ndtri(i * (i * GOLDEN_RATIO % 1) % 1).clamp(-8, 8).float().reshape(shape)
 
