@@ -234,18 +234,34 @@ def segments(x: Float[Tensor, "b h n d"], m: int, keep: Bool[Tensor, "b n"] | No
 
 @torch.no_grad()
 def middle_of(x: Float[Tensor, "b h n d"], keep: Bool[Tensor, "b n"] | None = None) -> Float[Tensor, "b h 1 d"]:
-    """A rough centre of the real tokens: in each channel the median of a few evenly spread ones.
+    """A rough centre of the real tokens, in float32 at least: in each channel the median of a few evenly spread ones.
 
     Subtracting it saves the digits that a common offset of all tokens would cost in comparisons. With the mean instead,
     a single huge token would cost as many. The centre is bounded like landmarks, see `within_reach`.
     """
-    keep = all_real(x) if keep is None else keep
-    rank, count = ranks(keep)
-    wanted = torch.arange(_SOME, device=x.device) * count[:, None] // _SOME
-    some = take(x, insertion_points(rank, wanted).clamp(max=keep.shape[1] - 1))
+    if keep is None:
+        some = x[:, :, torch.arange(_SOME, device=x.device) * x.shape[2] // _SOME]
+    else:
+        rank, count = ranks(keep)
+        some = take(x, insertion_points(rank, places_of_middle(count)).clamp(max=keep.shape[1] - 1))
+    return middle_of_some(at_least_float32(some))
+
+
+def places_of_middle(count: Int[Tensor, " b"]) -> Int[Tensor, "b r"]:
+    """The ranks of the tokens of which `middle_of` takes the median, among `count` real ones."""
+    return torch.arange(_SOME, device=count.device) * count[:, None] // _SOME
+
+
+def middle_of_some(some: Float[Tensor, "b h r d"]) -> Float[Tensor, "b h 1 d"]:
+    """The median of tokens in each channel, bounded; see `middle_of`."""
     # By a stable sort, which can be exported to ONNX; of the two middle values, the one nearer to 0.
     low, high = some.sort(dim=2, stable=True).values[:, :, _SOME // 2 - 1 : _SOME // 2 + 1].split(1, dim=2)
-    return torch.where(low.abs() < high.abs(), low, high).clamp(-_reach(x), _reach(x))
+    return bounded(torch.where(low.abs() < high.abs(), low, high))
+
+
+def bounded(centre: Float[Tensor, "*b"]) -> Float[Tensor, "*b"]:
+    """A centre within the bound of landmarks, see `within_reach`."""
+    return centre.clamp(-_reach(centre), _reach(centre))
 
 
 def within_reach(landmarks: Float[Tensor, "b h m d"]) -> Float[Tensor, "b h m d"]:

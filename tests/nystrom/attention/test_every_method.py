@@ -995,6 +995,39 @@ def error_of_rows(found, exact):
     return torch.where(error.isnan(), torch.inf, error).mean().item()
 
 
+# What leaves the result of a method the same in exact arithmetic: an offset that all keys share, which adds one number
+# to all scores of a query; or one of queries and keys alike, which moves no distance. The others see any offset:
+# features of single tokens (linear, performer), projections whose weights do not sum to one (linformer), directions
+# (reformer), landmarks of both kinds (skyformer_softmax).
+COMMON_OFFSET = {
+    **dict.fromkeys(("softmax", "nystrom", "near_far", "informer", "longformer", "bigbird"), "k"),
+    **dict.fromkeys(("kernelized", "skyformer"), "qk"),
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "options"), [case for case in cases_of_torch.args[1] if case.values[0] in COMMON_OFFSET]
+)
+@pytest.mark.parametrize("size", [100, 1000, 4000])
+def test_a_common_offset_costs_no_more_digits_than_in_the_plain_formula(name, options, size):
+    attend, errors, formula = build(name, options, d=16), 0.0, 0.0
+    dense = dense_causal if options.get("is_causal") else dense_softmax
+    for seed in range(4):
+        # On a grid, so that the sums with the offset are exact in float32.
+        q, k, v = ((x * 2**10).round() / 2**10 for x in draw(seed, 48, b=1, d=16))
+        offset = (size * F.normalize(draw(seed + 9, 1, b=1, d=16)[0], dim=-1) * 2**10).round() / 2**10
+        inputs = [q + offset if "q" in COMMON_OFFSET[name] else q, k + offset, v]
+        expected, low = attend(*inputs), [x.float() for x in inputs]
+        if not (options.get("is_causal") and options["num_heavy"]):
+            # There, scores of several mean queries are compared, to each of which the offset adds another number.
+            torch.testing.assert_close(expected, attend(q, k, v), rtol=1e-5, atol=1e-5)
+        errors += error_of_rows(attend(*low), expected) / 4
+        # The formula of near_far is given what the method chose in float32; exact attention chooses nothing.
+        close = (dense(*low), dense(*inputs)) if name == "near_far" else (plain(attend, *low), expected)
+        formula += error_of_rows(*close) / 4
+    assert errors <= 4 * formula + 8 * torch.finfo(torch.float32).eps
+
+
 @every_case
 def test_equal_tokens_are_finite(name, options):
     inputs = [torch.ones(1, 2, 20, 4, dtype=torch.float64, requires_grad=True, device=DEVICE) for _ in range(3)]

@@ -28,6 +28,7 @@ from nystrom.attention.options import NearFarOptions
 from nystrom.attention.parts.clusters import take_rows
 from nystrom.attention.parts.order import in_order
 from nystrom.attention.parts.stretches import for_one_gradient, known_signature
+from nystrom.landmarks import bounded
 from nystrom.shapes import cut_blocks
 
 # Blocks whose mean queries decide which tokens are heavy.
@@ -84,6 +85,8 @@ def advance(
         heavy, rest = order[:, :g], torch.cat([clusters, order[:, g:]], dim=1)
         count, far = take_rows(x[..., tail : tail + _TAIL], rest).unbind(dim=2)
         keys = torch.cat([x[:, :m, :d] / count[:, :m, None].clamp(min=1), take_rows(x[..., :d], order[:, g:])], dim=1)
+        # Distances do not see a common offset, which would cost them digits.
+        keys = keys - _middle(leaving[..., :d])
         far = torch.cat([far[:, :m], _far_from_earlier(keys, count, m)], dim=1)
         order = _descending((count.sqrt() * far).log(), count > 0)
         rest, keys, there = rest.gather(1, order), take_rows(keys, order), count.gather(1, order[:, :m]) > 0
@@ -94,6 +97,13 @@ def advance(
     stay = stay.flatten(0, 1).index_add(0, place, go.flatten(0, 1)).unflatten(0, (-1, m))
     stay[..., tail + _FAR] = far
     return torch.cat([stay, heavy], dim=1)
+
+
+def _middle(x: Float[Tensor, "r t d"]) -> Float[Tensor, "r 1 d"]:
+    """The median of three tokens in each channel, bounded; see `nystrom.landmarks.middle_of`."""
+    first, middle, last = (x[:, place : place + 1] for place in (0, x.shape[1] // 2, x.shape[1] - 1))
+    low, high = torch.minimum(first, middle), torch.maximum(first, middle)
+    return bounded(torch.maximum(low, torch.minimum(high, last)))
 
 
 def _descending(numbers: Float[Tensor, "r a"], there: Bool[Tensor, "r a"]) -> Int[Tensor, "r a"]:

@@ -25,7 +25,7 @@ from torch import Tensor
 
 from nystrom.attention.options import NearFarOptions
 from nystrom.attention.parts.order import first_in_order, in_order
-from nystrom.landmarks import all_real, insertion_points, ranks, segment_means, uniform
+from nystrom.landmarks import all_real, insertion_points, middle_of, ranks, segment_means, uniform
 from nystrom.shapes import score_scale
 
 # Number of mean queries that decide which keys are heavy.
@@ -72,6 +72,8 @@ def choose(
         options: The sizes.
         ordered: Whether neighbouring keys tend to be similar.
     """
+    # Neither weights nor clusters see a common offset of the keys; in comparisons it would cost digits.
+    k = k - middle_of(k, keep)
     m, starts = options.num_clusters, segment_means(k, options.num_clusters, keep=keep)
     real = all_real(k) if keep is None else keep
     if not ordered:

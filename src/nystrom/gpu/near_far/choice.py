@@ -19,6 +19,7 @@ from nystrom.gpu.attention import one_by_one
 from nystrom.gpu.inputs import triton_dtype
 from nystrom.gpu.launch import FLOAT32_PRECISION, check_launch, launching_on, power, shared_memory, splits
 from nystrom.gpu.near_far import choice_kernels as kernels
+from nystrom.landmarks import middle_of
 from nystrom.precision import accumulator
 
 # Largest choice that the kernels make: one program moves all centres of a head.
@@ -136,6 +137,7 @@ def launch(
     small: dict[str, Any] = {"dtype": acc, "device": k.device}
     whole: dict[str, Any] = {"dtype": torch.int32, "device": k.device}
     same: dict[str, Any] = {"MEANS": means, "D": d, "ACC": triton_dtype(acc), "BLOCK_D": power(d)}
+    centre = middle_of(k, keep).contiguous()
     # One that is expanded over the batch is copied.
     keep, query_keep = (x if x is None else x.contiguous().view(torch.uint8) for x in (keep, query_keep))
     places, counts = _room(keep, whole)
@@ -152,6 +154,7 @@ def launch(
         places,
         query_counts,
         counts,
+        centre,
         table,
         q.stride()[:3],
         k.stride()[:3],
@@ -165,7 +168,7 @@ def launch(
         **same,
     )
     order, cluster = torch.empty(b, h, s, dtype=torch.long, device=k.device), torch.empty(b, h, s, **whole)
-    _order(k, keep, table, order, cluster, m, scale, small, same)
+    _order(k, keep, centre, table, order, cluster, m, scale, small, same)
     top = order.topk(min(g, s), dim=-1).values
     heavy = torch.empty(b, h, g, dtype=torch.long, device=k.device)
     found = torch.empty(b, h, g, dtype=torch.bool, device=k.device)
@@ -177,6 +180,7 @@ def launch(
         places,
         counts,
         top,
+        centre,
         table,
         heavy,
         found.view(torch.uint8),
@@ -197,7 +201,7 @@ def launch(
         **same,
     )
     kernels.near_far_nearest[(-(-s // blocks["BLOCK_N"]) * b * h,)](
-        k, counts, table, cluster, k.stride()[:3], h, s, m, num_warps=4, num_stages=1, **blocks, **same
+        k, counts, centre, table, cluster, k.stride()[:3], h, s, m, num_warps=4, num_stages=1, **blocks, **same
     )
     return heavy, found, cluster
 
@@ -217,6 +221,7 @@ def _room(keep: Tensor | None, whole: dict[str, Any]) -> tuple[Tensor | None, Te
 def _order(
     k: Tensor,
     keep: Tensor | None,
+    centre: Tensor,
     table: Tensor,
     order: Tensor,
     cluster: Tensor,
@@ -233,6 +238,7 @@ def _order(
     kernels.near_far_scores[(b * h * spans,)](
         k,
         keep,
+        centre,
         table,
         scores,
         tops,

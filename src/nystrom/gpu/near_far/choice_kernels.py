@@ -4,13 +4,14 @@ Tokens are counted by their rank among the real ones of a sequence: with a mask,
 rank, and `counts` how many there are. Without one, ranks are positions.
 
 The means of segments, of queries and of keys, are the rows of one table per sequence and head: first MEANS of queries,
-then M of keys, the first centres. Numbers fixed here are those of `choose` and of `nystrom.attention.parts.order`.
+then M of keys, the first centres. Keys are taken relative to `centre`. Numbers fixed here are those of `choose` and of
+`nystrom.attention.parts.order`.
 """
 
 import triton
 import triton.language as tl
 
-from nystrom.gpu.arithmetic import load_matrix, load_tokens, product, real_tokens
+from nystrom.gpu.arithmetic import load_matrix, load_tokens, moved, product, real_tokens
 from nystrom.gpu.near_far.window import ones_of
 
 # Rounding units by which the scores of equal centres may differ.
@@ -68,11 +69,13 @@ def _load_ranks(x, places, strides, b, h, ranks, live, tokens, WIDTH: tl.constex
 @triton.jit
 def _mean(
     x,
+    centre,
     places,
     counts,
     strides,
     b,
     h,
+    bh,
     segment,
     segments,
     tokens,
@@ -90,7 +93,8 @@ def _mean(
     for first in range(start, stop, BLOCK_N):
         ranks = first + tl.arange(0, BLOCK_N)
         tokens_here, _ = _load_ranks(x, places, strides, b, h, ranks, ranks < stop, tokens, D, BLOCK_D)
-        total += tl.sum(tokens_here.to(ACC), 0)
+        centred = moved(tokens_here.to(ACC), centre, bh, D, BLOCK_D)
+        total += tl.sum(tl.where((ranks < stop)[:, None], centred, 0.0), 0)
     return total / tl.maximum(stop - start, 1).to(ACC)
 
 
@@ -102,6 +106,7 @@ def near_far_segments(
     places,
     query_counts,
     counts,
+    centre,
     table,
     q_strides,
     k_strides,
@@ -120,9 +125,9 @@ def near_far_segments(
     row, bh = tl.program_id(0) // BH, tl.program_id(0) % BH
     b, h, columns = bh // H, bh % H, tl.arange(0, BLOCK_D)
     if row < MEANS:
-        mean = _mean(q, query_places, query_counts, q_strides, b, h, row, MEANS, N, D, ACC, BLOCK_N, BLOCK_D)
+        mean = _mean(q, None, query_places, query_counts, q_strides, b, h, bh, row, MEANS, N, D, ACC, BLOCK_N, BLOCK_D)
     else:
-        mean = _mean(k, places, counts, k_strides, b, h, row - MEANS, M, S, D, ACC, BLOCK_N, BLOCK_D)
+        mean = _mean(k, centre, places, counts, k_strides, b, h, bh, row - MEANS, M, S, D, ACC, BLOCK_N, BLOCK_D)
     place = (bh * tl.full((), MEANS + M, tl.int64) + row) * D
     tl.store(table + place + columns, mean, mask=columns < D)
 
@@ -131,6 +136,7 @@ def near_far_segments(
 def near_far_scores(
     k,
     keep,
+    centre,
     table,
     scores,
     tops,
@@ -159,6 +165,7 @@ def near_far_scores(
         positions = start + tl.arange(0, BLOCK_N)
         live = real_tokens(keep, b, positions, S)
         y = load_tokens(k, k_strides, b, h, start, live, D, BLOCK_N, BLOCK_D).to(ACC)
+        y = moved(y, centre, bh, D, BLOCK_D)
         s = product(y, wanted, PRECISION)
         place = (bh * tl.full((), S, tl.int64) + positions)[:, None] * MEANS + means[None, :]
         tl.store(scores + place, s, mask=(positions < S)[:, None] & (means < MEANS)[None, :])
@@ -254,6 +261,7 @@ def near_far_centres(
     places,
     counts,
     top,
+    centre,
     table,
     heavy,
     found,
@@ -300,7 +308,8 @@ def near_far_centres(
             live = place < size
             ranks = (((place + wide) * MOVES + step) * count // tl.maximum((size + wide) * MOVES, 1)).to(tl.int32)
             x, positions = _load_ranks(k, places, k_strides, b, h, ranks, live, S, D, BLOCK_D)
-            nearest = _nearest(x.to(ACC), table, first, count, M, D, ACC, PRECISION, BLOCK_N, BLOCK_M, BLOCK_D)
+            tokens = moved(x.to(ACC), centre, bh, D, BLOCK_D)
+            nearest = _nearest(tokens, table, first, count, M, D, ACC, PRECISION, BLOCK_N, BLOCK_M, BLOCK_D)
             free = tl.load(own + positions, mask=live, other=M) != M
             tl.store(sample + bh * (MOST + wide) + place, tl.where(free, nearest, M), mask=live)
         tl.debug_barrier()
@@ -313,13 +322,19 @@ def near_far_centres(
                 ranks = (((place + wide) * MOVES + step) * count // tl.maximum((size + wide) * MOVES, 1)).to(tl.int32)
                 x, _ = _load_ranks(k, places, k_strides, b, h, ranks, live, S, D, BLOCK_D)
                 nearest = tl.load(sample + bh * (MOST + wide) + place, mask=live, other=M)
+                # The sums of 16-bit tokens lose few digits, and are faster.
+                if x.dtype == ACC:
+                    x = moved(x, centre, bh, D, BLOCK_D)
                 member = (rows[:, None] == nearest[None, :]) & (rows < M)[:, None]
                 total += product(ones_of(member, x.dtype), x, PRECISION)
                 number += tl.sum(member.to(ACC), 1)
             place = table + (first + c + wide + tl.arange(0, BLOCK_M))[:, None] * D + columns[None, :]
             # A cluster without sampled keys keeps its centre.
-            moved = ((rows < M) & (number > 0.0))[:, None] & (columns < D)[None, :]
-            tl.store(place, total / tl.maximum(number, 1.0)[:, None], mask=moved)
+            changed = ((rows < M) & (number > 0.0))[:, None] & (columns < D)[None, :]
+            mean = total / tl.maximum(number, 1.0)[:, None]
+            if k.dtype.element_ty != ACC:
+                mean = moved(mean, centre, bh, D, BLOCK_D)
+            tl.store(place, mean, mask=changed)
         tl.debug_barrier()
 
 
@@ -327,6 +342,7 @@ def near_far_centres(
 def near_far_nearest(
     k,
     counts,
+    centre,
     table,
     cluster,
     k_strides,
@@ -348,6 +364,7 @@ def near_far_nearest(
     own = cluster + bh * tl.full((), S, tl.int64) + positions
     free = tl.load(own, mask=positions < S, other=M) != M
     x, first = load_tokens(k, k_strides, b, h, start, free, D, BLOCK_N, BLOCK_D).to(ACC), bh * (MEANS + M) + MEANS
+    x = moved(x, centre, bh, D, BLOCK_D)
     count = _count(counts, b, S)
     nearest = _nearest(x, table, first, count, M, D, ACC, PRECISION, BLOCK_N, BLOCK_M, BLOCK_D)
     tl.store(own, nearest, mask=free)

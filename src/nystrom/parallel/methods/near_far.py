@@ -33,6 +33,7 @@ from nystrom.attention.parts.clusters import (
 from nystrom.attention.parts.far_keys import FarKeys, attend_far, attend_with_bias, keys_of_blocks
 from nystrom.attention.parts.order import NOT_REAL, first_in_order, in_order
 from nystrom.attention.parts.residual import sampled_queries, spread_residual
+from nystrom.landmarks import middle_of_some, places_of_middle
 from nystrom.landmarks import take as take_places
 from nystrom.parallel.communication import Ranks
 from nystrom.parallel.halo import with_halo
@@ -119,6 +120,7 @@ def _choose(
 ) -> _Mine:
     """Heavy keys and clusters, see `nystrom.attention.parts.clusters`."""
     m, real = options.num_clusters, keys.keep[:, None]
+    k = k - middle_of_some(take(ranks, keys, k, places_of_middle(keys.count)))
     positions, found = _heaviest(ranks, keys, segment_means(ranks, queries, q, QUERY_MEANS), k, options)
     place = (positions - keys.start).clamp(0, k.shape[2] - 1)
     owned = found & (place == positions - keys.start) & real.expand(-1, k.shape[1], -1).gather(2, place)
