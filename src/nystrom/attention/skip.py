@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from nystrom.attention.parts.stretches import Piece, for_one_gradient, known_signature, pieces
 from nystrom.attention.parts.windows import Convolution, ConvolutionGradients, by_band, kernel_gradient
 from nystrom.checks import check_at_least
-from nystrom.precision import cast_for_autocast, without_autocast
+from nystrom.precision import cast_for_autocast, narrowed, without_autocast
 from nystrom.shapes import check_keep, check_tensor, zero_masked
 
 # The message of `nystrom.shapes.check_same_tokens` if a skip is requested.
@@ -39,7 +39,7 @@ def depthwise_skip(
     keep: Bool[Tensor, "b n"] | None = None,
     to: Float[Tensor, "b h n e"] | None = None,
 ) -> Float[Tensor, "b h n e"]:
-    """Convolve each channel of the values along the tokens with the kernel of its head.
+    """Convolve each channel of the values along the tokens with the kernel of its head; float16 is clipped.
 
     Args:
         v: Values.
@@ -56,7 +56,10 @@ def depthwise_skip(
         raise ValueError(f"to has shape {tuple(to.shape)} but v has {tuple(v.shape)}: the convolution keeps its shape.")
     v, weight = cast_for_autocast(v, weight)
     with without_autocast(v):
-        v, weight = zero_masked(v, keep), weight.to(v.dtype)
+        dtype = v.dtype if to is None else torch.promote_types(v.dtype, to.dtype)
+        # The convolution may pass the largest float16 where the sum does not.
+        v = zero_masked(v.float() if v.dtype == torch.float16 else v, keep)
+        weight = weight.to(v.dtype)
         if v.device.type != "cpu" or torch.compiler.is_exporting():
             out = F.conv2d(v, weight, padding=(weight.shape[2] // 2, 0), groups=weight.shape[0])
         elif torch.compiler.is_compiling():
@@ -67,7 +70,7 @@ def depthwise_skip(
         else:
             out = _Convolution.apply(v, weight[:, 0, :, 0], None, False)[1]
         out = zero_masked(out, keep)
-        return out if to is None else out + to
+        return narrowed(out if to is None else out + to, dtype)
 
 
 def room_for_skip(

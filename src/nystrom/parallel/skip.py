@@ -17,18 +17,25 @@ from nystrom.shapes import Group, Masks, check_keep, check_same_tokens, zero_mas
 
 
 def skip_over_ranks(
-    ranks: Ranks, keys: Tokens, v: Float[Tensor, "b h n e"], weight: Float[Tensor, "h 1 taps 1"]
+    ranks: Ranks,
+    keys: Tokens,
+    v: Float[Tensor, "b h n e"],
+    weight: Float[Tensor, "h 1 taps 1"],
+    to: Float[Tensor, "b h n e"],
 ) -> Float[Tensor, "b h n e"]:
-    """`depthwise_skip` of the values of all ranks; the caller must zero the results at padding tokens.
+    """`depthwise_skip` of the values of all ranks, added to the attention; the caller must zero padding tokens.
 
     Args:
         ranks: The ranks.
         keys: Positions of the values.
         v: Values of this rank; zeros where they are not real.
         weight: See `depthwise_skip`.
+        to: The attention of this rank's queries.
     """
-    half, n = weight.shape[2] // 2, v.shape[2]
-    return depthwise_skip(with_halo(ranks, keys, v, half, half), weight)[:, :, half : half + n]
+    half, n = weight.shape[2] // 2, to.shape[2]
+    around = with_halo(ranks, keys, v, half, half)
+    wide = torch.nn.functional.pad(to, (0, 0, half, around.shape[2] - half - n))
+    return depthwise_skip(around, weight, to=wide)[:, :, half : half + n]
 
 
 def add_skip_over_ranks(
@@ -62,5 +69,4 @@ def add_skip_over_ranks(
         tokens = find_tokens(ranks, lengths, keep, len(v), v.device)
         v = zero_masked(v, keep)
         v = v if v.shape[2] else torch.nn.functional.pad(v, (0, 0, 0, 1))
-        out = skip_over_ranks(ranks, tokens, v, weight)[:, :, : to.shape[2]]
-        return ranks.end_with(to + zero_masked(out, keep))
+        return ranks.end_with(zero_masked(skip_over_ranks(ranks, tokens, v, weight, to), keep))

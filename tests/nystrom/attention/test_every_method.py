@@ -29,6 +29,7 @@ from nystrom.attention.parts.causal import QUERY_MEANS, advance, mean_queries, r
 from nystrom.attention.parts.clusters import choose
 from nystrom.attention.parts.residual import RIDGE
 from nystrom.attention.registry import METHODS, find_function
+from nystrom.attention.skip import depthwise_skip
 from nystrom.landmarks import draw as draw_numbers
 from nystrom.landmarks import kmeans, segment_means, uniform
 from nystrom.linalg import pinv
@@ -903,6 +904,28 @@ def test_outputs_and_gradients_are_finite(name, options, dtype, size):
     assert out.isfinite().all()
     (out / 33).sum().backward()
     assert all(x.grad.isfinite().all() for x in inputs)
+
+
+@cases_of_torch
+@pytest.mark.parametrize("masked", [False, True])
+def test_float16_with_the_skip_is_clipped_where_the_sum_overflows(name, options, masked):
+    if options.get("is_causal"):
+        pytest.skip("the skip sees later tokens")
+    q, k, v = draw(5, 33, dtype=torch.float16)
+    v = torch.full_like(v, 6e4).index_fill(2, torch.arange(20, device=DEVICE), -3e4)
+    # Sums that overflow, and convolutions that do where the sum does not: 6e4 - 9e4.
+    skip = torch.tensor([[0.5] * 3, [-0.5] * 3], dtype=torch.float16, device=DEVICE)[:, None, :, None]
+    keep, attend = draw_keep(5, 2, 33) if masked else None, build(name, options)
+    leaves = [x.clone().requires_grad_() for x in (q, k, v)]
+    out = attend(*leaves, keep=keep, skip=skip)
+    (out.float() / 6e4).sum().backward()
+    assert out.isfinite().all()
+    assert all(x.grad.isfinite().all() for x in leaves)
+    # The attention is clipped, too.
+    alone = attend(q.float(), k.float(), v.float(), keep=keep).clamp(-65504, 65504)
+    expected = depthwise_skip(v.float(), skip.float(), keep=keep, to=alone).clamp(-65504, 65504)
+    # Roundings of float16 in numbers of its largest size.
+    torch.testing.assert_close(out.float(), expected, rtol=0, atol=200)
 
 
 @cases_of_torch

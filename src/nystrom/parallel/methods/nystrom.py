@@ -51,4 +51,4 @@ def nystrom_over_ranks(
     middle = short.values_as_middle(ranks, inverse @ right, v)
     out = left_factor(q, k_landmarks.to(q.dtype), middle, short.real_landmarks(), scale)
     out = short.results(out, right)
-    return out if skip is None else out + skip_over_ranks(ranks, keys, v, skip)
+    return out if skip is None else skip_over_ranks(ranks, keys, v, skip, out)
