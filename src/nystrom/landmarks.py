@@ -32,7 +32,7 @@ _NEAR = 2**-16
 # The fractional parts of its multiples are spread evenly.
 GOLDEN_RATIO = 0.6180339887498949
 # Tokens from which the middle is estimated.
-_SOME = 8
+MIDDLE_TOKENS = 8
 # Distances to centres that k-means holds at a time: this many, or a quarter of the tokens' own size if that is more.
 _DISTANCES = 2**14
 
@@ -240,7 +240,7 @@ def middle_of(x: Float[Tensor, "b h n d"], keep: Bool[Tensor, "b n"] | None = No
     a single huge token would cost as many. The centre is bounded like landmarks, see `within_reach`.
     """
     if keep is None:
-        some = x[:, :, torch.arange(_SOME, device=x.device) * x.shape[2] // _SOME]
+        some = x[:, :, torch.arange(MIDDLE_TOKENS, device=x.device) * x.shape[2] // MIDDLE_TOKENS]
     else:
         rank, count = ranks(keep)
         some = take(x, insertion_points(rank, places_of_middle(count)).clamp(max=keep.shape[1] - 1))
@@ -249,13 +249,15 @@ def middle_of(x: Float[Tensor, "b h n d"], keep: Bool[Tensor, "b n"] | None = No
 
 def places_of_middle(count: Int[Tensor, " b"]) -> Int[Tensor, "b r"]:
     """The ranks of the tokens of which `middle_of` takes the median, among `count` real ones."""
-    return torch.arange(_SOME, device=count.device) * count[:, None] // _SOME
+    return torch.arange(MIDDLE_TOKENS, device=count.device) * count[:, None] // MIDDLE_TOKENS
 
 
 def middle_of_some(some: Float[Tensor, "b h r d"]) -> Float[Tensor, "b h 1 d"]:
     """The median of tokens in each channel, bounded; see `middle_of`."""
     # By a stable sort, which can be exported to ONNX; of the two middle values, the one nearer to 0.
-    low, high = some.sort(dim=2, stable=True).values[:, :, _SOME // 2 - 1 : _SOME // 2 + 1].split(1, dim=2)
+    low, high = (
+        some.sort(dim=2, stable=True).values[:, :, MIDDLE_TOKENS // 2 - 1 : MIDDLE_TOKENS // 2 + 1].split(1, dim=2)
+    )
     return bounded(torch.where(low.abs() < high.abs(), low, high))
 
 

@@ -10,7 +10,7 @@ $$\begin{aligned}
 \text{linear} &: d + d (d + 1) \qquad
 \text{performer}: r + r (d + 1) \\
 \text{longformer} &: 2 t \lfloor w / 2 \rfloor d + 3 g d + g + g (d + 1) \\
-\text{near\_far} &: 8 (d + 3) + 2 g (R - 1) + i\, m (d + 1) + (g + m)(2 d + 1) + t\, a\, (2 d + 2) + t\, s\, m d, \quad
+\text{near\_far} &: 8 (2 d + 3) + 2 g (R - 1) + i\, m (d + 1) + (g + m)(2 d + 1) + t\, a\, (2 d + 2) + t\, s\, m d,
 a = \text{block\_size} - 1 + \text{reach}, \quad s = 1 + \lceil \log_2 (R - 1) \rceil \\
 \text{softmax} &: \tfrac{n}{R} (2 d + 1).
 \end{aligned}$$
@@ -29,7 +29,7 @@ from typing import Any, NamedTuple
 
 from nystrom.attention.parts.clusters import QUERY_MEANS
 from nystrom.attention.registry import METHODS
-from nystrom.landmarks import KMEANS_STEPS
+from nystrom.landmarks import KMEANS_STEPS, MIDDLE_TOKENS
 from nystrom.parallel.communication import Traffic
 from nystrom.parallel.scan import hops
 
@@ -210,6 +210,7 @@ def _longformer(options: Any, sizes: CutSizes) -> Iterator[_Step]:
 
 def _near_far(options: Any, sizes: CutSizes) -> Iterator[_Step]:
     g, m, d, wide = options.num_heavy, options.num_clusters, sizes.head_dim, sizes.wide
+    yield _Step("sum", MIDDLE_TOKENS * d * wide, False)
     yield _Step("sum", QUERY_MEANS * (d + 1) * wide, False)
     for kind in ("maximum", "sum"):
         yield _Step(kind, QUERY_MEANS * wide, False)
