@@ -108,7 +108,8 @@ def restate(names: Collection[str], results: Path, docs: Path, *, draw: bool) ->
         study, rows = find_study(name), rows_of(gathered[name], name)
         if draw:
             _draw_again(name, rows, kept, pictures)
-        changed = replace(kept, tables=list(study.tables(rows)), verdicts=list(study.verdicts(rows)))
+        differs = kept.differs if study.differs is None else study.differs(rows)
+        changed = replace(kept, tables=list(study.tables(rows)), verdicts=list(study.verdicts(rows)), differs=differs)
         write_summary(changed, pictures, f"{name}.json")
     write_provenance(results, docs)
     write_page(docs)

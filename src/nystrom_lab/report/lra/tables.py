@@ -3,7 +3,8 @@
 The table has a line for each method with its size and each preset; below the lines of a method is what the papers print
 for it. "37.4 ± 0.5 (3; 1.1)" is the mean and the standard deviation over seeds in percent, the number of seeds, and the
 binomial standard error of one run. A dash means not run, or not printed. No preset has fewer than 500 steps: a cell
-from runs with fewer names them, and a method that has only such cells gets no lines of the papers.
+from runs with fewer names them. A method that has only such cells, or rows that say neither preset nor steps, gets no
+lines of the papers.
 """
 
 import shlex
@@ -42,9 +43,9 @@ def lra_lines(rows: Sequence[Row]) -> list[tuple[str, list[str]]]:
             row = [cells[line].get(task) for task in LRA_TASKS]
             found = [cell.mean for cell in row if cell is not None]
             mean = f"{statistics.fmean(found):.1f}" if len(found) == len(LRA_TASKS) else _DASH
-            name = f"{line.method}, {line.preset}" if line.preset else line.method
+            name = f"{line.method}, {line.preset or 'unknown preset'}"
             lines.append((name, [*(_text(cell) for cell in row), mean]))
-        trained = any(not _is_short(cell) for line in lines_of for cell in cells[line].values())
+        trained = any(line.preset and not _is_short(cell) for line in lines_of for cell in cells[line].values())
         for paper, table in PAPERS.items():
             if method in table and trained:
                 printed = [f"{value:.2f}" for value in table[method]]
@@ -103,13 +104,13 @@ def _text(cell: Accuracy | None) -> str:
     if cell is None:
         return _DASH
     deviation = "" if cell.deviation is None else f" ± {cell.deviation:.1f}"
-    steps = f", {cell.steps} steps" if _is_short(cell) else ""
+    steps = f", {'unknown' if cell.steps is None else cell.steps} steps" if _is_short(cell) else ""
     return f"{cell.mean:.1f}{deviation} ({cell.seeds}; {cell.error:.1f}){steps}"
 
 
 def _is_short(cell: Accuracy) -> bool:
-    """Whether runs were too short to be compared with the papers."""
-    return cell.steps is not None and cell.steps < _FEW
+    """Whether runs were too short to be compared with the papers, or do not say their steps."""
+    return cell.steps is None or cell.steps < _FEW
 
 
 def _known(cells: dict[Line, dict[str, Accuracy]]) -> dict[Line, dict[str, Accuracy]]:

@@ -144,7 +144,7 @@ def draw_study(job: Job) -> Summary:
         source=entry.source,
         size=job.setting.size,
         setting=dict(job.plan.setting),
-        differs=job.plan.differs,
+        differs=job.plan.differs if job.study.differs is None else job.study.differs(plain),
         tables=list(job.study.tables(plain)),
         verdicts=list(job.study.verdicts(plain)),
         figures=figures,

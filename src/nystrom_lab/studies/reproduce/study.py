@@ -82,9 +82,11 @@ class Study:
         tables: Tables of the rows, with the papers' printed numbers beside ours.
         verdicts: The claims of the paper, and what the rows say about each.
         figures: Draws the rows, and the arrays in the folder. Returns figures by name, "" for the main one.
+        differs: `Plan.differs` from the rows, for a study of runs that others made; None if the plan knows it.
     """
 
     plan: Callable[[Setting], Plan]
     tables: Callable[[Sequence[Row]], Sequence[Table]]
     verdicts: Callable[[Sequence[Row]], Sequence[Verdict]]
     figures: Callable[[Sequence[Row], Path], "Mapping[str, Figure]"]
+    differs: Callable[[Sequence[Row]], str] | None = None

@@ -33,6 +33,7 @@ ListOps, 16 to 17 % of its samples, is that of the generated data.
 
 import math
 import re
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from itertools import pairwise
@@ -46,6 +47,7 @@ from nystrom_lab.report.lra.runs import Line
 from nystrom_lab.report.printed import LRA_CLASSES, LRA_TASKS, SKYFORMER_TABLE_1
 from nystrom_lab.report.summary import Verdict
 from nystrom_lab.report.table import Table
+from nystrom_lab.studies.arena.beside_paper import Ran, differs_from_paper
 from nystrom_lab.studies.reproduce.margin import MARGIN, is_competitive
 from nystrom_lab.studies.reproduce.study import Part, Plan, Setting, Study
 
@@ -86,9 +88,7 @@ def _plan(setting: Setting) -> Plan:
     if setting.size == "paper":
         _check_all(runs, setting.runs)
     parts = [Part(re.sub(r"\s", "_", run.name), partial(_measure, run)) for run in runs]
-    return Plan(
-        parts, {"runs": " ".join(part.name for part in parts)}, "" if setting.size == "paper" else "the runs given"
-    )
+    return Plan(parts, {"runs": " ".join(part.name for part in parts)}, _beside_paper(runs))
 
 
 def _check_all(runs: Sequence[ArenaRun], source: Path) -> None:
@@ -103,7 +103,7 @@ def _check_all(runs: Sequence[ArenaRun], source: Path) -> None:
     if missing:
         raise ValueError(
             f"--size paper needs three runs with the preset skyformer of {', '.join(missing)} in {source}: make them "
-            "with nystrom lra run --preset skyformer --seeds 0 1 2."
+            f"with nystrom lra run --preset skyformer --methods {' '.join(SKYFORMER_TABLE_1)} --seeds 0 1 2."
         )
 
 
@@ -164,6 +164,16 @@ def find_limit(curve: Mapping[int, tuple[float, float]]) -> Plateau | None:
     times = [curve[step][0] for step in steps]
     every = ((steps[-1] - steps[0]) / (len(steps) - 1), (times[-1] - times[0]) / (len(steps) - 1))
     return Plateau(accuracy, noise, reached, curve[reached][0], every)
+
+
+def _beside_paper(runs: Sequence[ArenaRun]) -> str:
+    """How the runs differ from those of the figure."""
+    ran = Counter((run.task, run.preset, Line(run.method, "").base, max(run.curve)) for run in runs)
+    return differs_from_paper(
+        [Ran(task, preset, method, seeds, steps) for (task, preset, method, steps), seeds in ran.items()],
+        "skyformer",
+        SKYFORMER_TABLE_1,
+    )
 
 
 def _groups(rows: Sequence[Row]) -> dict[tuple[str, str], dict[str, list[ArenaRun]]]:
@@ -316,6 +326,10 @@ def _tables(rows: Sequence[Row]) -> Sequence[Table]:
     return tables
 
 
+def _differs(rows: Sequence[Row]) -> str:
+    return _beside_paper(_runs(rows))
+
+
 def _figures(rows: Sequence[Row], folder: Path) -> "Mapping[str, Figure]":
     runs = _runs(rows)
     return {
@@ -324,4 +338,6 @@ def _figures(rows: Sequence[Row], folder: Path) -> "Mapping[str, Figure]":
     }
 
 
-STUDIES = {"skyformer-figure-2": Study(plan=_plan, tables=_tables, verdicts=_verdicts, figures=_figures)}
+STUDIES = {
+    "skyformer-figure-2": Study(plan=_plan, tables=_tables, verdicts=_verdicts, figures=_figures, differs=_differs)
+}

@@ -223,3 +223,11 @@ def test_a_narrow_terminal_cuts_no_number(capsys, monkeypatch):
     assert "…" not in printed
     for number in ("16.6", "37.15", "65.52", "79.56", "41.58", "70.94", "58.95"):
         assert number in printed
+
+
+def test_rows_that_say_neither_preset_nor_steps_do_not_stand_over_the_papers():
+    rows = rows_of("listops", "softmax", [0.37])
+    unknown = [row.with_facts(preset=None) for row in rows]
+    assert lra_lines(unknown) == [("softmax, unknown preset", ["37.0 (1; 1.1)", *["–"] * 5])]
+    no_steps = [row for row in rows if row.quantity != "steps"]
+    assert lra_lines(no_steps) == [("softmax, skyformer", ["37.0 (1; 1.1), unknown steps", *["–"] * 5])]

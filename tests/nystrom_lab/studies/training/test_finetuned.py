@@ -93,7 +93,7 @@ def test_a_test_is_ours_unless_it_has_all_texts_of_the_published_one():
 def test_nystrom_attention_is_competitive_within_two_points_where_the_errors_and_the_texts_say_so():
     rows = [share("imdb", 64, 0.3), result("imdb", "softmax", 0.88, texts=25_000)]
     # The standard error of a difference of two shares of .88 over 25,000 texts is .0029.
-    for value, agrees in ((0.867, True), (0.865, False), (0.90, True)):
+    for value, agrees in ((0.867, True), (0.865, None), (0.855, None), (0.853, False), (0.90, True)):
         [verdict] = TABLE_2.verdicts([*rows, result("imdb", "nystrom-64", value, texts=25_000)])
         assert verdict.agrees is agrees
     few = [result("imdb", method, 0.88, texts=500) for method in ("softmax", "nystrom-64")]
