@@ -121,7 +121,7 @@ def _cells(rows: Sequence[Row], preset: str) -> _Cells:
     """Preset and accuracy by task and method.
 
     A task has the paper's preset or, where no run has it, the preset with the most methods; and a method the size with
-    the most tasks; among equals, the first. Runs whose rows do not say their preset are left out.
+    the most tasks, then the most seeds; among equals, the first. Runs whose rows do not say their preset are left out.
     """
     lines = {line: tasks for line, tasks in lra_cells(rows).items() if line.preset}
     found: dict[tuple[str, str], tuple[str, Accuracy]] = {}
@@ -129,7 +129,8 @@ def _cells(rows: Sequence[Row], preset: str) -> _Cells:
         here = [line for line, tasks in lines.items() if task in tasks]
         counts = Counter(of for of, _ in {(line.preset, line.base) for line in here})
         chosen = max((line.preset for line in here), key=lambda of: (of == preset, counts[of]), default="")
-        for line in sorted((line for line in here if line.preset == chosen), key=lambda line: -len(lines[line])):
+        sizes = [line for line in here if line.preset == chosen]
+        for line in sorted(sizes, key=lambda line: (-len(lines[line]), -lines[line][task].seeds)):
             found.setdefault((task, line.base), (line.preset, lines[line][task]))
     return found
 
