@@ -108,8 +108,14 @@ def restate(names: Collection[str], results: Path, docs: Path, *, draw: bool) ->
         study, rows = find_study(name), rows_of(gathered[name], name)
         if draw:
             _draw_again(name, rows, kept, pictures)
-        differs = kept.differs if study.differs is None else study.differs(rows)
-        changed = replace(kept, tables=list(study.tables(rows)), verdicts=list(study.verdicts(rows)), differs=differs)
+        changed = replace(
+            kept,
+            shows=CATALOGUE[name].shows,
+            source=CATALOGUE[name].source,
+            differs=kept.differs if study.differs is None else study.differs(rows),
+            tables=list(study.tables(rows)),
+            verdicts=list(study.verdicts(rows)),
+        )
         write_summary(changed, pictures, f"{name}.json")
     write_provenance(results, docs)
     write_page(docs)

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from nystrom.whole_files import write_whole
-from nystrom_lab.report.summary import Summary, Verdict, read_summary, verdict_counts
+from nystrom_lab.report.summary import Summary, Verdict, count_claims, read_summary, verdict_counts
 from nystrom_lab.report.table import Table, print_table
 
 _HEAD = (
@@ -69,14 +69,11 @@ def write_gallery(folders: Mapping[str, Path], missing: Mapping[str, str], path:
         path: The file.
     """
     found = {name: summary for name, folder in folders.items() if (summary := read_summary(folder)) is not None}
-    verdicts = [verdict for summary in found.values() for verdict in summary.verdicts]
-    counts = {word: sum(v.word == word for v in verdicts) for word in ("agrees", "does not agree", "cannot tell")}
     body = [
         "<h1>The papers, measured again</h1>",
-        f"<p>{len(found)} studies of Nyströmformer and Skyformer, run by <code>nystrom reproduce</code>. Of "
-        f"{len(verdicts)} claims, {counts['agrees']} agree with what was measured, {counts['does not agree']} do not, "
-        f"and for {counts['cannot tell']} the rows cannot tell. Rules decide, on the rows; they are in the "
-        "documentation of each study.</p>",
+        f"<p>{len(found)} studies of Nyströmformer, of Skyformer and of this library, run by <code>nystrom "
+        f"reproduce</code>. {count_claims([*found.values()])} Rules decide, on the rows; they are in the documentation "
+        "of each study.</p>",
         _contents(found),
         *(_section(summary, folders[name]) for name, summary in found.items()),
     ]
@@ -97,22 +94,27 @@ def print_summary(summary: Summary, folder: Path) -> None:
         console.print()
     if summary.differs:
         console.print(f"Differs from the paper: {summary.differs}", markup=False, highlight=False, soft_wrap=True)
-    for verdict in summary.verdicts:
-        line = f"{verdict.claim} {verdict.word.capitalize()}: {verdict.numbers}"
-        console.print(line, markup=False, highlight=False, soft_wrap=True)
+    for whose, ours in (("", False), ("Of this library: ", True)):
+        for verdict in summary.claims(ours=ours):
+            line = f"{whose}{verdict.claim} {verdict.word.capitalize()}: {verdict.numbers}"
+            console.print(line, markup=False, highlight=False, soft_wrap=True)
     print(f"Rows: {folder / 'rows.csv'}")
     for figure in summary.figures:
         print(f"Figure: {folder / figure}, and the same as .svg")
 
 
 def print_verdicts(summaries: Sequence[Summary]) -> None:
-    """Print every claim of some studies with its verdict, one per line, and the count of each verdict."""
+    """Print every claim of some studies with its verdict, one per line, and the counts of the verdicts."""
     from rich.console import Console
 
-    verdicts = [(summary.name, verdict) for summary in summaries for verdict in summary.verdicts]
-    lines = [(name, verdict.claim, verdict.word) for name, verdict in verdicts]
-    print_table(Table("", ("study", "claim", "verdict"), lines, 3), Console())
-    print(f"{len(verdicts)} claims: {verdict_counts([verdict for _, verdict in verdicts]) or 'none'}.")
+    lines = [
+        (summary.name, "ours" if ours else "paper", verdict.claim, verdict.word)
+        for summary in summaries
+        for ours in (False, True)
+        for verdict in summary.claims(ours=ours)
+    ]
+    print_table(Table("", ("study", "of", "claim", "verdict"), lines, 4), Console())
+    print(count_claims(summaries) or "No claims.")
 
 
 def _contents(found: Mapping[str, Summary]) -> str:
@@ -120,12 +122,12 @@ def _contents(found: Mapping[str, Summary]) -> str:
         (
             f'<a href="#{_text(name)}">{_text(name)}</a>',
             _text(summary.shows),
-            _text(verdict_counts(summary.verdicts)) or "–",
+            *(_text(verdict_counts(summary.claims(ours=ours))) or "–" for ours in (False, True)),
         )
         for name, summary in found.items()
     ]
     rows = "".join(f"<tr>{''.join(f'<td class=word>{cell}</td>' for cell in line)}</tr>" for line in lines)
-    heads = "".join(f"<th class=word>{head}</th>" for head in ("study", "shows", "the paper's claims"))
+    heads = "".join(f"<th class=word>{head}</th>" for head in ("study", "shows", "the paper's claims", "ours"))
     return f"<div class=wide><table><tr>{heads}</tr>{rows}</table></div>"
 
 
@@ -134,7 +136,8 @@ def _section(summary: Summary, folder: Path) -> str:
         f'<section id="{_text(summary.name)}"><h2>{_text(summary.name)}</h2>',
         f"<p>{_text(summary.shows[0].upper() + summary.shows[1:])}. "
         f"<span class=faint>{_text(summary.source)}.</span></p>",
-        *(_verdict(verdict) for verdict in summary.verdicts),
+        *(_verdict(verdict, "") for verdict in summary.claims(ours=False)),
+        *(_verdict(verdict, "Of this library: ") for verdict in summary.claims(ours=True)),
         *(_picture(folder / figure, summary.shows) for figure in summary.figures),
         *(_table(table) for table in summary.tables),
         _facts(summary),
@@ -143,11 +146,11 @@ def _section(summary: Summary, folder: Path) -> str:
     return "\n".join(parts)
 
 
-def _verdict(verdict: Verdict) -> str:
+def _verdict(verdict: Verdict, whose: str) -> str:
     kind = {True: "agrees", False: "differs", None: "unknown"}[verdict.agrees]
     return (
-        f'<div class="verdict {kind}">{_text(verdict.claim)} <span class=decided>{_text(verdict.word.capitalize())}'
-        f"</span>: {_text(verdict.numbers)}</div>"
+        f'<div class="verdict {kind}">{whose}{_text(verdict.claim)} <span class=decided>'
+        f"{_text(verdict.word.capitalize())}</span>: {_text(verdict.numbers)}</div>"
     )
 
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 
-from nystrom_lab.report.summary import Summary, Verdict, verdict_counts
+from nystrom_lab.report.summary import OURS, Summary, Verdict, count_claims, verdict_counts
 from nystrom_lab.report.table import Table, markdown_table
 
 _ANSWERS = {True: "agrees", False: "**does not agree**", None: "*cannot tell*"}
@@ -21,21 +21,18 @@ def gallery_markdown(
         pictures: The folder of the figures, as the page links to it.
         tables: The page of the tables, as this one links to it.
     """
-    verdicts = [verdict for summary in summaries for verdict in summary.verdicts]
-    counts = {word: sum(verdict.agrees is word for verdict in verdicts) for word in (True, False, None)}
-    own = any(summary.source == "this library" for summary in summaries)
-    ours, whose = (", and of this library", "the papers and of this library") if own else ("", "the papers")
     parts = [
         "# The papers, measured again",
         "",
-        f"{len(summaries)} studies of Nyströmformer and Skyformer{ours}, run by `nystrom reproduce`. Of "
-        f"{len(verdicts)} claims of {whose} {counts[True]} agree with what was measured and {counts[False]} do not; "
-        f"for {counts[None]} the rows cannot tell. A rule on the rows decides each; the documentation of the study "
-        f"states it. [The tables]({tables}) have the numbers, settings and commands. All studies by name:",
+        f"{len(summaries)} studies of Nyströmformer, of Skyformer and of this library, run by `nystrom reproduce`. "
+        f"{count_claims(summaries)} A rule on the rows decides each; the documentation of the study states it. "
+        f"[The tables]({tables}) have the numbers, settings and commands. All studies by name:",
         "",
         _LIST,
         "",
-        markdown_table(("study", "shows", "the claims"), (_line(summary) for summary in summaries), left=3),
+        markdown_table(
+            ("study", "shows", "the papers' claims", "ours"), (_line(summary) for summary in summaries), left=4
+        ),
         *(_claims(summary, takes.get(summary.name, ""), pictures, tables) for summary in summaries),
     ]
     if missing:
@@ -77,17 +74,22 @@ def verdicts_markdown(verdicts: Sequence[Verdict]) -> str:
     return markdown_table(("claim", "verdict", "what decides"), lines, left=3) if verdicts else ""
 
 
-def _line(summary: Summary) -> tuple[str, str, str]:
-    return f"[{summary.name}](#{summary.name})", summary.shows, verdict_counts(summary.verdicts) or "none"
+def _line(summary: Summary) -> tuple[str, str, str, str]:
+    counts = (verdict_counts(summary.claims(ours=ours)) or "–" for ours in (False, True))
+    return f"[{summary.name}](#{summary.name})", summary.shows, *counts
 
 
 def _claims(summary: Summary, takes: str, pictures: str, tables: str) -> str:
     images = "".join(f"![{summary.shows}]({pictures}/{figure})\n\n" for figure in summary.figures)
     differs = f"Differs from the paper: {summary.differs}. " if summary.differs else ""
     needs = f"The paper's size takes {takes}. " if takes else ""
+    papers, ours = (verdicts_markdown(summary.claims(ours=ours)) for ours in (False, True))
+    # Below the papers' own claims, those that a reader could take for theirs.
+    if ours and summary.source != OURS:
+        ours = f"\nClaims of this library, which the paper does not make:\n\n{ours}"
     return (
         f"## {summary.name}\n\n{summary.shows[0].upper()}{summary.shows[1:]} ({summary.source}).\n\n"
-        f"{verdicts_markdown(summary.verdicts)}\n{images}{differs}{needs}[Tables]({tables}#{summary.name}).\n"
+        f"{papers}{ours}\n{images}{differs}{needs}[Tables]({tables}#{summary.name}).\n"
     )
 
 

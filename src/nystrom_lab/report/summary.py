@@ -14,20 +14,24 @@ from nystrom_lab.measure.rows import Row
 from nystrom_lab.report.table import Table
 
 SUMMARY = "summary.json"
+# The source of a study that is in no paper.
+OURS = "this library"
 
 
 class Verdict(NamedTuple):
-    """Whether what was measured agrees with a claim of a paper, decided by a rule on the rows.
+    """Whether what was measured agrees with a claim, decided by a rule on the rows.
 
     Attributes:
         claim: The claim, in a sentence.
         agrees: True, False, or None where the rows cannot tell.
         numbers: The numbers that decide, in a sentence.
+        ours: Whether the claim is of this library and not of a paper.
     """
 
     claim: str
     agrees: bool | None
     numbers: str
+    ours: bool = False
 
     @property
     def word(self) -> str:
@@ -75,6 +79,28 @@ class Summary:
     provenance: str
     command: str
     minutes: float
+
+    def claims(self, *, ours: bool) -> list[Verdict]:
+        """The verdicts on claims of the papers or, if wanted, of this library."""
+        return [verdict for verdict in self.verdicts if (verdict.ours or self.source == OURS) is ours]
+
+
+def claims_of(summaries: Sequence[Summary], *, ours: bool) -> list[Verdict]:
+    """The verdicts of all studies on claims of the papers or, if wanted, of this library."""
+    return [verdict for summary in summaries for verdict in summary.claims(ours=ours)]
+
+
+def count_claims(summaries: Sequence[Summary]) -> str:
+    """How many claims of the papers, and of this library, agree with what was measured, in a sentence each."""
+    said = []
+    for whose, ours in (("the papers", False), ("this library", True)):
+        if verdicts := claims_of(summaries, ours=ours):
+            yes, no, unknown = (sum(verdict.agrees is word for verdict in verdicts) for word in (True, False, None))
+            said.append(
+                f"Of {len(verdicts)} claims of {whose} {yes} agree with what was measured and {no} do not; for "
+                f"{unknown} the rows cannot tell."
+            )
+    return " ".join(said)
 
 
 def provenance_of(rows: Sequence[Row]) -> str:

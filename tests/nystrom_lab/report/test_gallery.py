@@ -1,13 +1,19 @@
 import base64
 import re
+from dataclasses import replace
 
 import pytest
 
 from nystrom_lab.report.catalogue import StudyLine, catalogue_text
 from nystrom_lab.report.gallery import print_summary, print_verdicts, write_gallery
+from nystrom_lab.report.markdown_gallery import gallery_markdown
 from nystrom_lab.report.summary import Summary, Verdict, write_summary
 from nystrom_lab.report.table import Table
 
+COUNTED = (
+    "Of 3 claims of the papers 1 agree with what was measured and 1 do not; for 1 the rows cannot tell. Of 1 claims of "
+    "this library 0 agree with what was measured and 1 do not; for 0 the rows cannot tell."
+)
 # One white pixel.
 PICTURE = base64.b64decode(
     "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mP8/5+hHgAHggJ/PchI7wAAAABJRU5ErkJggg=="
@@ -36,6 +42,7 @@ def summary():
             Verdict("Errors fall.", True, "from 2 to 1."),
             Verdict("Errors vanish.", False, "1 is left."),
             Verdict("Errors are small.", None, "one row."),
+            Verdict("Errors of the fused form vanish.", False, "2 are left.", ours=True),
         ],
         figures=["bounds.png"],
         rows=3,
@@ -51,7 +58,8 @@ def test_the_page_holds_its_pictures_tables_verdicts_and_what_was_not_run(folder
     text = page.read_text()
     assert base64.b64encode(PICTURE).decode() in text
     assert not re.search(r'(src|href)="(?!data:|#)', text)
-    assert "1 agree with what was measured, 1 do not, and for 1 the rows cannot tell" in text
+    assert COUNTED in text
+    assert 'class="verdict differs">Of this library: Errors of the fused form vanish.' in text
     for words in ("a &lt;tiny&gt; one", "the bound &amp; the error", "The bound", "needs --model", "0.50", "one head"):
         assert words in text
 
@@ -59,16 +67,40 @@ def test_the_page_holds_its_pictures_tables_verdicts_and_what_was_not_run(folder
 def test_the_summary_is_printed_with_its_words(folder, capsys):
     print_summary(summary(), folder)
     printed = capsys.readouterr().out
-    for words in ("Errors fall. Agrees: from 2 to 1.", "Does not agree", "Cannot tell", "nystrom", "bounds.png"):
+    for words in (
+        "Errors fall. Agrees: from 2 to 1.",
+        "Of this library: Errors of the fused form vanish. Does not",
+        "Does not agree",
+        "Cannot tell",
+        "nystrom",
+        "bounds.png",
+    ):
         assert words in printed
 
 
 def test_all_claims_are_printed_as_one_table(capsys):
     print_verdicts([summary(), summary()])
     printed = capsys.readouterr().out
-    assert [line.split()[0] for line in printed.splitlines() if "Errors" in line] == ["bounds"] * 6
-    assert [printed.count(word) for word in ("agrees", "does not agree", "cannot tell")] == [2, 2, 2]
-    assert printed.endswith("6 claims: 2 agree, 2 do not, 2 unknown.\n")
+    found = [line.split()[:2] for line in printed.splitlines() if "Errors" in line]
+    assert found == [*[["bounds", "paper"]] * 3, ["bounds", "ours"]] * 2
+    assert printed.endswith(
+        "Of 6 claims of the papers 2 agree with what was measured and 2 do not; for 2 the rows cannot tell. Of 2 "
+        "claims of this library 0 agree with what was measured and 2 do not; for 0 the rows cannot tell.\n"
+    )
+
+
+def test_the_page_counts_and_shows_the_claims_of_this_library_apart():
+    own = replace(summary(), name="own", source="this library")
+    page = gallery_markdown([summary(), own], {}, {}, pictures="gallery", tables="tables.md")
+    assert (
+        "Of 3 claims of the papers 1 agree with what was measured and 1 do not; for 1 the rows cannot tell. Of 5 "
+        "claims of this library 1 agree with what was measured and 3 do not; for 1 the rows cannot tell." in page
+    )
+    assert "| the bound & the error | 1 agrees, 1 does not, 1 unknown | 1 does not |" in page
+    assert "| the bound & the error | – | 1 agrees, 2 do not, 1 unknown |" in page
+    papers, ours = page.partition("## own")[0].split("Claims of this library, which the paper does not make:")
+    assert ("fused" in papers, "fused" in ours) == (False, True)
+    assert "which the paper does not make" not in page.partition("## own")[2]
 
 
 def test_the_list_fits_the_terminal():

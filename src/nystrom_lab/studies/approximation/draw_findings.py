@@ -45,10 +45,11 @@ def decide(rows: Sequence[Row]) -> Sequence[Verdict]:
     """The verdicts, in the order of the rules."""
     return [
         _chain(rows),
-        _constant(rows),
+        _constant(rows)._replace(ours=True),
         _growth(rows),
         _short_sequences(rows),
-        *(_polylogarithmic(rows, weights) for weights in ("initialised", "pretrained")),
+        _polylogarithmic(rows, "initialised"),
+        _polylogarithmic(rows, "pretrained")._replace(ours=True),
         _any_kernel(rows),
     ]
 

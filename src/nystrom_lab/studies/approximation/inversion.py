@@ -32,10 +32,10 @@ Claims, and the rule that decides each:
 - It is "numerically less stable" there: at some m, the median error of solve on N is more than twice that on the CPU.
   It is refuted if at no m it is above that on the CPU by more than a tenth.
 - "SVD is not very efficient on GPUs", iterations accelerate (Nyströmformer): on the GPU, the quartiles of the ratio of
-  svd are above 1 at every m. It is refuted if at some m both are below 1. The same rule is applied to the CPU.
+  svd are above 1 at every m. It is refuted if at some m both are below 1. The same for the CPU is this library's claim.
 - Division-based methods, "such as the conjugate gradient method", are less stable (Skyformer, of training, which is not
   measured here): on the CPU, the median rounding of the gradient on N is more than twice that of six iterations at more
-  than half of the m. It is refuted if this is so at no m. Conjugate gradients and solve have a verdict each.
+  than half of the m. It is refuted if this is so at no m. The same for solve is this library's claim.
 
 Source: Chen et al. (2021), arXiv:2111.00035, section 4.4; Xiong et al. (2021), arXiv:2102.03902, section 3.
 """
@@ -219,8 +219,9 @@ def _medians(rows: Sequence[Row], quantity: str, method: str, **facts: str) -> d
 
 
 def _verdicts(rows: Sequence[Row]) -> Sequence[Verdict]:
-    divisions = [_division(rows, method) for method in ("conjugate gradient", "solve")]
-    return [_slower(rows), _less_stable(rows), _faster(rows, "GPU"), _faster(rows, "CPU"), *divisions]
+    papers = [_slower(rows), _less_stable(rows), _faster(rows, "GPU"), _division(rows, "conjugate gradient")]
+    ours = [_faster(rows, "CPU"), _division(rows, "solve")]
+    return [*papers, *(verdict._replace(ours=True) for verdict in ours)]
 
 
 def _over(ours: Mapping[int | None, float], other: Mapping[int | None, float]) -> dict[int | None, float]:

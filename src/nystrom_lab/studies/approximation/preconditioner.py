@@ -17,7 +17,7 @@ Claims, and the rule that decides each:
 
 - Lemma 3 as printed, "all the singular values are within (0, 1)": in every matrix, the largest is below 1 by more than
   rounding, and the smallest is above rounding. It is refuted if a matrix has one within rounding of 1, or above it.
-- Its sharp form: in every matrix, the largest is within rounding of 1, and the smallest is at least
+- Its sharp form, this library's: in every matrix, the largest is within rounding of 1, and the smallest is at least
   $\gamma / \max D$. It is undecided where that bound is below rounding.
 - "which implies that $\|I - N\| < 1$": in every matrix, 1 less the norm is above rounding. It is undecided where it is
   within rounding of 0.
@@ -149,7 +149,7 @@ def _verdicts(rows: Sequence[Row]) -> Sequence[Verdict]:
     smallest, bounds, norms = (rows_of(rows, _LEAST + quantity) for quantity in (SMALLEST, BOUND, NORM))
     ratios = rows_of(rows, _RATIO)
     if not all((low, high, smallest, bounds, norms, ratios)):
-        return [Verdict(claim, None, "not measured.") for claim in claims]
+        return [Verdict(claim, None, "not measured.", ours=claim == claims[1]) for claim in claims]
     touched = any(row.value >= -_rounding(row) for row in high)
     positive = all(row.value > _rounding(row) for row in smallest)
     off = max(abs(row.value) for row in (*low, *high))
@@ -169,6 +169,7 @@ def _verdicts(rows: Sequence[Row]) -> Sequence[Verdict]:
             False if not (is_one and bounded) else True if known else None,
             f"the largest is within {off:.1g} of 1, and the smallest is at least "
             f"{min(r.value for r in ratios):.3g} times the bound.",
+            ours=True,
         ),
         Verdict(
             claims[2],

@@ -26,8 +26,8 @@ number of one head is known to a tenth of itself. A claim is undecided where its
 
 - "If the Loewner order holds, the error is at most $\lambda$": in no draw is the error of C above that of its
   completion, and no draw in the order has an error of C above $\lambda$, at any $\varepsilon$. One breach refutes it.
-- The bound with the constant 1 is enough: for more than half of all pairs of a head and an $\varepsilon$, the draws
-  needed for the order are at most the bound. One pair that needs more than the bound refutes it. A pair for which no
+- The bound with the constant 1, which is this library's, is enough: for more than half of all pairs of a head and an
+  $\varepsilon$, the draws needed for the order are at most the bound. One pair that needs more than the bound refutes it. A pair for which no
   measured number was enough needs more than the largest one: it refutes the bound if that is below the largest, and is
   open otherwise.
 - The number of draws needed grows with $d_{stat}$: of two heads at the same $\varepsilon$ whose dimensions differ by at
@@ -38,7 +38,7 @@ number of one head is known to a tenth of itself. A claim is undecided where its
   head, and d_stat / n falls from the shortest to the longest n in every head ($\varepsilon = 0.1$).
 - "$d_{stat}$ should be $\tilde O(1)$", that is a power of log n: from the second longest n to the longest it grows at
   most as $(\log n)^2$ in at least three quarters of the heads, where the growth of a head is known to a twentieth of
-  itself. Initialised weights have a verdict, and pretrained weights, for which the paper leaves it open.
+  itself. For pretrained weights, for which the paper leaves it open, this is this library's claim.
 - Equations 4-6 take "any PSD kernel": with each kernel, the mean error over the heads with the most draws is at most
   half of that with the fewest.
 
