@@ -163,26 +163,14 @@ COMMANDS: dict[str, Command] = {
         studies.bench_model,
         lasting=True,
     ),
-    "bench plan": Command("estimate a long-sequence training step on GPUs, against ring attention", studies.bench_plan),
-    "bench ranks": Command(
-        "time, memory and traffic of a sequence split across processes, against one process",
-        studies.bench_ranks,
-        lasting=True,
-    ),
     "bench runs": Command(
         "compare methods over several runs, with medians and spread", studies.bench_runs, lasting=True
-    ),
-    "bench pretraining": Command(
-        "tokens per second of pretraining, against transformers' own loop", studies.bench_pretraining, lasting=True
     ),
     "bench training": Command(
         "time and memory of a training step (Table 2 of Skyformer)", studies.bench_training, lasting=True
     ),
     "report efficiency": Command("table and plot of measured rows", studies.report_study("efficiency")),
     "report model": Command("table and plot of measured rows of whole encoders", studies.report_study("model")),
-    "report ranks": Command(
-        "table and plot of measured rows of sequences across processes", studies.report_study("ranks")
-    ),
     "report study": Command("table and plot of the rows of a study of nystrom reproduce", reproduce.report_gathered),
     "report training": Command("table and plot of measured rows of training steps", studies.report_study("training")),
 }

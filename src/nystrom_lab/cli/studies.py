@@ -79,33 +79,6 @@ def bench_model(words: list[str]) -> None:
     show_study(rows, arguments["to"])
 
 
-def bench_pretraining(words: list[str]) -> None:
-    """Compare pretraining with transformers' own loop."""
-    from nystrom_lab.studies.pretraining.speed import run_pretraining_speed
-
-    arguments = arguments_of(run_pretraining_speed, words, "bench pretraining")
-    for row in run_pretraining_speed(**arguments):
-        print(f"{row.quantity:55} {row.value:10.2f} {row.unit:3} ({row.low:.2f} to {row.high:.2f})")
-    print(f"Rows: {arguments['to'] / 'pretraining.csv'}")
-
-
-def bench_plan(words: list[str]) -> None:
-    """Estimate a training step on GPUs."""
-    from nystrom_lab.studies.parallel.plan import run_plan
-
-    print(run_plan(**arguments_of(run_plan, words, "bench plan")))
-
-
-def bench_ranks(words: list[str]) -> None:
-    """Measure a sequence across processes."""
-    from nystrom_lab.report.tables import print_study
-    from nystrom_lab.studies.parallel.ranks import run_ranks
-
-    arguments = arguments_of(run_ranks, words, "bench ranks")
-    print_study(run_ranks(**arguments))
-    print(f"Rows: {arguments['to'] / 'ranks.csv'}")
-
-
 def report_study(study: str) -> Callable[[list[str]], None]:
     """The command that prints and plots the rows of a study."""
 
@@ -162,6 +135,6 @@ def _way_out(file: Path, study: str) -> str:
     """The command that prints rows of this study, after a colon; empty if there is none."""
     from nystrom_lab.studies.reproduce.catalogue import CATALOGUE
 
-    if study in ("efficiency", "model", "ranks", "training"):
+    if study in ("efficiency", "model", "training"):
         return f": try nystrom report {study} {file}"
     return f": try nystrom report study {file} --study {study}" if study in CATALOGUE else ""

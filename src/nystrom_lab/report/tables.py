@@ -1,7 +1,7 @@
 """Tables of rows, for the terminal and as Markdown.
 
 The table of a study has one part per quantity ("forward time", "forward memory", ...), with a line per method and a
-column per number of tokens (efficiency, model, ranks) or per task (training). As in Table 1 of the Nyströmformer paper
+column per number of tokens (efficiency, model) or per task (training). As in Table 1 of the Nyströmformer paper
 (arXiv:2102.03902), each value is followed by how many times less it is than that of the first method: "12.3 (12.7×)". A
 dash marks what was not measured; the notes below say why. Where there is a memory floor, parts derived from it follow:
 see `nystrom_lab.report.floor`.
@@ -19,7 +19,7 @@ from nystrom_lab.report.table import Table, markdown_table, print_table
 if TYPE_CHECKING:
     from rich.console import Console
 
-STUDIES = ("efficiency", "model", "ranks", "training")
+STUDIES = ("efficiency", "model", "training")
 
 
 def study_table(rows: Sequence[Row]) -> Table:
@@ -167,8 +167,7 @@ def _footnotes(rows: Sequence[Row]) -> list[str]:
     """Notes on what the numbers are, and why some are missing."""
     timed = max((row.repeats for row in rows if "time" in row.quantity and row.method != FLOOR), default=0)
     calls = "steps" if rows[0].study == "training" else "calls"
-    kind = calls if rows[0].study == "ranks" else f"interleaved {calls}"
-    what = f"Median of {timed} {kind}{_spread(rows)}" if timed else f"Peak of one of the {calls}"
+    what = f"Median of {timed} interleaved {calls}{_spread(rows)}" if timed else f"Peak of one of the {calls}"
     notes = [f"{what}; in brackets how many times less than {rows[0].method}.", *bandwidths(rows)]
     missing = {
         (row.method, _quantity(row).partition(" ")[0], _column(row)): row.note for row in rows if math.isnan(row.value)

@@ -60,13 +60,11 @@ OUTPUTS = {
     ("report study", "figure"): [("{curves} --study complexity --figure {to}" + end, [""]) for end in (".png", ".svg")],
     ("bench efficiency", "to"): [("--to {to}", ("efficiency.csv", "efficiency.png", "efficiency.svg"))],
     ("bench model", "to"): [("--to {to}", ("model.csv", "model.png", "model.svg"))],
-    ("bench ranks", "to"): [("--to {to}", ("ranks.csv",))],
     ("bench runs", "to"): [("--to {to}", ("runs.csv",))],
-    ("bench pretraining", "to"): [("--to {to} --data {data}", ("pretraining.csv",))],
     ("bench training", "to"): [("--to {to}", ("training.csv", "training.png", "training.svg"))],
 } | {
     (f"report {study}", "figure"): [("{curves} --figure {to}" + end, [""]) for end in (".png", ".svg")]
-    for study in ("efficiency", "model", "ranks", "training")
+    for study in ("efficiency", "model", "training")
 }
 CASES = [(command, words, file) for (command, _), cases in OUTPUTS.items() for words, files in cases for file in files]
 

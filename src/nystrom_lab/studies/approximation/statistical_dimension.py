@@ -27,9 +27,9 @@ number of one head is known to a tenth of itself. A claim is undecided where its
 - "If the Loewner order holds, the error is at most $\lambda$": in no draw is the error of C above that of its
   completion, and no draw in the order has an error of C above $\lambda$, at any $\varepsilon$. One breach refutes it.
 - The bound with the constant 1, which is this library's, is enough: for more than half of all pairs of a head and an
-  $\varepsilon$, the draws needed for the order are at most the bound. One pair that needs more than the bound refutes it. A pair for which no
-  measured number was enough needs more than the largest one: it refutes the bound if that is below the largest, and is
-  open otherwise.
+  $\varepsilon$, the draws needed for the order are at most the bound. One pair that needs more than the bound refutes
+  it. A pair for which no measured number was enough needs more than the largest one: it refutes the bound if that is
+  below the largest, and is open otherwise.
 - The number of draws needed grows with $d_{stat}$: of two heads at the same $\varepsilon$ whose dimensions differ by at
   least a tenth, the one with the larger dimension needs more draws, in at least three quarters of such pairs. Where no
   measured number was enough, the number needed is above the largest. Pairs whose numbers are equal are left out. (At a

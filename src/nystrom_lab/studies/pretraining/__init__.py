@@ -1,1 +1,0 @@
-"""Measurements of pretraining on masked words and sentence order."""
