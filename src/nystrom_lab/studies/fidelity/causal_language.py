@@ -8,8 +8,6 @@ reads 2,048 tokens of each held-out document with other attentions, each with a 
   2024, arXiv:2309.17453);
 - heavy hitters: the same window as near_far, and the tokens that received the most attention so far, as many as fill
   the cache; the others are dropped (H2O, Zhang et al. 2023, arXiv:2306.14048);
-- by levels (`nystrom_lab.studies.fidelity.causal_levels`): two blocks, and clusters of runs of all other tokens, at
-  most r together at 2,048 tokens. It is only compared: what it keeps grows with the logarithm of the length.
 
 Rows hold:
 
@@ -21,15 +19,14 @@ Rows hold:
 - recall: among n random keys one equals the last query, and a head has found it if the output is more similar to its
   value than to any other;
 - times on random tokens, 8 heads of width 64, forward and with the backward pass, in turns: of causal near_far with
-  `near_far_sizes(n, is_causal=True)`, of near_far that is not causal, of fused causal attention, and of the form by
-  levels with about as many keys as near_far (448 and 480 at 8,192 tokens).
+  `near_far_sizes(n, is_causal=True)`, of near_far that is not causal, and of fused causal attention.
 
 Claims of this library, and the rules that decide them. Losses are those of tokens from position 1,024 on.
 
 - near_far is nearer to exact attention than a window with sinks of the same cache: the difference of their losses is
   more than two of its standard errors. If the loss of the window with sinks is itself within two standard errors of
   that of exact attention, the model makes no use of the past, and the rows cannot tell.
-- near_far is nearer than heavy hitters, and nearer than the form by levels, by the same rule.
+- near_far is nearer than heavy hitters, by the same rule.
 - After a short training with near_far the model loses at most .02 nats to exact attention after as long a training, the
   two standard errors included.
 - Forward, causal near_far takes no more time than fused causal attention from 4,096 tokens on; a ratio with quartiles
@@ -62,7 +59,6 @@ from nystrom_lab.measure.rows import Row, cpu_name, new_row
 from nystrom_lab.report.plots.lines import draw_lines
 from nystrom_lab.report.summary import Verdict
 from nystrom_lab.report.table import Table
-from nystrom_lab.studies.fidelity.causal_levels import attend_by_levels
 from nystrom_lab.studies.fidelity.passes import PASSES, Attention, all_hold, is_at_most, time_passes
 from nystrom_lab.studies.reproduce.spread import spread_row
 from nystrom_lab.studies.reproduce.study import Part, Plan, Setting, Study, beside_none
@@ -71,13 +67,11 @@ from nystrom_lab.training.run.progress import no_file_bars
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-EXACT, OURS, WINDOW, HEAVY, LEVELS = "softmax", "near_far", "window + sinks", "heavy hitters", "by levels"
+EXACT, OURS, WINDOW, HEAVY = "softmax", "near_far", "window + sinks", "heavy hitters"
 LOSS, MORE, FOUND = "loss", "loss - exact", "needles found"
 TRAINED = "trained"
 SINKS = 4
 OPTIONS: dict[str, Any] = {"block_size": 64, "num_heavy": 24, "num_clusters": 40, "exact_up_to": 0}
-# Clusters of a run in the form by levels: at 2,048 tokens, five runs and two blocks are four fewer than the cache.
-_RUN_CLUSTERS = 12
 # Two blocks, heavy tokens and clusters.
 CACHE = 2 * 64 + 24 + 40
 RANGES = (0, 128, 256, 512, 1024, 2048)
@@ -263,7 +257,6 @@ ATTENTIONS: dict[str, Attention] = {
     OURS: near_far,
     WINDOW: window_with_sinks,
     HEAVY: heavy_hitters,
-    LEVELS: partial(attend_by_levels, num_clusters=_RUN_CLUSTERS),
 }
 
 
@@ -317,7 +310,7 @@ def _read(documents: Sequence[str], sizes: LanguageTraining, folder: Path) -> It
     yield from _rows(losses, "", losses[EXACT])
     # Whether near_far is nearer than each of the others, document by document.
     late = slice(RANGES[-2], RANGES[-1])
-    for name in (WINDOW, HEAVY, LEVELS):
+    for name in (WINDOW, HEAVY):
         apart = (losses[name] - losses[OURS])[:, late].mean(dim=1).double()
         error = 2 * apart.std().item() / math.sqrt(len(apart))
         mean = apart.mean().item()
@@ -379,7 +372,6 @@ def _times(n: int, folder: Path) -> Iterable[Row]:
         EXACT: partial(F.scaled_dot_product_attention, is_causal=True),
         OURS: partial(near_far_attention, is_causal=True, **near_far_sizes(n, is_causal=True)),
         NOT_CAUSAL: partial(near_far_attention, **near_far_sizes(n)),
-        LEVELS: partial(attend_by_levels, block_size=128, num_clusters=32),
     }
 
     facts = {"b": 1, "h": 8, "d": 64, "threads": torch.get_num_threads()}
@@ -423,7 +415,7 @@ def _tables(rows: Sequence[Row]) -> Sequence[Table]:
     lengths = sorted({n for _, n in timed["forward time"]})
     lines = [
         [name, what] + [f"{timed[time][name, n].value:,.0f} ({timed[ratio][name, n].value:.2f})" for n in lengths]
-        for name in (EXACT, OURS, NOT_CAUSAL, LEVELS)
+        for name in (EXACT, OURS, NOT_CAUSAL)
         for what, (time, ratio) in TIMES.items()
         if all((name, n) in timed[time] for n in lengths) and lengths
     ]
@@ -466,7 +458,7 @@ def _verdicts(rows: Sequence[Row]) -> Sequence[Verdict]:
     agrees = found[OURS] >= 0.9 and found[WINDOW] <= 0.1 if told else None
     said = "; ".join(f"{name}: {share:.2f}" for name, share in found.items()) or "Not measured"
     verdicts.append(Verdict("A token among thousands is found by near_far, and not by a window.", agrees, f"{said}."))
-    return [*verdicts, _nearer(rows, LEVELS, "a form by levels")]
+    return verdicts
 
 
 def _nearer(rows: Sequence[Row], name: str, of_it: str) -> Verdict:

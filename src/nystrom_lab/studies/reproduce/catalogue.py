@@ -223,22 +223,6 @@ CATALOGUE: dict[str, Entry] = {
         paper_needs=_TRAINED_BERT,
         minutes=0.1,
     ),
-    "skyformer-appendix-a": Entry(
-        shows="validation loss over seconds and steps",
-        source=f"{_S}, Appendix A",
-        home="stability.validation_loss",
-        paper_needs="--runs with trained runs of five tasks",
-        minutes=3,
-        trains=True,
-    ),
-    "skyformer-appendix-b": Entry(
-        shows="singular values of the attention output of trained models",
-        source=f"{_S}, Appendix B",
-        home="stability.spectra",
-        paper_needs="--runs with trained softmax models of four tasks",
-        minutes=0.7,
-        trains=True,
-    ),
     "skyformer-appendix-f": Entry(
         shows="instability of training, relative to softmax attention",
         source=f"{_S}, Appendix F",
@@ -322,18 +306,6 @@ CATALOGUE: dict[str, Entry] = {
         home="arena.ablation",
         needs="--data with text",
         trains=True,
-    ),
-    "arena-lengths": Entry(
-        shows="which attention still trains beyond the arena's lengths, up to 16,384 tokens",
-        source="this library",
-        home="arena.lengths",
-        trains=True,
-    ),
-    "modern-step": Entry(
-        shows="a training step of the preset modern beside the plain model's, over the length",
-        source="this library",
-        home="arena.modern_step",
-        minutes=2.5,
     ),
     "blog": Entry(
         shows="the masked word of the Hugging Face post, its five scores",

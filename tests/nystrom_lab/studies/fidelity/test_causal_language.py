@@ -34,8 +34,8 @@ def test_the_study_from_end_to_end(tmp_path, monkeypatch):
     for name in study.ATTENTIONS:
         assert loss[name, 128] == pytest.approx(loss[study.EXACT, 128], abs=1e-5)
     tables = study.STUDIES[NAME].tables(rows)
-    assert [len(table.lines) for table in tables] == [5, 2, 8, 5]
-    assert len(study.STUDIES[NAME].verdicts(rows)) == 6
+    assert [len(table.lines) for table in tables] == [4, 2, 6, 4]
+    assert len(study.STUDIES[NAME].verdicts(rows)) == 5
     assert study.STUDIES[NAME].figures(rows, tmp_path)
 
 
@@ -69,7 +69,7 @@ def row(quantity, method, value, low=None, high=None, after="", n=2048):
     )  # fmt: skip
 
 
-OTHERS = (study.WINDOW, study.HEAVY, study.LEVELS)
+OTHERS = (study.WINDOW, study.HEAVY)
 
 
 def rows_of(window, apart, trained, found, times):
@@ -109,8 +109,7 @@ def rows_of(window, apart, trained, found, times):
 )
 def test_verdicts_agree_disagree_and_cannot_tell(window, apart, trained, found, times, wanted):
     verdicts = study.STUDIES[NAME].verdicts(rows_of(window, apart, trained, found, times))
-    # The form by levels is compared as the other two are.
-    assert [verdict.agrees for verdict in verdicts] == [*wanted, wanted[0]]
+    assert [verdict.agrees for verdict in verdicts] == wanted
 
 
 @pytest.mark.parametrize(
@@ -133,4 +132,4 @@ def test_a_ratio_within_its_spread_of_one_cannot_tell(low, high, agrees):
 
 
 def test_nothing_measured_decides_nothing():
-    assert [verdict.agrees for verdict in study.STUDIES[NAME].verdicts([])] == [None] * 6
+    assert [verdict.agrees for verdict in study.STUDIES[NAME].verdicts([])] == [None] * 5
