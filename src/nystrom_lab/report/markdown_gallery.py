@@ -81,7 +81,7 @@ def _line(summary: Summary) -> tuple[str, str, str, str]:
 
 def _claims(summary: Summary, takes: str, pictures: str, tables: str) -> str:
     images = "".join(f"![{summary.shows}]({pictures}/{figure})\n\n" for figure in summary.figures)
-    differs = f"Differs from the paper: {summary.differs}. " if summary.differs else ""
+    differs = f"{_differs(summary)} " if summary.differs else ""
     needs = f"The paper's size takes {takes}. " if takes else ""
     papers, ours = (verdicts_markdown(summary.claims(ours=ours)) for ours in (False, True))
     # Below the papers' own claims, those that a reader could take for theirs.
@@ -93,11 +93,16 @@ def _claims(summary: Summary, takes: str, pictures: str, tables: str) -> str:
     )
 
 
+def _differs(summary: Summary) -> str:
+    return f"Differs from the paper: {summary.differs or 'in nothing'}."
+
+
 def _numbers(summary: Summary) -> str:
     setting = "; ".join(f"{name}: {value}" for name, value in summary.setting.items())
     # Rows that were gathered elsewhere do not say how long they took.
     time = f" in {summary.minutes:.1f} minutes" if summary.minutes else ""
+    # The tables stand under a paper's name, and must not pass as its setting.
     return (
-        f"## {summary.name}\n\n{tables_markdown(summary.tables)}\nSetting: {setting}. {summary.rows} rows{time}. "
+        f"## {summary.name}\n\n{_differs(summary)}\n\n{tables_markdown(summary.tables)}\nSetting: {setting}. {summary.rows} rows{time}. "
         f"`{summary.command}`, on {summary.provenance}.\n"
     )

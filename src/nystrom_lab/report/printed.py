@@ -6,7 +6,8 @@ arXiv:2111.00035, which gives means over three seeds. Neither says how far they 
 Fine-tuning: Table 2 of Xiong et al. and Table 1 of its supplement. F1 for MRPC and QQP, accuracy elsewhere; MNLI
 matched, and mismatched beside it. The supplement's caption says F1 for QQP alone, beside the same number for MRPC.
 
-Instability scores over self-attention's: Table 1 in Appendix F of Chen et al.
+Instability scores over self-attention's: Table 1 in Appendix F of Chen et al., in the file of appendices that NeurIPS
+publishes beside the paper.
 """
 
 LRA_CLASSES = {"listops": 10, "text": 2, "retrieval": 2, "image": 10, "pathfinder": 2}

@@ -14,8 +14,9 @@ stored. Another kernel of `kernelized` may replace it: section 4.2 only asks for
 returned, for each sequence independently.
 
 Source: Chen et al. (2021), arXiv:2111.00035, sections 4.2 and 4.4.
-Departs from the authors' code: inputs are scaled by d^(-1/4), not 32^(-1/4); a landmark is drawn from each of m/2
-segments of the real tokens, so that no token is drawn twice; norms are per matrix.
+Departs from Definition 1, whose m columns are drawn independently from all queries and keys, as Theorem 2 asks: a
+landmark is drawn from each of m/2 segments of the real queries and of the real keys, so that no token is drawn twice.
+Departs from the authors' code: inputs are scaled by d^(-1/4), not 32^(-1/4); norms are per matrix.
 """
 
 import functools

@@ -29,7 +29,7 @@ returned, sequence by sequence.
 
 Source: Chen et al. (2021), arXiv:2111.00035, sections 4.2, 4.4 and Fig. 1, where it is called "Skyformer".
 Departs from the paper: the ridge is added to the Gaussian matrix of the landmarks, with the scaling of Lemma 3, as
-`skyformer` does; a landmark is drawn from each of m/2 segments of the real tokens, so that no token is drawn twice; the
+`skyformer` does, and so are landmarks drawn, one from each of m/2 segments instead of independently (Definition 1); the
 guard. The paper advises against training with it: gradients through the inverse grow with the condition of A.
 """
 

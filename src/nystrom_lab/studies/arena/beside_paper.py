@@ -4,7 +4,7 @@ from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
 from nystrom_lab.report.printed import LRA_TASKS
-from nystrom_lab.training.presets.published import DEPARTURES, PRESETS
+from nystrom_lab.training.presets.published import DEPARTURES, DRAWN_BY_SEGMENTS, PRESETS
 
 
 class Ran(NamedTuple):
@@ -53,9 +53,11 @@ def what_ran(runs: Sequence[Ran], preset: str, methods: Collection[str]) -> str:
 
 
 def differs_from_paper(runs: Sequence[Ran], preset: str, methods: Collection[str]) -> str:
-    """`Plan.differs` of runs: what was run, and in what the presets of the papers depart from their code."""
+    """`Plan.differs` of runs: what was run, and in what the papers' presets and Skyformer's method depart from them."""
     of_paper = any(run.preset == preset for run in runs)
-    return "; ".join([what_ran(runs, preset, methods), *[DEPARTURES] * of_paper])
+    drawn = "skyformer" in methods and any(run.method == "skyformer" for run in runs)
+    departures = [*[DEPARTURES] * of_paper, *[DRAWN_BY_SEGMENTS] * drawn]
+    return "; ".join([what_ran(runs, preset, methods), *departures])
 
 
 def _beside(counts: Sequence[int | None], paper: int, what: str) -> str:

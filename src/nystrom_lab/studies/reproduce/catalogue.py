@@ -225,7 +225,7 @@ CATALOGUE: dict[str, Entry] = {
     ),
     "skyformer-appendix-f": Entry(
         shows="instability of training, relative to softmax attention",
-        source=f"{_S}, Appendix F",
+        source=f"{_S}, section 4.1, and Appendix F in NeurIPS' file of appendices",
         home="stability.instability",
         paper_needs="--data with text, retrieval and image",
         minutes=3,

@@ -1,4 +1,4 @@
-r"""Table 1 of Skyformer's Appendix F: how far the output moves when a training step moves the weights.
+r"""The experiment of Skyformer's Appendix F: how far the output moves when a training step moves the weights.
 
 With the weights $W_0$ at the start and $W_i$ after step i, the instability score of step i = 1 ... 20 is
 $$\tau_i = \frac{\|f(x_i, W_i) - f(x_i, W_{i-1})\|_F^2}{\|W_i - W_{i-1}\|_F^2},$$
@@ -17,9 +17,11 @@ deviation / sqrt(s) each; one seed decides nothing.
 - Nyströmformer's "fluctuates around 1 in all the tasks": in every measured task the mean ratio of Nyström attention
   lies between 0.9 and 1.1.
 
-Source: Chen et al. (2021), arXiv:2111.00035, Appendix F.
+Source: Chen et al. (2021), arXiv:2111.00035, section 4.1, and its Appendix F, in the file that NeurIPS publishes beside
+the paper.
 Beside the paper's methods there is near_far with its defaults; no claim rests on it.
-Departs from the paper: float32 instead of mixed precision, and no dropout of attention weights.
+Departs from the paper: float32 instead of mixed precision, no dropout of attention weights, and landmarks drawn one
+from each segment instead of independently.
 """
 
 import math
@@ -56,6 +58,7 @@ from nystrom_lab.studies.stability.arena import (
 )
 from nystrom_lab.studies.training_step import TrainingStep
 from nystrom_lab.training.data.tasks import Model
+from nystrom_lab.training.presets.published import DRAWN_BY_SEGMENTS
 from nystrom_lab.training.presets.sizes import DataSizes
 
 if TYPE_CHECKING:
@@ -91,7 +94,7 @@ def _plan(setting: Setting) -> Plan:
         "seeds": str(len(seeds)),
         "steps": str(STEPS),
     }
-    differs = ["float32 instead of mixed precision"]
+    differs = ["float32 instead of mixed precision", DRAWN_BY_SEGMENTS]
     if not paper:
         differs.append(f"a {_PART}th of the paper's batches")
     if missing:

@@ -48,6 +48,7 @@ from nystrom_lab.studies.reproduce.known import share_of
 from nystrom_lab.studies.reproduce.study import Part, Plan, Setting, Study
 from nystrom_lab.studies.stability.arena import ArenaTask, new_model, preset_of, size_of
 from nystrom_lab.studies.stability.loop import Trace, train_plainly, validation_batches
+from nystrom_lab.training.presets.published import DRAWN_BY_SEGMENTS
 from nystrom_lab.training.presets.sizes import DataSizes
 
 if TYPE_CHECKING:
@@ -89,7 +90,7 @@ def _plan(setting: Setting) -> Plan:
         "seeds": str(seeds),
         "training": f"{training.steps} steps of {training.batch}, {training.landmarks} landmarks",
     }
-    differs = "ListOps alone, five methods and near_far, and three learning rates instead of one"
+    differs = f"ListOps alone, five methods and near_far, and three learning rates instead of one; {DRAWN_BY_SEGMENTS}"
     if not paper:
         differs += (
             f"; sequences to {_SHORT.max_length} tokens instead of 2,000, {training.steps} steps of {training.batch} "

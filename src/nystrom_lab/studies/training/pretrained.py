@@ -91,12 +91,13 @@ _CONTINUED: dict[str, Any] = _SMALL | {
 _SMALL_DIFFERS = (
     "4 layers x 256 with 4 heads and 32 landmarks instead of 512 wide or BERT-base with 64, instances of 256 tokens "
     "instead of 512, 2,000 steps of 16 instead of 100,000 or 500,000 of 256, learning rate 1e-3 instead of 1e-4, the "
-    "corpus of --data instead of books and Wikipedia, and an exact model that was trained here instead of BERT-base"
+    "corpus of --data instead of books and Wikipedia, an exact model that was trained here instead of BERT-base, and "
+    "AdamW instead of Adam with an L2 term"
 )
 
 _PAPER_DIFFERS = (
-    "the corpus of --data instead of books and Wikipedia, attention weights that are not dropped, and a width of "
-    "BERT-small that the paper does not say"
+    "the corpus of --data instead of books and Wikipedia, attention weights that are not dropped, a width of "
+    "BERT-small that the paper does not say, and AdamW instead of Adam with an L2 term"
 )
 
 

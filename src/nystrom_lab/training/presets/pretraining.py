@@ -12,6 +12,7 @@ Departs from it, or fills what it leaves open:
 
 - the paper gives BERT-small 4 layers and no width: here it is 512 with 8 heads and 2,048 inside the feed-forward block,
   the BERT-small of Turc et al. (2019), arXiv:1908.08962;
+- AdamW, whose weight decay is apart from the gradient, as in BERT's own code, instead of "Adam" with "L2 weight decay";
 - gradients are clipped to a norm of 1, AdamW's epsilon is 1e-6, dropout on the hidden states 0.1 and the initial
   standard deviation 0.02, as in BERT's own code;
 - attention weights are not dropped, since no method stores them;

@@ -29,6 +29,7 @@ Departs from their code:
   float32 as a whole; `--precision float32` computes all in float32;
 - the number of Reformer's buckets is 2 n / 64 itself, where theirs is the power of two below it for n padded to a power
   of two;
+- Skyformer's landmarks are drawn one from each segment, where Definition 1 of its paper draws them independently;
 - a method without an entry in `methods` runs with its defaults.
 """
 
@@ -48,6 +49,8 @@ DEPARTURES = (
     "pooling of real tokens alone, a denominator in linear attention, no dropped attention weights, a learning rate "
     "that begins and ends at 0"
 )
+# That of Skyformer's own method.
+DRAWN_BY_SEGMENTS = "landmarks of Skyformer drawn one from each segment instead of independently"
 PRESETS: dict[tuple[str, str], Preset] = {
     (preset.task, preset.name): preset for preset in (*NYSTROMFORMER, *SKYFORMER, *MODERN, *OFFICIAL, *DEMO)
 }

@@ -12,7 +12,7 @@ from nystrom_lab.report.printed import LRA_TASKS, NYSTROMFORMER_TABLE_3, SKYFORM
 from nystrom_lab.studies.arena.paper_tables import STUDIES
 from nystrom_lab.studies.reproduce.run import check_study, run_study
 from nystrom_lab.studies.reproduce.study import Setting
-from nystrom_lab.training.presets.published import DEPARTURES
+from nystrom_lab.training.presets.published import DEPARTURES, DRAWN_BY_SEGMENTS
 from nystrom_lab.training.run.folder import RunFolder
 
 NYSTROMFORMER, SKYFORMER = STUDIES["nystromformer-table-3"], STUDIES["skyformer-table-1"]
@@ -133,6 +133,7 @@ def test_the_title_of_the_table_and_the_page_say_what_was_run():
     said = table.differs([*demo, *papers])
     assert said.startswith("listops with the preset nystromformer, 5,000 steps, 2,000 positions, 2 seeds, without")
     assert said.endswith(DEPARTURES)
+    assert SKYFORMER.differs(demo).endswith(f"; not run: text retrieval image pathfinder; {DRAWN_BY_SEGMENTS}")
 
 
 def test_rows_that_do_not_say_their_preset_never_stand_for_the_papers_setting():

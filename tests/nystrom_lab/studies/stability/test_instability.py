@@ -104,6 +104,7 @@ def test_an_interrupted_study_goes_on_with_the_seeds_that_are_missing(data, tmp_
     # So that a folder with the rows of fewer methods is refused.
     assert plan.setting["methods"] == " ".join(METHODS)
     assert "text, retrieval, image" in plan.differs
+    assert "landmarks of Skyformer drawn one from each segment instead of independently" in plan.differs
 
     def job(name, parts):
         to = tmp_path / name
