@@ -74,7 +74,7 @@ def verdicts_markdown(verdicts: Sequence[Verdict]) -> str:
     return markdown_table(("claim", "verdict", "what decides"), lines, left=3) if verdicts else ""
 
 
-def _line(summary: Summary) -> tuple[str, str, str, str]:
+def _line(summary: Summary) -> tuple[str, ...]:
     counts = (verdict_counts(summary.claims(ours=ours)) or "–" for ours in (False, True))
     return f"[{summary.name}](#{summary.name})", summary.shows, *counts
 
@@ -103,6 +103,7 @@ def _numbers(summary: Summary) -> str:
     time = f" in {summary.minutes:.1f} minutes" if summary.minutes else ""
     # The tables stand under a paper's name, and must not pass as its setting.
     return (
-        f"## {summary.name}\n\n{_differs(summary)}\n\n{tables_markdown(summary.tables)}\nSetting: {setting}. {summary.rows} rows{time}. "
+        f"## {summary.name}\n\n{_differs(summary)}\n\n{tables_markdown(summary.tables)}\n"
+        f"Setting: {setting}. {summary.rows} rows{time}. "
         f"`{summary.command}`, on {summary.provenance}.\n"
     )
