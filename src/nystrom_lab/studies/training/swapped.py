@@ -52,7 +52,7 @@ def swapped_rows(
             segments = start.segments and takes_segments(model) and texts.pairs is not None
             split = EncodedSplit(texts, start.tokenizer, max_length=PRESET.max_length, segments=segments)
         collate = collator(padding_of(start.tokenizer))
-        kept.append(best.parent / "predictions" / f"{which}-{method}.npy")
+        kept.append(best.parent / "predictions" / f"{which}-{method}.safetensors")
         logits = logits_of(
             model, split, collate, batch_size=PRESET.batch_size, device="cpu", precision=precision, kept=kept[-1]
         )

@@ -125,4 +125,4 @@ def best_logits(
 
 def _kept(run: RunFolder, name: str, step: int) -> Path:
     """File with the logits of a split while it is being scored."""
-    return run.path / "predictions" / f"{name}-step{step}.npy"
+    return run.path / "predictions" / f"{name}-step{step}.safetensors"

@@ -1,5 +1,11 @@
-"""Logits of a model for each text, in the order of the texts."""
+"""Logits of a model for each text, in the order of the texts.
 
+While a split is scored, what is done is kept in a file: safetensors, with checksums of the model's weights and of the
+numbers. A file that is damaged or of another model is not used: its texts are scored again, which only takes time.
+"""
+
+import hashlib
+import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -8,12 +14,15 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from nystrom.progress import Progress
-from nystrom.whole_files import remove_leftovers, whole_bytes
+from nystrom.whole_files import remove_leftovers, whole_file
 from nystrom_lab.training.data.batches import shortest_first
 from nystrom_lab.training.finetune.encoding import EncodedSplit
+from nystrom_lab.training.finite import check_outputs
 from nystrom_lab.training.run.writing import written
 from nystrom_lab.training.scoring import DTYPES
 
@@ -44,50 +53,60 @@ def logits_of(
         batch_size: Texts per batch; affects only speed and memory.
         device: "cpu" or "cuda".
         precision: "float32", "bfloat16" or "float16".
-        kept: File of this model's logits of this split, written every minute and gone on with; None for none.
+        kept: File of the logits so far, written every minute and gone on with; None for none.
         progress: Counts the texts, where these are some of more; None for one of these alone.
 
     Raises:
-        ValueError: The file holds something else.
-        NotWritten: It cannot be written.
+        NotFinite: A logit is not a finite number.
+        NotWritten: The file cannot be written.
     """
     model.to(device).eval()
-    order = shortest_first(split.lengths)
-    parts, since = _read(kept, len(order)), time.monotonic()
+    order, since = shortest_first(split.lengths), time.monotonic()
+    weights = "" if kept is None else _sum(*model.state_dict().values())
+    parts = [] if kept is None or not kept.exists() else _read(kept, weights, len(order))
     before = sum(map(len, parts))
     counted = Progress("texts", len(order), initial=before) if progress is None else progress
     for start in range(before, len(order), batch_size):
         batch = collate([split[i] for i in order[start : start + batch_size]])
         batch.pop("labels", None)
         with torch.autocast(device, DTYPES[precision], enabled=precision != "float32"):
-            logits = model(**{name: value.to(device) for name, value in batch.items()}).logits
-        parts.append(logits.float().cpu().numpy())
+            logits = check_outputs(model(**{name: value.to(device) for name, value in batch.items()}).logits)
+        parts.append(logits.float().cpu())
         if kept is not None and time.monotonic() - since >= _BETWEEN:
-            _write(kept, parts)
+            _write(kept, parts, weights)
             since = time.monotonic()
         counted.update(min(batch_size, len(order) - start))
     if progress is None:
         counted.close()
-    found = np.concatenate(parts)
+    found = torch.cat(parts).numpy()
     out = np.empty_like(found)
     out[order] = found
     return out
 
 
-def _read(kept: Path | None, count: int) -> list[NDArray[Any]]:
-    """The saved results of an interrupted scoring of `count` texts, as one part."""
-    if kept is None or not kept.exists():
-        return []
+def _sum(*tensors: Tensor) -> str:
+    """The SHA-256 sum of the numbers of tensors."""
+    found = hashlib.sha256()
+    for tensor in tensors:
+        found.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy())
+    return found.hexdigest()
+
+
+def _read(kept: Path, weights: str, count: int) -> list[Tensor]:
+    """The logits that an interrupted scoring of `count` texts kept, as one part; none if they cannot be used."""
     try:
-        found = np.load(kept, allow_pickle=False)
-    except (ValueError, OSError, EOFError) as error:
-        raise ValueError(f"{kept} cannot be read ({error}): delete it to score its texts again.") from error
-    if found.ndim != 2 or not 0 < len(found) <= count:
-        raise ValueError(
-            f"{kept} holds numbers of shape {found.shape}; expected those of at most {count} texts: delete it, and "
-            "them again."
-        )
-    return [found]
+        with safe_open(kept, framework="pt") as file:
+            logits, said = file.get_tensor("logits"), file.metadata() or {}
+        if said.get("weights") != weights:
+            fault = "it is of another model"
+        elif said.get("logits") != _sum(logits) or logits.ndim != 2 or not 0 < len(logits) <= count:
+            fault = "it is damaged"
+        else:
+            return [logits]
+    except (SafetensorError, OSError) as error:
+        fault = f"it cannot be read, {error}"
+    print(f"warning: {kept} is skipped: {fault}; its texts are scored again.", file=sys.stderr)
+    return []
 
 
 def forget_kept(kept: Path) -> None:
@@ -96,9 +115,10 @@ def forget_kept(kept: Path) -> None:
     remove_leftovers(kept)
 
 
-def _write(kept: Path, parts: Sequence[NDArray[Any]]) -> None:
+def _write(kept: Path, parts: Sequence[Tensor], weights: str) -> None:
     """Write all parts."""
+    logits = torch.cat(list(parts))
     with written(kept, "start the same command again, nystrom finetune with --resume"):
         kept.parent.mkdir(parents=True, exist_ok=True)
-        with whole_bytes(kept) as file:
-            np.save(file, np.concatenate(parts), allow_pickle=False)
+        with whole_file(kept) as partial:
+            save_file({"logits": logits}, partial, metadata={"weights": weights, "logits": _sum(logits)})

@@ -260,7 +260,7 @@ def test_the_attention_of_a_trained_model_is_swapped(tiny_bert, tmp_path, monkey
 
     def write(kept, parts):
         inner(kept, parts)
-        if kept.name == "validation-nystrom-64.npy":
+        if kept.name == "validation-nystrom-64.safetensors":
             raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
@@ -271,7 +271,7 @@ def test_the_attention_of_a_trained_model_is_swapped(tiny_bert, tmp_path, monkey
         patch.setattr(inference, "_write", lambda kept, parts: scored.append(kept.name))
         assert swap() == found
     # The last eight of 40 texts.
-    assert scored == ["validation-nystrom-64.npy"]
+    assert scored == ["validation-nystrom-64.safetensors"]
     assert not list((tmp_path / "predictions").iterdir())
 
 

@@ -10,7 +10,6 @@ import subprocess
 import sys
 from dataclasses import replace
 
-import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
@@ -122,12 +121,12 @@ def full_disk(*given, **named):
     raise OSError(errno.ENOSPC, "No space left on device")
 
 
-def test_an_interrupted_scoring_goes_on_where_it_was(whole, tuned, tmp_path, monkeypatch):
+def test_an_interrupted_scoring_goes_on_where_it_was(whole, tuned, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(inference, "_BETWEEN", 0.0)
-    inner, run = inference._write, tmp_path / "run"
+    inner, run, scored = inference._write, tmp_path / "run", []
 
-    def write(kept, parts):
-        inner(kept, parts)
+    def write(kept, *given):
+        inner(kept, *given)
         if kept.name.startswith("submission"):
             raise KeyboardInterrupt
 
@@ -135,32 +134,25 @@ def test_an_interrupted_scoring_goes_on_where_it_was(whole, tuned, tmp_path, mon
         patch.setattr(inference, "_write", write)
         with pytest.raises(KeyboardInterrupt):
             tuned(run)
-    kept, scored = run / "predictions" / "submission-step6.npy", []
-    kept = kept if kept.exists() else kept.with_name("submission-step3.npy")
-    logits = np.load(kept)
-    assert len(logits) == 8
-    np.save(kept, logits[:0])
-    with pytest.raises(
-        ValueError, match=r"holds numbers of shape \(0, 2\); expected those of at most 10 texts: delete it"
-    ):
-        tuned(run, resume=True)
+    kept = next((run / "predictions").glob("submission-step*.safetensors"))
+    assert len(load_file(kept)["logits"]) == 8
+    before = kept.read_bytes()
     with monkeypatch.context() as patch:
-        patch.setattr(inference.np, "save", full_disk)
+        patch.setattr(inference, "save_file", full_disk)
         kept.unlink()
         with pytest.raises(
-            NotWritten, match=r"npy cannot be written \(No space left.*start the same command again, .* with --resume"
+            NotWritten, match=r"safetensors cannot be written \(No space left.*the same command again, .* with --resume"
         ):
             tuned(run, resume=True)
-    kept.write_bytes(b"PK")
-    with pytest.raises(ValueError, match=r"npy cannot be read .*: delete it"):
-        tuned(run, resume=True)
-    np.save(kept, logits)
+    kept.write_bytes(before)
+    capsys.readouterr()
     with monkeypatch.context() as patch:
-        patch.setattr(inference, "_write", lambda kept, parts: scored.append((kept.name[:10], sum(map(len, parts)))))
+        patch.setattr(inference, "_write", lambda kept, parts, _: scored.append((kept.name[:10], sum(map(len, parts)))))
         tuned(run, resume=True)
+    assert "is skipped" not in capsys.readouterr().err
     # Only the last two texts of ten.
     assert scored == [("submission", 10)]
-    assert not [path.name for path in (run / "predictions").iterdir() if "npy" in path.name]
+    assert not list((run / "predictions").glob("*.safetensors"))
     assert_equal_runs(run, whole)
 
 
