@@ -123,8 +123,8 @@ def inspect_model(
         seed: Seed of the sample.
 
     Raises:
-        ValueError: No batch, a method that is unknown or does not support the model, or a model that no method
-            supports, such as a decoder.
+        ValueError: No batch, a method that is unknown or does not support the model, a model that no method
+            supports, such as a decoder, or one whose numbers are not finite.
     """
     check_at_least("num_queries", num_queries, 2)
     check_seed("seed", seed)
@@ -145,6 +145,11 @@ def inspect_model(
                     model, found.attend_and(progress.update), left=lambda call: found.left.setdefault(call.name)
                 ):
                     exact.append(results_of(model, batch))
+                if found.exact and not torch.isfinite(exact[-1].hidden).all():
+                    raise ValueError(
+                        f"the hidden states of {type(model).__name__} with exact attention are not finite, in "
+                        f"{exact[-1].hidden.dtype}, so nothing can be compared with them: load it in float32."
+                    )
                 # Some layers may be left alone.
                 progress.expect(progress.done // done * len(batches))
         if not found.samples:

@@ -69,7 +69,7 @@ def sample_layer(
         generator: Source of the draws.
 
     Raises:
-        ValueError: A cross-attention layer, or a method that does not support the layer.
+        ValueError: A cross-attention layer, inputs that are not finite, or a method that does not support the layer.
     """
     n, s = call.q.shape[2], call.k.shape[2]
     if n != s or not call.masks.is_self:
@@ -81,6 +81,11 @@ def sample_layer(
     queries = draw_queries(real.nonzero()[:, 0], num_queries, generator)
     if not len(queries):
         return None
+    if not all(torch.isfinite(x[0, :, real]).all() for x in (call.q, call.k, call.v)):
+        raise ValueError(
+            f"layer {call.name} gets queries, keys or values that are not finite, in {call.q.dtype}: the layers below "
+            "it overflow, by themselves or with the method that they run with; load the model in float32."
+        )
     size, places = int(real.sum()), real.cumsum(dim=0) - 1
     heads = max(1, _AT_ONCE // (len(queries) * s))
     parts = [_sample_heads(_heads(call, part), candidates, queries, places, size)

@@ -95,7 +95,7 @@ def evaluate_pretrained(words: list[str]) -> None:
     for row in evaluate_mlm_sop(**arguments_of(evaluate_mlm_sop, words, "evaluate mlm-sop")):
         share = row.low is not None and row.high is not None
         value = f"{row.value:.1%} ({row.low:.1%} to {row.high:.1%})" if share else f"{row.value:.4g}"
-        print(f"{row.quantity} {value}")
+        print(f"{row.quantity} {value}{row.note and f' ({row.note})'}")
 
 
 def lra_run(words: list[str]) -> None:

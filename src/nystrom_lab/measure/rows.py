@@ -2,13 +2,16 @@
 
 A row says what was measured (study, quantity, method, value, unit, spread), at which sizes, on what (device, dtype),
 with what (torch version, commit) and how (command, seed, date). A missing measurement has the value NaN and a note that
-says why. In a file None is an empty cell and NaN is `nan`; numbers are written in full, so that reading gives back what
-was written.
+says why, and so has one that overflowed to infinity; without the note such a row can be neither made nor read. In a
+file None is an empty cell and NaN is `nan`; numbers are written in full, so that reading gives back what was written.
 
 A file has one header: the columns that all rows have, then one for each further fact, such as `layer` or `task`, that
 one of its rows has; other rows leave it empty. `pandas.read_csv` takes such a file as it is. Rows are appended in
 groups, by any number of processes: each locks the file while it replaces it by a longer one, so a killed process leaves
 only complete groups. If the last line has no line end, reading and appending raise an error that names file and line.
+
+No writer loses a row of another measurement: `append_rows` keeps all, `write_rows` replaces only rows that are measured
+anew with the same settings, and a command whose file holds one setting refuses that of another first (`rows_so_far`).
 
 Needs the standard library only, so that tables and plots of rows need no torch.
 """
@@ -59,12 +62,12 @@ class Row:
             outside of git.
         date: Day of the measurement, ISO 8601, UTC.
         command: The command that measured it.
-        note: Why it was not measured; otherwise "".
+        note: Why it was not measured, or is not finite; otherwise "".
         facts: Further facts by name, such as {"b": "1", "layer": "3"}, stored in columns of their own. Values become
             text; those that are None or "" are left out.
 
     Raises:
-        ValueError: A fact has the name of another column.
+        ValueError: A fact has the name of another column, or a number is not finite and no note says why.
     """
 
     study: str
@@ -92,6 +95,13 @@ class Row:
             raise ValueError(
                 f"fact {taken[0]!r} of a row is a column of its own; expected none of {', '.join(HEADER)}."
             )
+        numbers = [("value", self.value), ("low", self.low), ("high", self.high)]
+        for name, number in () if self.note else numbers:
+            if number is not None and not math.isfinite(number):
+                raise ValueError(
+                    f"{name} of {self.quantity} of {self.method} is {number}, and note is empty: what was measured is "
+                    "not finite, so it is no result; a row that was not measured says why in its note."
+                )
         stated = {name: str(value) for name, value in self.facts.items() if value not in (None, "")}
         object.__setattr__(self, "facts", stated)
 
@@ -141,15 +151,11 @@ def new_row(
         facts: Further facts by name; those that are None are left out.
         device: Name of the processor or accelerator; `cpu_name()` for this machine's processor.
         command: The command that measured it; None means the command that started this process, without local paths.
-        note: Why it was not measured.
+        note: Why it was not measured, or is not finite.
 
     Raises:
-        ValueError: A value of NaN without a note, or a fact with the name of another column.
+        ValueError: As for `Row`.
     """
-    if math.isnan(value) and not note:
-        raise ValueError(
-            f"value of {quantity} of {method} is NaN and note is empty: say in note why it was not measured."
-        )
     return Row(
         study=study,
         quantity=quantity,
@@ -196,14 +202,56 @@ def append_rows(path: Path, rows: Iterable[Row]) -> None:
 
 
 def write_rows(path: Path, rows: Iterable[Row]) -> None:
-    """Write rows as a CSV file, replacing existing ones; its folder is created if missing.
+    """Write rows as a CSV file, after those of other measurements that it holds; its folder is created if missing.
+
+    Rows that differ in nothing but their numbers, torch version, commit, date and note are of one measurement. Only one
+    process at a time may write so to a file.
 
     Raises:
-        ValueError: Its folder cannot be written.
+        ValueError: The file is damaged or no file of rows, or its folder cannot be written.
     """
-    check_folder(Path(path).parent)
-    those = list(rows)
-    write_whole(Path(path), _text(those, _columns_of(those, HEADER)))
+    path, new = Path(path), list(rows)
+    check_folder(path.parent)
+    known = {_measurement(row) for row in new}
+    old = read_rows(path) if os.path.lexists(path) else []
+    those = [*(row for row in old if _measurement(row) not in known), *new]
+    write_whole(path, _text(those, _columns_of(those, HEADER)))
+
+
+def rows_so_far(path: Path, new: Row, last: str) -> list[Row]:
+    """The rows of a file that a command goes on with; none if there is no file.
+
+    Args:
+        path: The file.
+        new: A row that the command would write.
+        last: The argument that ends the command and may differ.
+
+    Raises:
+        ValueError: The file holds rows of another setting, is damaged, or is no file of rows.
+    """
+    rows = read_rows(path) if os.path.lexists(path) else []
+    for row in rows:
+        for name in ("study", "command", "dtype", "seed", "device", "torch"):
+            came, wanted = getattr(row, name), getattr(new, name)
+            if name == "command":
+                came, wanted = (command.partition(f" --{last} ")[0] for command in (came, wanted))
+            if came != wanted:
+                raise other_setting(path, name, came, wanted)
+    return rows
+
+
+def other_setting(path: Path, name: str, came: object, wanted: object) -> ValueError:
+    """The error to raise for a file with rows of another setting: what differs, there and now."""
+    return ValueError(
+        f"{path} holds rows of another setting: {name} is {came!r} there and {wanted!r} now. Name another folder in "
+        "to, or move that file away to start again."
+    )
+
+
+def _measurement(row: Row) -> tuple[Row, tuple[tuple[str, str], ...]]:
+    """What was measured and how, without the result."""
+    bare = replace(row, value=0.0, low=None, high=None, torch="", commit="", date="", note="", facts={})
+    return bare, tuple(sorted(row.facts.items()))
 
 
 def _columns_of(rows: Iterable[Row], columns: Sequence[str]) -> tuple[str, ...]:
@@ -366,4 +414,7 @@ def _row(cells: list[str], columns: Sequence[str], place: str) -> Row:
         except ValueError as error:
             raise ValueError(f"{place} has {name} = {cell!r}; expected a number: delete that line.") from error
     further = zip(columns[len(HEADER) :], cells[len(HEADER) :], strict=True)
-    return Row(**values, facts=dict(further))  # pyright: ignore[reportArgumentType]
+    try:
+        return Row(**values, facts=dict(further))  # pyright: ignore[reportArgumentType]
+    except ValueError as error:
+        raise ValueError(f"{place}: {error}") from error

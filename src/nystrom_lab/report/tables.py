@@ -108,9 +108,9 @@ def _place(part: tuple[str, str]) -> tuple[bool, bool, bool, str]:
 
 
 def _cell(row: Row | None, first: Row | None) -> str:
-    if row is None or math.isnan(row.value):
+    if row is None or not math.isfinite(row.value):
         return "–"
-    if first is None or not first.value or math.isnan(first.value) or not row.value or row.unit in UNITS:
+    if first is None or not first.value or not math.isfinite(first.value) or not row.value or row.unit in UNITS:
         return _short(row.value)
     ratio = first.value / row.value
     return f"{_short(row.value)} ({f'{ratio:.1f}' if 1 <= ratio < 100 else _short(ratio)}×)"
@@ -170,6 +170,8 @@ def _footnotes(rows: Sequence[Row]) -> list[str]:
     what = f"Median of {timed} interleaved {calls}{_spread(rows)}" if timed else f"Peak of one of the {calls}"
     notes = [f"{what}; in brackets how many times less than {rows[0].method}.", *bandwidths(rows)]
     missing = {
-        (row.method, _quantity(row).partition(" ")[0], _column(row)): row.note for row in rows if math.isnan(row.value)
+        (row.method, _quantity(row).partition(" ")[0], _column(row)): row.note
+        for row in rows
+        if not math.isfinite(row.value)
     }
     return notes + [f"{method}, {what}, {column}: {note}." for (method, what, column), note in missing.items()]

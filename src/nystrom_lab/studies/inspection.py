@@ -1,5 +1,6 @@
 """An inspection as rows: one per number, with its interval if it is an estimate."""
 
+import math
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -23,6 +24,8 @@ from nystrom_lab.report.inspection import (
     TIME,
     VARIATION,
 )
+
+_OVERFLOWS = "the output of the method is not finite"
 
 
 def inspection_rows(found: Inspection, *, device: str | None = None) -> list[Row]:
@@ -67,7 +70,8 @@ def inspection_rows(found: Inspection, *, device: str | None = None) -> list[Row
         mine = replace(blank, method=name, m=sizes[name])
         for layers, result in (((), whole), *([found.mended[name]] if name in found.mended else [])):
             those = mine.with_facts(exact=",".join(map(str, layers)))
-            rows.append(replace(those, quantity=HIDDEN, value=result.error))
+            note = "" if math.isfinite(result.error) else _OVERFLOWS
+            rows.append(replace(those, quantity=HIDDEN, value=result.error, note=note))
             if result.changed is not None:
                 rows.append(replace(those, quantity=CHANGED, value=result.changed))
     for name, turns in found.times.turns.items():
@@ -105,4 +109,6 @@ def _of_heads(row: Row, values: Estimate | Tensor, place: tuple[int, int]) -> It
     all_of = values if isinstance(values, Estimate) else Estimate(values, values, values)
     for head, (value, low, high) in enumerate(zip(*(part.tolist() for part in all_of), strict=True)):
         ends = {"low": low, "high": high} if isinstance(values, Estimate) else {}
-        yield replace(row, value=value, **ends).with_facts(layer=layer, head=head, r=sampled)
+        # Of exact attention, which the inspection has checked, all is finite.
+        note = "" if row.method == EXACT or math.isfinite(value) else _OVERFLOWS
+        yield replace(row, value=value, note=note, **ends).with_facts(layer=layer, head=head, r=sampled)

@@ -71,6 +71,7 @@ def result_row(
     repeats: int = 1,
     study: str | None = None,
     facts: Mapping[str, object] | None = None,
+    note: str = "",
 ) -> Row:
     """A number that belongs to a trained model.
 
@@ -84,6 +85,7 @@ def result_row(
         repeats: Number of measurements.
         study: Name of the study. Default: training on the model's task.
         facts: In addition to the sizes of the model.
+        note: Why the number is not finite.
     """
     method, size = sized_name(config.attention, config.attention_options)
     model: dict[str, object] = {
@@ -109,6 +111,7 @@ def result_row(
         seed=place.seed,
         device=torch.cuda.get_device_name() if place.device == "cuda" else cpu_name(),
         command=place.command,
+        note=note,
     )
 
 

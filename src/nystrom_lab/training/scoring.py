@@ -28,6 +28,7 @@ from nystrom_lab.training.data.tasks import (
     find_task,
     prepared_folder,
 )
+from nystrom_lab.training.finite import check_outputs
 from nystrom_lab.training.results import Place, accuracy_row
 from nystrom_lab.training.run.progress import no_file_bars
 
@@ -144,6 +145,9 @@ def accuracy(model: Model, split: LabelledSplit, task: Task, *, batch_size: int,
         batch_size: Samples per batch; affects only speed and memory.
         device: "cpu" or "cuda".
         precision: Precision to compute in.
+
+    Raises:
+        NotFinite: A logit is not a finite number.
     """
     model.to(device)  # pyright: ignore[reportArgumentType] (transformers hides its type)
     model.eval()
@@ -157,6 +161,6 @@ def accuracy(model: Model, split: LabelledSplit, task: Task, *, batch_size: int,
     for batch in Progress("scoring", len(loader), unit="batches").over(loader):
         batch = {name: value.to(device) for name, value in batch.items()}
         with torch.autocast(device, DTYPES[precision], enabled=precision != "float32"):
-            logits = model(**batch).logits
+            logits = check_outputs(model(**batch).logits)
         right += int(is_right(logits, batch["labels"]).sum())
     return right / len(split)

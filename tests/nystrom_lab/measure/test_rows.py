@@ -27,7 +27,7 @@ def test_what_is_written_is_what_is_read(tmp_path):
     rows = [
         a_row(low=0.1, high=1e-300, repeats=7, n=512, m=64, facts={"b": 1, "h": 8}, seed=0),
         a_row(method='a "quoted", name', note="two\nlines; ünïcode"),
-        a_row(value=math.inf, n=None, command="nystrom bench efficiency --lengths 512"),
+        a_row(value=math.inf, note="overflows", n=None, command="nystrom bench efficiency --lengths 512"),
     ]
     append_rows(tmp_path / "rows.csv", rows)
     assert read_rows(tmp_path / "rows.csv") == rows
@@ -42,7 +42,7 @@ def test_a_value_that_was_not_measured_stays_nan(tmp_path):
 
 
 def test_a_value_that_was_not_measured_needs_its_reason():
-    with pytest.raises(ValueError, match="note is empty"):
+    with pytest.raises(ValueError, match="value of q of m is nan, and note is empty"):
         new_row(study="s", quantity="q", method="m", value=math.nan, unit="ms", device="cpu")
 
 

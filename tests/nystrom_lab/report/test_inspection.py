@@ -30,7 +30,7 @@ def rows_of(errors, hidden=None, times=None, exact=(), changed=None, spread=1.02
     """Errors by method, layer by layer; two heads a layer, .01 below and above; quartiles of times by a factor."""
     rows = [
         replace(ROW, method=method, value=error + off, low=error + off - 0.02, high=error + off + 0.02,
-                facts={"layer": layer, "head": head, "r": 128})
+                note="" if error == error else "not finite", facts={"layer": layer, "head": head, "r": 128})
         for method, layers in errors.items() for layer, error in enumerate(layers)
         for head, off in enumerate((-0.01, 0.01))
     ]  # fmt: skip
@@ -38,7 +38,10 @@ def rows_of(errors, hidden=None, times=None, exact=(), changed=None, spread=1.02
         for layer in range(len(next(iter(errors.values())))):
             facts = {"layer": layer, "head": 0, "r": 128}
             rows += [replace(ROW, quantity=quantity, method="softmax", value=0.5, facts=facts)]
-    rows += [replace(ROW, quantity=HIDDEN, method=name, value=value) for name, value in (hidden or {}).items()]
+    rows += [
+        replace(ROW, quantity=HIDDEN, method=name, value=value, note="" if value < 1e9 else "not finite")
+        for name, value in (hidden or {}).items()
+    ]
     rows += [replace(ROW, quantity=CHANGED, method=name, value=value) for name, value in (changed or {}).items()]
     rows += [
         replace(ROW, quantity=HIDDEN, method=name, value=error, facts={"exact": layers})

@@ -1,9 +1,9 @@
 """Checks before and after loading the weights of a folder.
 
-Before: complete safetensors exist; no other format is opened, since a pickle (such as pytorch_model.bin) can run
-arbitrary code when it is loaded. After: all weights of the encoder were loaded and none is left over, and each head is
-complete or entirely new. A new head is how fine-tuning starts, and transformers reports it; half a head means a broken
-file.
+Before: complete safetensors of finite numbers exist; no other format is opened, since a pickle (such as
+pytorch_model.bin) can run arbitrary code when it is loaded. After: all weights of the encoder were loaded and none is
+left over, and each head is complete or entirely new. A new head is how fine-tuning starts, and transformers reports it;
+half a head means a broken file.
 
 Some of the published checkpoints have no safetensors in the main revision of their repository, only in `refs/pr/1`, the
 conversion proposed by Hugging Face. For these, if no revision is requested, that one is used, with a warning. For any
@@ -18,6 +18,7 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
+import torch
 from huggingface_hub import snapshot_download
 from huggingface_hub.errors import LocalEntryNotFoundError, RepositoryNotFoundError, RevisionNotFoundError
 from safetensors import SafetensorError, safe_open
@@ -104,7 +105,7 @@ def find_folder(name: Any, given: dict[str, Any]) -> Path:
 
 
 def check_weights(folder: Path, *, variant: str | None = None, downloaded: bool = False) -> None:
-    """Check that a folder holds complete safetensors; only headers are read, unless a file records checksums.
+    """Check that a folder holds complete safetensors of finite numbers.
 
     Args:
         folder: Where config.json is.
@@ -113,7 +114,7 @@ def check_weights(folder: Path, *, variant: str | None = None, downloaded: bool 
 
     Raises:
         ValueError: Not a folder; no weights, or only in other formats; a file that is missing, truncated or elsewhere;
-            or a config.json of a far larger model.
+            a config.json of a far larger model; or a weight or buffer that is NaN or infinite.
     """
     if not folder.is_dir():
         raise ValueError(f"model is {folder}, which is not a folder; expected one with config.json and safetensors.")
@@ -154,6 +155,23 @@ def check_weights(folder: Path, *, variant: str | None = None, downloaded: bool 
     if (folder / CONFIG_NAME).is_file():
         _check_sizes(folder, read_json(folder / CONFIG_NAME), weights)
     check_sums(folder)
+    for name in names:
+        _check_finite(folder / name)
+
+
+def _check_finite(path: Path) -> None:
+    """Raise ValueError for a file with a number that is NaN or infinite."""
+    with safe_open(path, framework="pt") as file:
+        for key in file.keys():  # noqa: SIM118 (no dict)
+            tensor = file.get_tensor(key)
+            if tensor.is_floating_point() and tensor.numel():
+                # Both ends are NaN where one number is; of 8 bits torch has no ends.
+                ends = torch.stack((tensor.float() if tensor.element_size() == 1 else tensor).aminmax())
+                if not torch.isfinite(ends).all():
+                    raise ValueError(
+                        f"{path} holds numbers that are not finite, for example in {key}: its training diverged, or "
+                        "the file is damaged; train or fetch the model again."
+                    )
 
 
 def _check_sizes(folder: Path, content: Mapping[str, Any], weights: int) -> None:

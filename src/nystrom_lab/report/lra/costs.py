@@ -8,7 +8,7 @@ import statistics
 from collections.abc import Sequence
 
 from nystrom_lab.measure.rows import Row
-from nystrom_lab.report.lra.runs import Line, line_of
+from nystrom_lab.report.lra.runs import Line, check_measured, line_of
 from nystrom_lab.report.lra.tables import in_short
 from nystrom_lab.report.printed import LRA_TASKS
 from nystrom_lab.report.printed_ratios import SKYFORMER_TABLE_2
@@ -27,8 +27,8 @@ def cost_lines(rows: Sequence[Row], *, time: bool, memory: bool) -> list[tuple[s
         memory: Show gigabytes; behind the hours if both are shown.
 
     Raises:
-        ValueError: No training time among the rows, two different runs of one seed, or seeds that differ in steps,
-            length, precision or device.
+        ValueError: No training time among the rows, a number that is not finite, two different runs of one seed, or
+            seeds that differ in steps, length, precision or device.
     """
     cells = _cells(rows)
     lines = []
@@ -84,6 +84,7 @@ def _cells(rows: Sequence[Row]) -> dict[tuple[Line, str], dict[str, float]]:
     for row in rows:
         if not row.study.startswith("train ") or row.quantity not in (_TIME, _MEMORY, _STEPS):
             continue
+        check_measured(row)
         line, task = place = (line_of(row), row.study.removeprefix("train "))
         seeds = found.setdefault(place, {}).setdefault(row.quantity, {})
         if row.quantity == _STEPS:

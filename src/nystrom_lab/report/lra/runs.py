@@ -72,12 +72,14 @@ def lra_cells(rows: Sequence[Row]) -> dict[Line, dict[str, Accuracy]]:
         rows: Rows of `nystrom lra run` or `nystrom train`; only the accuracy on the test split and the steps are read.
 
     Raises:
-        ValueError: No accuracy on a test split, two different runs of one seed, or seeds with different settings.
+        ValueError: No accuracy on a test split, one that is not a finite number, two different runs of one seed, or
+            seeds with different settings.
     """
     runs: dict[tuple[str, Line], dict[int | None, _Run]] = {}
     for row in rows:
         if not row.study.startswith("train ") or row.quantity not in ("test accuracy", "steps"):
             continue
+        check_measured(row)
         task, line = row.study.removeprefix("train "), line_of(row)
         run = runs.setdefault((task, line), {}).setdefault(row.seed, {})
         before = run.setdefault(row.quantity, row)
@@ -96,6 +98,15 @@ def lra_cells(rows: Sequence[Row]) -> dict[Line, dict[str, Accuracy]]:
             "rows hold no accuracy on a test split; expected rows of `nystrom lra run` or `nystrom train`."
         )
     return cells
+
+
+def check_measured(row: Row) -> None:
+    """Raise ValueError for a number that is not finite: a mean over seeds has no place for it."""
+    if not math.isfinite(row.value):
+        raise ValueError(
+            f"{row.quantity} of {row.method} on {row.study.removeprefix('train ')} with seed {row.seed} is {row.value} "
+            f"({row.note}): take the rows of this run out, or train it again."
+        )
 
 
 def lra_guesses(rows: Sequence[Row]) -> list[str]:

@@ -224,6 +224,8 @@ def _record(model: PreTrainedModel, ids: Int[Tensor, "b n"], layers: tuple[int, 
 
     with torch.no_grad(), intercepted(model, attend, left=keep):
         model(ids)
+    if not all(torch.isfinite(x).all() for recorded in kept.values() for x in (recorded.q, recorded.k, recorded.v)):
+        raise ValueError(f"layers of {type(model).__name__} get numbers that are not finite: use another encoder.")
     if len(kept) != model.config.num_hidden_layers:
         raise ValueError(
             f"{type(model).__name__} called transformers' AttentionInterface in {len(kept)} of its "

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, get_args
 
 from nystrom.checks import check_at_least, check_choice, check_seed
-from nystrom_lab.measure.rows import Row, cpu_name
+from nystrom_lab.measure.rows import cpu_name
 from nystrom_lab.studies.speed.choices import Dtype, Pass, Skip
 from nystrom_lab.training.command import option_words
 
@@ -89,20 +89,3 @@ def command_line(words: Sequence[str], function: Callable[..., Any], asked: Mapp
     # None may be passed for an option whose default is not None.
     named = {name: value if isinstance(value, tuple) else str(value) for name, value in changed.items()}
     return shlex.join([*words, *option_words({**named, last: tuple(asked[last])})])
-
-
-def differing_setting(row: Row, new: Row, last: str) -> tuple[str, object, object] | None:
-    """The first difference of a new row from one of an earlier run: field, old value, new value; None if there is none.
-
-    Args:
-        row: A row of an earlier run.
-        new: A row that this run would write.
-        last: The argument that ends the command and may differ.
-    """
-    for name in ("study", "command", "dtype", "seed", "device", "torch"):
-        came, wanted = getattr(row, name), getattr(new, name)
-        if name == "command":
-            came, wanted = (command.partition(f" --{last} ")[0] for command in (came, wanted))
-        if came != wanted:
-            return name, came, wanted
-    return None

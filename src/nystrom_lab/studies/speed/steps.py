@@ -13,8 +13,8 @@ from nystrom.clock import free_bytes
 from nystrom.progress import Progress
 from nystrom.turns import in_turns, quartiles
 from nystrom_lab.measure.memory import allocator
-from nystrom_lab.measure.rows import Row, append_rows, new_row, read_rows
-from nystrom_lab.studies.speed.asked import device_name, differing_setting
+from nystrom_lab.measure.rows import Row, append_rows, new_row, rows_so_far
+from nystrom_lab.studies.speed.asked import device_name
 from nystrom_lab.studies.speed.choices import StepDtype
 from nystrom_lab.studies.speed.interleaved import MEMORY_SHARE
 from nystrom_lab.studies.speed.lra_models import build_model, find_method, random_batch
@@ -70,7 +70,7 @@ def measure_tasks(tasks: Sequence[str], setup: StepSetup, path: Path) -> list[Ro
     Raises:
         ValueError: The file holds rows of another setting.
     """
-    rows = _done(path, setup)
+    rows = rows_so_far(path, _rows(tasks[0], 1, setup.methods[0], [], None, "unknown", setup)[0], "tasks")
     threads_before = torch.get_num_threads()
     torch.set_num_threads(setup.threads)
     try:
@@ -175,25 +175,3 @@ def _rows(
         row("time", middle, "ms", len(times), low, high),
         row("memory", math.nan if peak is None else peak / 1e6, "MB", int(peak is not None), None, None),
     ]
-
-
-def _done(path: Path, setup: StepSetup) -> list[Row]:
-    """The rows of an earlier run of this setup, for any tasks.
-
-    Raises:
-        ValueError: The file holds rows of another setting.
-    """
-    if not path.exists():
-        return []
-    rows = read_rows(path)
-    for row in rows:
-        task = row.quantity.partition(" ")[0]
-        new = _rows(task, 1, setup.methods[0], [], None, "unknown", setup)[0] if task in setup.shapes else None
-        found = ("quantity", row.quantity, "a task's step") if new is None else differing_setting(row, new, "tasks")
-        if found is not None:
-            name, came, wanted = found
-            raise ValueError(
-                f"{path} holds rows of another setting: {name} is {came!r} there and {wanted!r} now. "
-                "Name another folder in to, or move that file away to start again."
-            )
-    return rows

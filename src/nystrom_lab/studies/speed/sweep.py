@@ -10,8 +10,7 @@ from typing import get_args
 
 import torch
 
-from nystrom_lab.measure.rows import Row, append_rows, read_rows
-from nystrom_lab.studies.speed.asked import differing_setting
+from nystrom_lab.measure.rows import Row, append_rows, other_setting, rows_so_far
 from nystrom_lab.studies.speed.choices import Pass, Skip
 from nystrom_lab.studies.speed.contenders.table import Contender, check_kernels, find_contender
 from nystrom_lab.studies.speed.floor import floor_quantities, floor_rows
@@ -120,24 +119,20 @@ def _done(path: Path, setup: Setup) -> list[Row]:
     Raises:
         ValueError: The file holds rows of another setting.
     """
-    if not path.exists():
-        return []
-    rows, new = read_rows(path), plain_row(setup)
+    new = plain_row(setup)
+    rows = rows_so_far(path, new, "lengths")
     cells = {(cell.method, f"{cell.timed} {what}") for cell in setup.cells for what in ("time", "memory")}
     if setup.bandwidth is not None:
         cells |= floor_quantities(setup)
     lengths = dict.fromkeys(row.n for row in rows)
-    differ = [found for row in rows if (found := differing_setting(row, new, "lengths")) is not None]
-    differ += [("sizes", row.words, new.words) for row in rows if row.facts != new.facts]
+    differ: list[tuple[str, object, object]] = [
+        ("sizes", row.words, new.words) for row in rows if row.facts != new.facts
+    ]
     differ += [
         (f"methods at n={n}", sorted(there), sorted(cells))
         for n in lengths
         if (there := {(row.method, row.quantity) for row in rows if row.n == n}) != cells
     ]
-    if differ:
-        name, came, wanted = differ[0]
-        raise ValueError(
-            f"{path} holds rows of another setting: {name} is {came!r} there and {wanted!r} now. "
-            "Name another folder in to, or move that file away to start again."
-        )
+    for name, came, wanted in differ:
+        raise other_setting(path, name, came, wanted)
     return rows

@@ -149,6 +149,7 @@ def _rows(trace: Trace, source: ArenaTask, method: str, rate: float, seed: int, 
             facts={"learning_rate": f"{rate:g}", "b": batch, "steps": len(trace.loss)},
             seed=seed,
             device=torch.cuda.get_device_name() if torch.cuda.is_available() else cpu_name(),
+            note="" if math.isfinite(value) else "missing or not finite in some step",
         )
 
 

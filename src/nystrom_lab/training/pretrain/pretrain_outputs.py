@@ -3,6 +3,7 @@
 Evaluating a saved model gives the same rows.
 """
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -112,6 +113,7 @@ def score_rows(config: EncoderConfig, scores: Scores, place: Place, *, length: i
                 repeats=samples,
                 study=STUDY,
                 facts={} if length == config.max_position_embeddings else {"length": length},
+                note="the exponential of the loss is beyond float64" if value == scores.perplexity == math.inf else "",
             )
             for quantity, value, spread in measured
         ]

@@ -23,6 +23,7 @@ from nystrom.parallel.agreement import check_group
 from nystrom.precision import at_least_float32
 from nystrom.progress import Progress
 from nystrom_lab.training.data.batches import shortest_first
+from nystrom_lab.training.finite import check_outputs
 from nystrom_lab.training.pretrain.data import HeldOutInstances
 from nystrom_lab.training.scoring import DTYPES
 
@@ -60,11 +61,14 @@ def score_batch(model: EncoderForPreTraining, batch: Mapping[str, Tensor]) -> Te
     Returns:
         For each instance its masked words, those that are predicted, the sum of their losses, whether the order is
         predicted, and its loss; (b, 5), float64.
+
+    Raises:
+        NotFinite: An output of the model is not a finite number.
     """
     encoded = model.nystromformer(batch["input_ids"], batch["attention_mask"], batch["token_type_ids"])
     x, labels, order = encoded.last_hidden_state, batch["labels"], batch["sentence_order_label"]
     asked = labels != IGNORED
-    words = at_least_float32(model.cls(x[asked]))
+    words = at_least_float32(check_outputs(model.cls(x[asked])))
     scores = x.new_zeros(len(x), 5, dtype=torch.float64)
     of_words = torch.stack(
         [
@@ -78,7 +82,7 @@ def score_batch(model: EncoderForPreTraining, batch: Mapping[str, Tensor]) -> Te
     if model.group is not None:
         scores = check_group(model.group).sum(scores)
     pooled = pool(x, check_mask(batch["attention_mask"], x), how=model.config.pooling, group=model.group)
-    orders = at_least_float32(model.sop(pooled))
+    orders = at_least_float32(check_outputs(model.sop(pooled)))
     scores[:, 3] = (orders.argmax(dim=-1) == order).double()
     scores[:, 4] = F.cross_entropy(orders, order, reduction="none").double()
     return scores

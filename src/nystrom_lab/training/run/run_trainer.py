@@ -3,7 +3,7 @@
 - The Trainer's single "epoch" is the whole run: `TrainingOrder` yields the samples of all passes, so a resumed run
   skips to its place, and no boundary between passes depends on processes or accumulation. `state.epoch` still counts
   passes over the data.
-- A loss that is not finite stops the run, and weights that are not finite are not written to a checkpoint.
+- A loss or a logit that is not finite stops the run, and weights that are not finite are not written to a checkpoint.
 - The curves contain the gradient norm of a step, before clipping.
 - After each checkpoint the curves are rewritten from the Trainer's own log, which is part of a checkpoint: a step that
   ran twice, before and after an interruption, appears once.
@@ -46,6 +46,7 @@ from nystrom.whole_files import NotWritten
 from nystrom_lab.measure.memory import peak_megabytes
 from nystrom_lab.training.additions.attention_error import MEAN, error_quantities, restart_errors, take_errors
 from nystrom_lab.training.data.batches import TrainingOrder, shortest_first
+from nystrom_lab.training.finite import NotFinite, check_outputs
 from nystrom_lab.training.ranks.pieces import Pieces
 from nystrom_lab.training.run.folder import Point, RunFolder
 from nystrom_lab.training.run.progress import QUANTITIES, RunProgress
@@ -65,10 +66,6 @@ class SampleSplit(Protocol):
     def lengths(self) -> NDArray[Any]:
         """Tokens of each sample."""
         ...
-
-
-class NotFinite(FloatingPointError):
-    """A loss or a weight is no longer a finite number; the message names the step."""
 
 
 class RunTrainer(Trainer):
@@ -103,6 +100,7 @@ class RunTrainer(Trainer):
         compute_metrics: Callable[..., dict[str, float]],
         preprocess_logits_for_metrics: Callable[..., Any] | None = None,
     ):
+        judge = preprocess_logits_for_metrics
         shown, errors = quantities, error_quantities(model) if settings.track_error else {}
         if errors:
             # The line of a step has the mean alone.
@@ -123,7 +121,7 @@ class RunTrainer(Trainer):
             train_dataset=train,  # pyright: ignore[reportArgumentType] (a dataset by its methods)
             eval_dataset=validation,  # pyright: ignore[reportArgumentType]
             compute_metrics=compute_metrics,
-            preprocess_logits_for_metrics=preprocess_logits_for_metrics,
+            preprocess_logits_for_metrics=judge and (lambda logits, labels: judge(check_outputs(logits), labels)),
             callbacks=[RunCallback(self), RunProgress(shown)],
         )
         # It prints numbers as quoted strings.

@@ -7,9 +7,10 @@ import torch
 from transformers.trainer_pt_utils import safe_globals
 
 from nystrom.whole_files import NotWritten
+from nystrom_lab.training.finite import NotFinite
 from nystrom_lab.training.hardware import is_main
 from nystrom_lab.training.ranks.lost import LostRanks, naming_lost_ranks
-from nystrom_lab.training.run.run_trainer import NotFinite, RunTrainer
+from nystrom_lab.training.run.run_trainer import RunTrainer
 
 
 def train_to_the_end(trainer: RunTrainer, *, resume: bool) -> None:
