@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 from nystrom.progress import Progress
 from nystrom.whole_files import check_folder, write_whole
-from nystrom_lab.measure.rows import Row, append_rows, read_rows, started_as
+from nystrom_lab.measure.rows import Row, append_rows, other_setting, read_rows, started_as
 from nystrom_lab.report.plots.canvas import house_style, save_figure
 from nystrom_lab.report.summary import Summary, provenance_of, write_summary
 from nystrom_lab.studies.reproduce.catalogue import CATALOGUE, find_study
@@ -115,8 +115,13 @@ def is_measured(job: Job) -> bool:
 
 
 def _measured(job: Job) -> set[str]:
+    """The parts that have their rows."""
     file = job.folder / ROWS
-    return {row.facts["part"] for row in read_rows(file)} if file.exists() else set()
+    rows = read_rows(file) if file.exists() else []
+    for row in rows:
+        if row.study != job.name:
+            raise other_setting(file, "study", row.study, job.name)
+    return {row.facts["part"] for row in rows}
 
 
 def draw_study(job: Job) -> Summary:

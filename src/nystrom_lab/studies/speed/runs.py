@@ -15,7 +15,7 @@ from typing import get_args
 from nystrom.checks import check_at_least, check_choice
 from nystrom.progress import Progress
 from nystrom.turns import quartiles
-from nystrom_lab.measure.rows import Row, check_rows, new_row, read_rows, write_rows
+from nystrom_lab.measure.rows import Row, append_rows, cpu_name, new_row, read_rows, rows_so_far
 from nystrom_lab.studies.speed.asked import command_line
 from nystrom_lab.studies.speed.choices import Layout
 
@@ -34,7 +34,8 @@ def run_runs(
     """Compare methods, each with its skip convolution if it has one, in several runs.
 
     Rows go to runs.csv in the folder: for each layout, length, method and quantity, the median and the quartiles over
-    the runs, and those of how many times less it is than with the first method.
+    the runs, and those of how many times less it is than with the first method. The same command with other lengths
+    adds theirs.
 
     Args:
         lengths: Numbers of tokens n.
@@ -47,7 +48,7 @@ def run_runs(
         to: Folder of the results.
 
     Raises:
-        ValueError: An unknown or out-of-range argument, or a failed run.
+        ValueError: An unknown or out-of-range argument, a folder that holds another setting, or a failed run.
     """
     asked = dict(locals())
     for name in ("lengths", "methods", "layouts"):
@@ -57,9 +58,17 @@ def run_runs(
         check_choice("an entry of layouts", layout, get_args(Layout))
     for name in ("runs", "repeats"):
         check_at_least(name, asked[name], 1)
-    check_rows(to / "runs.csv")
+    command = command_line(("nystrom", "bench", "runs"), run_runs, asked, "lengths")
+    blank = new_row(
+        study="runs", quantity="", method="", value=0, unit="", device=cpu_name(), seed=seed, command=command
+    )
+    rows = rows_so_far(to / "runs.csv", blank, "lengths")
+    done = {row.n for row in rows}
+    missing = [n for n in dict.fromkeys(lengths) if n not in done]
+    if not missing:
+        return [row for row in rows if row.n in lengths]
     words = ["--skip", "with", "--repeats", str(repeats), *([] if threads is None else ["--threads", str(threads)])]
-    words += ["--methods", *methods, "--lengths", *map(str, lengths)]
+    words += ["--methods", *methods, "--lengths", *map(str, missing)]
     found: dict[Layout, list[list[Row]]] = {layout: [] for layout in layouts}
     progress = Progress("runs", runs * len(layouts), unit="runs")
     for number in range(runs):
@@ -67,12 +76,11 @@ def run_runs(
             folder = to / f"{layout}-{number}"
             with progress.doing(f"layout {layout}"):
                 _run([*words, "--layout", layout, "--seed", str(seed + number), "--to", str(folder)])
-            found[layout].append([row for row in read_rows(folder / "efficiency.csv") if row.n in lengths])
+            found[layout].append([row for row in read_rows(folder / "efficiency.csv") if row.n in missing])
             print(f"Run {number + 1} of {runs}, layout {layout}: done, in {folder}.", file=sys.stderr)
-    command = command_line(("nystrom", "bench", "runs"), run_runs, asked, "lengths")
-    rows = [row for each in found.values() for row in summary(each, command, seed)]
-    write_rows(to / "runs.csv", rows)
-    return rows
+    new = [row for each in found.values() for row in summary(each, command, seed)]
+    append_rows(to / "runs.csv", new)
+    return [row for row in (*rows, *new) if row.n in lengths]
 
 
 def summary(runs: Sequence[Sequence[Row]], command: str, seed: int) -> list[Row]:

@@ -2,14 +2,15 @@
 
     FOLDER/TASK-METHOD-PRESET-seedSEED/       the run, see `nystrom_lab.training.run.folder`
     FOLDER/TASK-METHOD-PRESET-seedSEED.log    output of its process
-    FOLDER/lra.csv                            the rows of all finished runs
+    FOLDER/lra.csv                            the rows of all runs that were finished here
 
 Each run is a process of this machine, see `nystrom_lab.training.grid.processes`, or a job of a cluster, see
 `nystrom_lab.training.grid.slurm`.
 
 Everything is checked before the first run starts: names, settings, data, and that runs in the folder were made with the
 same. Finished runs are skipped, interrupted ones continue from their last checkpoint; with the same number of threads
-the result is that of an uninterrupted run. `lra.csv` is rewritten from the runs' own rows whenever one finishes.
+the result is that of an uninterrupted run. `lra.csv` is brought up to the runs' own rows whenever one finishes, and
+keeps those of runs whose folders were moved away.
 """
 
 from collections.abc import Mapping, Sequence

@@ -1,4 +1,4 @@
-"""The table of a grid: the rows of all its finished runs, and their one-line summaries."""
+"""The table of a grid: the rows of all runs that were finished in it, and their one-line summaries."""
 
 import math
 from pathlib import Path
@@ -13,7 +13,10 @@ _SHARES = ("test accuracy", "validation accuracy", "validation masked accuracy")
 
 
 def write_table(to: Path) -> None:
-    """Rewrite the table of all finished runs in a folder; any number of processes may do so at once."""
+    """Bring the table up to the finished runs in a folder; it keeps those whose folder is no longer there.
+
+    Any number of processes may do so at once.
+    """
     with FileLock(to / f".{TABLE}.lock"):
         folders = sorted(path for path in to.iterdir() if RunFolder(path).is_finished)
         write_rows(to / TABLE, [row for folder in folders for row in read_rows(RunFolder(folder).rows)])

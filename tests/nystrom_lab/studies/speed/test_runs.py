@@ -54,6 +54,9 @@ def test_runs_are_kept_and_their_summary_is_written(tmp_path):
     asked = {"lengths": (16,), "methods": ("authors-2", "nystrom-2"), "layouts": ("heads",), "repeats": 1}
     run_runs(**asked, runs=1, to=tmp_path)
     kept = (tmp_path / "heads-0" / "efficiency.csv").read_bytes()
+    with pytest.raises(ValueError, match=r"runs\.csv holds rows of another setting: command is .*--runs 1 .*move that"):
+        run_runs(**asked, runs=2, to=tmp_path)
+    (tmp_path / "runs.csv").rename(tmp_path / "one.csv")
     rows = run_runs(**asked, runs=2, to=tmp_path)
     assert (tmp_path / "heads-0" / "efficiency.csv").read_bytes() == kept
     assert read_rows(tmp_path / "runs.csv") == rows
