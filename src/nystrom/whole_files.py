@@ -101,6 +101,19 @@ def write_whole(path: Path, content: str | bytes, *, new: bool = False) -> None:
         file.write(content.encode() if isinstance(content, str) else content)
 
 
+def put_new(file: Path, path: Path) -> None:
+    """Give a finished file of the same file system another name, unless that is taken.
+
+    Raises:
+        ValueError: The name is taken.
+        NotWritten: It cannot be given.
+    """
+    try:
+        _put(file, path, new=True)
+    except OSError as error:
+        raise _not_written(path, error) from error
+
+
 def check_folder(folder: Path) -> None:
     """Create a folder if it is missing, and check that a file can be written there.
 

@@ -78,10 +78,10 @@ class AttentionPlan:
                 "nystrom inspect --budget."
             )
 
-    def write(self, path: Path) -> None:
-        """Write the plan as JSON."""
+    def write(self, path: Path, *, new: bool = False) -> None:
+        """Write the plan as JSON; with `new` an existing file raises ValueError."""
         content = {"format": _FORMAT, **self.options, "found": dict(self.found)}
-        write_whole(Path(path), json.dumps(content, indent=1) + "\n")
+        write_whole(Path(path), json.dumps(content, indent=1) + "\n", new=new)
 
 
 def read_plan(path: Path) -> AttentionPlan:

@@ -127,14 +127,14 @@ def inspect(asked: InspectOptions) -> None:
     if budget is not None and to is not None:
         candidates = asked.methods or (*USUAL, "softmax")
         plan = choose_plan(encoder, batches, budget=budget, methods=candidates, seconds=found.times)
-        plan.write(to / "plan.json")
+        plan.write(to / "plan.json", new=True)
         rows += plan_rows(plan, rows[0])
         said = plan_text(str(plan), plan.found, file=to / "plan.json") + "\n"
         text += said
         print(said, end="")
     if to is not None:
         append_rows(to / "rows.csv", rows)
-        write_whole(to / "verdict.txt", text)
+        write_whole(to / "verdict.txt", text, new=True)
         with house_style():
             for name, figure in inspection_figures(rows, lambda name: split_name(name)[0]).items():
                 for suffix in FORMATS:

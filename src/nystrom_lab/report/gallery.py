@@ -67,7 +67,11 @@ def write_gallery(folders: Mapping[str, Path], missing: Mapping[str, str], path:
         folders: Folders of studies, by name; those without a summary are left out.
         missing: Why studies were not run, by name.
         path: The file.
+
+    Raises:
+        ValueError: As `check_gallery`, also for a file that came since that was called.
     """
+    check_gallery(path)
     found = {name: summary for name, folder in folders.items() if (summary := read_summary(folder)) is not None}
     body = [
         "<h1>The papers, measured again</h1>",

@@ -32,6 +32,18 @@ def test_inspect_writes_a_verdict_rows_and_figures(tiny_bert, prose, tmp_path, c
     assert "rows.csv already exists and is not overwritten" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("file", ["verdict.txt", "errors.png"])
+def test_a_file_that_came_while_the_model_was_inspected_stays(file, tiny_bert, prose, tmp_path, monkeypatch, capsys):
+    def late(path, rows):
+        (path.parent / file).write_text("mine")
+
+    monkeypatch.setattr("nystrom_lab.measure.rows.append_rows", late)
+    words = ["inspect", str(tiny_bert), "--texts", str(prose), "--methods", "nystrom-4", "--num-texts", "1"]
+    assert main([*words, "--length", "16", "--to", str(tmp_path / "out")]) == 2
+    assert f"{file} already exists and is not" in capsys.readouterr().err
+    assert (tmp_path / "out" / file).read_text() == "mine"
+
+
 def test_mistakes_end_in_one_line(tiny_bert, prose, tmp_path, capsys):
     bare = shutil.copytree(tiny_bert, tmp_path / "bare", ignore=shutil.ignore_patterns("tokenizer*", "vocab*"))
     for words, says in (

@@ -55,4 +55,4 @@ def test_export_takes_the_class_that_saved_the_folder(tmp_path, capsys):
     assert main(words) == 0
     assert "input_ids, attention_mask -> logits" in capsys.readouterr().out
     assert main(words) == 2
-    assert "model.onnx exists already" in capsys.readouterr().err
+    assert "model.onnx already exists" in capsys.readouterr().err

@@ -27,7 +27,7 @@ def compare(
     """Run the file and the model on the same inputs; return the shapes and the largest relative difference.
 
     Raises:
-        ArithmeticError: They differ by more than rounding.
+        ArithmeticError: They differ by more than rounding, or those of the model are not finite.
     """
     import onnxruntime
 
@@ -43,6 +43,11 @@ def compare(
             wanted = OutputEntries(model)(*fed)
         for ours, theirs in zip(wanted, came, strict=True):
             ours = ours.cpu()
+            if not torch.isfinite(ours).all():
+                raise ArithmeticError(
+                    f"outputs of the model itself are not finite at {shapes[-1]}, so the file cannot be compared with "
+                    "it, and was not kept: its weights are too large."
+                )
             off = (torch.from_numpy(theirs) - ours).abs().max() / ours.abs().max().clamp(min=1e-12)
             # NaN counts as larger than any tolerance.
             worst = max(worst, float(off.nan_to_num(torch.inf)))

@@ -36,7 +36,7 @@ from nystrom.models.files.loading import check_weights
 from nystrom.models.heads.pairs import EncoderForPairClassification
 from nystrom.onnx_form import for_onnx
 from nystrom.progress import Progress
-from nystrom.whole_files import check_folder
+from nystrom.whole_files import check_folder, check_new, put_new
 
 _INPUTS = ("input_ids", "attention_mask", "token_type_ids")
 _OPSETS = range(18, 23)
@@ -117,7 +117,8 @@ def export_onnx(
         check: Run the file with onnxruntime, and compare it with the model.
 
     Raises:
-        ValueError: A model, dtype, option or opset that cannot be exported, or a file that already exists.
+        ValueError: A model, dtype, option or opset that cannot be exported, or a file that already exists, also where
+            it came while this one was made.
         ArithmeticError: The file differs from the model.
     """
     _check_model(model)
@@ -141,9 +142,17 @@ def export_onnx(
             with progress.doing("comparing the file with the model"):
                 runs, difference = compare(partial, model, inputs)
         megabytes = sum(file.stat().st_size for file in Path(around).iterdir()) / 1e6
-        # The weights first, so that the file is complete as soon as it exists.
-        for file in sorted(Path(around).iterdir(), key=lambda file: file == partial):
-            file.rename(to.parent / file.name)
+        put: list[Path] = []
+        try:
+            # The weights first, so that the file is complete as soon as it exists.
+            for file in sorted(Path(around).iterdir(), key=lambda file: file == partial):
+                put_new(file, to.parent / file.name)
+                put.append(to.parent / file.name)
+        except (ValueError, OSError):
+            # Weights without their file.
+            for file in put:
+                file.unlink()
+            raise
     return Exported(to, inputs, outputs, megabytes, runs, difference)
 
 
@@ -236,8 +245,7 @@ def _check_file(to: Path, suffix: str) -> None:
     if to.suffix != suffix:
         raise ValueError(f"to is {to}; expected a file name that ends in {suffix}.")
     for file in (to, to.with_name(f"{to.name}.data")):
-        if file.exists():
-            raise ValueError(f"{file} exists already: choose another name.")
+        check_new(file)
     check_folder(to.parent)
 
 

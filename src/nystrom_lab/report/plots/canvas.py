@@ -136,14 +136,10 @@ def check_figure(path: Path) -> None:
         ValueError: It ends in neither .png nor .svg, its folder cannot be written, or the file exists and is not a
             figure of this project.
     """
-    _check_name(path)
-    check_free(path)
-
-
-def _check_name(path: Path) -> None:
     if path.suffix.lower() not in FORMATS:
         raise ValueError(f"figure is {path}; expected a file name that ends in {' or '.join(FORMATS)}.")
     check_folder(path.parent)
+    check_free(path)
 
 
 def figure_of(width: float, height: float) -> "Figure":
@@ -160,11 +156,11 @@ def save_figure(figure: "Figure", path: Path) -> None:
     """Write a figure in the format that the file's name ends in; the same figure gives the same file.
 
     Raises:
-        ValueError: The name ends in neither .png nor .svg, or its folder cannot be written.
+        ValueError: As `check_figure`, also for a file that came since that was called.
     """
     import matplotlib
 
-    _check_name(path)
+    check_figure(path)
     # Without a date and random names, so that a figure drawn again is the same file.
     metadata = {"Date": None, "Creator": MARK} if path.suffix.lower() == ".svg" else {"Software": MARK}
     with matplotlib.rc_context({"svg.hashsalt": "nystrom", "svg.fonttype": "none"}), whole_file(path) as partial:

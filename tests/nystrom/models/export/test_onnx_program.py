@@ -226,6 +226,37 @@ def test_a_file_that_differs_from_the_model_is_not_kept(tmp_path, monkeypatch):
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize("came", ["model.onnx", "model.onnx.data"])
+def test_a_file_that_came_while_the_model_was_traced_stays(came, tmp_path, monkeypatch):
+    from nystrom.models.export import onnx_program
+
+    name_axes, save = onnx_program._name_axes, torch.onnx.ONNXProgram.save
+
+    def late(written):
+        name_axes(written)
+        (tmp_path / came).write_text("mine")
+
+    def with_weights(self, to):
+        save(self, to)
+        to.with_name(f"{to.name}.data").write_bytes(b"weights")
+
+    monkeypatch.setattr(onnx_program, "_name_axes", late)
+    monkeypatch.setattr(torch.onnx.ONNXProgram, "save", with_weights)
+    with pytest.raises(ValueError, match=rf"{came} already exists and is not overwritten"):
+        export_onnx(make("softmax", num_hidden_layers=1), tmp_path / "model.onnx", check=False)
+    assert [path.name for path in tmp_path.iterdir()] == [came]
+    assert (tmp_path / came).read_text() == "mine"
+
+
+@pytest.mark.parametrize("name", ["model.onnx", "model.onnx.data"])
+def test_a_link_to_nothing_is_refused_before_the_model_is_traced(name, tmp_path, monkeypatch):
+    (tmp_path / name).symlink_to(tmp_path / "gone")
+    monkeypatch.setattr("nystrom.models.export.onnx_program.export_program", None)
+    with pytest.raises(ValueError, match=rf"{name} already exists and is not overwritten"):
+        export_onnx(make("softmax", num_hidden_layers=1), tmp_path / "model.onnx")
+    assert (tmp_path / name).is_symlink()
+
+
 # The methods of its layers are not in attention_options by name.
 IN_A_PLAN = AttentionPlan((LayerChoice("softmax", {}), LayerChoice("nystrom", {"pinv": "exact"})))
 
@@ -240,7 +271,7 @@ IN_A_PLAN = AttentionPlan((LayerChoice("softmax", {}), LayerChoice("nystrom", {"
         (make("near_far", attention_options={"num_samples": 32}), "m.onnx", "num_samples is 32.*use 0"),
         (make("near_far", attention_options={"num_heavy": 0}), "m.onnx", "num_heavy is 0.*use 1 or more"),
         (make(), "m.bin", r"to is .*m.bin; expected a file name that ends in .onnx"),
-        (make(), "there.onnx", r"there.onnx exists already"),
+        (make(), "there.onnx", r"there.onnx already exists and is not overwritten"),
         (make(max_position_embeddings=1), "m.onnx", "longest input of the model is 1"),
         (torch.nn.Linear(2, 2), "m.onnx", r"model is a Linear; expected one of nystrom.models"),
     ],
