@@ -141,7 +141,6 @@ COMMANDS: dict[str, Command] = {
     "lra table": Command("accuracies of these runs over seeds, compared with the two papers", train.lra_table),
     "lra curves": Command("accuracies of these runs over training time (Fig. 2 of Skyformer)", train.lra_curves),
     "lra overhead": Command("time of a training step, compared with a bare loop", train.lra_overhead),
-    "fill-mask": Command("fill in the [MASK] of a text with a masked language model", models.fill_masks),
     "inspect": Command(
         "measure how close methods are to exact attention in your model, on your texts", inspection.inspect_encoder
     ),

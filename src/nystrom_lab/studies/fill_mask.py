@@ -1,7 +1,8 @@
 """The masked word of the Hugging Face post on Nyströmformer: its sentence, its five words and their scores.
 
 The post gives "Paris is the [MASK] of France." to uw-madison/nystromformer-512 and prints the five most probable words
-with their scores. Here `nystrom.models.fill_mask` fills the same mask with that model, read from a folder.
+with their scores. Here the same pipeline of transformers fills the mask with that model, read from a folder into the
+encoder of this library.
 
 Claim: the words and scores of the post are those of the model. Rule: the five most probable words are the same in the
 same order, and each score is within .0005 of the printed one, which leaves room for other kernels. Fewer than five
@@ -14,12 +15,12 @@ Source: the post "Nyströmformer: Approximating self-attention in linear time an
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from nystrom.models.configuration import EncoderConfig
 from nystrom.models.files.loading import check_weights
 from nystrom.models.files.tokenizer import load_tokenizer
-from nystrom.models.fill_mask import fill_mask
+from nystrom.models.heads.language import EncoderForMaskedLM
 from nystrom_lab.measure.rows import Row, cpu_name, new_row
 from nystrom_lab.report.plots.canvas import COLUMN, REFERENCE, figure_of, method_look
 from nystrom_lab.report.summary import Verdict
@@ -64,19 +65,22 @@ def _plan(setting: Setting) -> Plan:
 
 
 def _measure(model: Path, folder: Path) -> Iterable[Row]:
+    from transformers import pipeline
+
     with no_file_bars():
-        fillings = fill_mask(SENTENCE, model=model, top_k=len(PRINTED), device="cpu")
+        parts: Any = {"model": EncoderForMaskedLM.from_pretrained(model), "tokenizer": load_tokenizer(model)}
+    fillings: Any = pipeline("fill-mask", **parts, device="cpu")(SENTENCE, top_k=len(PRINTED))
     return [
         new_row(
             study="",
             quantity=_QUANTITY,
             method="nystrom",
-            value=filling.probability,
+            value=filling["score"],
             unit="",
-            facts={"rank": filling.rank, "word": filling.token},
+            facts={"rank": rank, "word": filling["token_str"].strip()},
             device=cpu_name(),
         )
-        for filling in fillings
+        for rank, filling in enumerate(fillings, start=1)
     ]
 
 

@@ -5,7 +5,6 @@ from transformers import BertConfig, BertForSequenceClassification
 
 from nystrom import near_far_sizes
 from nystrom.models import EncoderConfig, EncoderForSequenceClassification, EncoderModel
-from nystrom_lab.cli import models
 from nystrom_lab.cli.main import main
 
 
@@ -14,12 +13,6 @@ def test_a_folder_that_is_not_there_is_named(words, tmp_path, monkeypatch, capsy
     monkeypatch.chdir(tmp_path)
     assert main([*words]) == 2
     assert capsys.readouterr().err.startswith("nystrom: model is nowhere, which is not a folder")
-
-
-def test_a_text_and_a_file_exclude_each_other(tmp_path):
-    for given in ({}, {"text": "a [MASK]", "file": tmp_path}):
-        with pytest.raises(ValueError, match="either a text or --file"):
-            models.fill_mask(model="none", **given)
 
 
 def test_convert_takes_a_method_with_its_options(tiny_bert, tmp_path, capsys):

@@ -88,7 +88,7 @@ def _sum(*tensors: Tensor) -> str:
     """The SHA-256 sum of the numbers of tensors."""
     found = hashlib.sha256()
     for tensor in tensors:
-        found.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy())
+        found.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
     return found.hexdigest()
 
 

@@ -31,7 +31,7 @@ from nystrom.models import (
     EncoderModel,
 )
 from nystrom.models.files.loading import SizeMismatchError, check_weights
-from nystrom.models.fill_mask import fill_mask
+from nystrom.models.files.tokenizer import load_tokenizer
 
 SIZES = {"vocab_size": 40, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 48}
 
@@ -398,11 +398,11 @@ def test_a_subfolder_and_a_variant_are_found(folder, tmp_path):
         (lambda folder: (folder / "tokenizer.json").unlink(), "holds no tokenizer"),
     ],
 )
-def test_masks_are_not_filled_by_a_damaged_folder(folder, change, says, tokenizer):
+def test_a_damaged_folder_of_a_model_and_its_tokenizer_is_named(folder, change, says, tokenizer):
     tokenizer.save_pretrained(folder)
     change(folder)
     with pytest.raises(ValueError, match=re.escape(says)):
-        fill_mask("a [MASK]", model=folder)
+        EncoderForMaskedLM.from_pretrained(folder), load_tokenizer(folder)
 
 
 def test_what_transformers_converted_loads(folder, tmp_path, published):
