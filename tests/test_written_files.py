@@ -10,14 +10,8 @@ WRITERS = {
     *("NamedTemporaryFile", "touch", "symlink_to", "hardlink_to", "link", "renames", "tofile", "to_csv", "to_parquet"),
 }
 OWNED = {("os", "replace"), ("os", "rename"), ("shutil", "copy"), ("np", "save"), ("torch", "save")}
-# Streams that grow, by a line or a lock at a time.
-GROWING = {
-    ("nystrom_lab/measure/rows.py", "ab+"),
-    ("nystrom_lab/training/grid/processes.py", "ab"),
-    ("nystrom_lab/training/grid/job.py", "ab"),
-}
-# The descriptor of an open stream, no file.
-GROWING |= {("nystrom_lab/cli/streams.py", "w")}
+# What is locked, and the descriptor of an open stream, no file.
+GROWING = {("nystrom_lab/measure/rows.py", "ab+"), ("nystrom_lab/cli/streams.py", "w")}
 # In a folder that `partial_folder` lent, or such a folder itself.
 LENT = {
     *(("nystrom_lab/data/store/arrays.py", "wb"), ("nystrom_lab/data/store/prepared_folder.py", "replace")),

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from nystrom.whole_files import write_whole
 
-SUMS = "complete.json"
+SUMS, CARD = "complete.json", "README.md"
 
 
 def sha256(path: Path) -> str:
@@ -15,35 +15,60 @@ def sha256(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def write_sums(folder: Path, *others: str) -> None:
-    """Record the files of a folder.
+def files_in(folder: Path) -> set[str]:
+    """The files and links in a folder, and in the folders inside, but for the record."""
+    paths = (path for path in folder.rglob("*") if path.is_symlink() or not path.is_dir())
+    return {path.relative_to(folder).as_posix() for path in paths} - {SUMS}
 
-    Args:
-        folder: The folder; all its files must be complete.
-        *others: Further files, by their path from the folder, such as "../run.json".
-    """
-    # The card is for readers, who may edit it.
-    names = [file.name for file in sorted(folder.iterdir()) if file.is_file() and file.name not in (SUMS, "README.md")]
-    content = {name: [(folder / name).stat().st_size, sha256(folder / name)] for name in (*names, *others)}
+
+def write_sums(folder: Path) -> None:
+    """Record the files of a folder, and of the folders inside; all must be complete. Readers may edit the card."""
+    names = sorted(files_in(folder) - {CARD})
+    content = {name: [(folder / name).stat().st_size, sha256(folder / name)] for name in names}
     write_whole(folder / SUMS, json.dumps(content, indent=1) + "\n")
 
 
-def find_fault(folder: Path) -> str:
-    """What is wrong with the recorded files of a folder; "" if they are unchanged."""
+def read_sums(folder: Path) -> dict[str, tuple[int, str | None]]:
+    """The recorded size and sum of each file; earlier versions wrote only sizes.
+
+    Raises:
+        FileNotFoundError: There is no record.
+        ValueError: It is damaged.
+    """
     try:
         written = json.loads((folder / SUMS).read_text(encoding="utf-8"))
-        for name, entry in written.items():
-            # Earlier versions wrote only sizes.
-            size, digest = (entry, None) if isinstance(entry, int) else entry
+        return {name: (size, None) if isinstance(size, int) else (size[0], size[1]) for name, size in written.items()}
+    except (ValueError, TypeError, LookupError, AttributeError) as error:
+        raise ValueError(f"{SUMS} is damaged") from error
+
+
+def find_fault(folder: Path, *, besides: tuple[str, ...] = ()) -> str:
+    """What is wrong with the recorded files of a folder; "" if they are unchanged.
+
+    Args:
+        folder: The folder. A record of an earlier version may list files outside of it, which are left out.
+        besides: Ends of the names of further files to leave out.
+    """
+    try:
+        written = read_sums(folder)
+        for name, (size, digest) in written.items():
+            if name.startswith("../") or name.endswith(besides):
+                continue
             if (folder / name).stat().st_size != size or digest not in (None, sha256(folder / name)):
-                return (
-                    f"{name} is not the file that this folder was written with" if "/" in name else f"{name} is damaged"
-                )
+                return f"{name} is damaged"
     except FileNotFoundError as error:
         return f"{Path(error.filename).name} is missing"
-    except (ValueError, TypeError, AttributeError):
-        return f"{SUMS} is damaged"
+    except ValueError as error:
+        return str(error)
     return "" if written else f"{SUMS} is empty"
+
+
+def holds_same(folder: Path, other: Path) -> bool:
+    """Whether a folder holds the files that another one's record lists, unchanged."""
+    try:
+        return read_sums(folder) == read_sums(other) and not find_fault(folder)
+    except (FileNotFoundError, NotADirectoryError, ValueError):
+        return False
 
 
 def check_sums(folder: Path) -> None:

@@ -138,6 +138,31 @@ def check_new(path: Path) -> None:
         raise _is_there(path)
 
 
+def check_no_link(path: Path) -> None:
+    """Check that a path that will be written to is no symbolic link.
+
+    Raises:
+        ValueError: It is one.
+    """
+    if path.is_symlink():
+        raise ValueError(
+            f"{path} is a symbolic link, which is not written through: remove the link, or choose another name."
+        )
+
+
+def open_log(path: Path) -> BinaryIO:
+    """Open a file to append to; it is created if missing.
+
+    Raises:
+        ValueError: It is a symbolic link.
+        OSError: It cannot be opened.
+    """
+    check_no_link(path)
+    # Windows has no such flag.
+    file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0), 0o666)
+    return os.fdopen(file, "ab")
+
+
 def remove_leftovers(path: Path) -> None:
     """Remove temporary files that killed processes of this user left behind; files being written stay."""
     if sys.platform == "win32":

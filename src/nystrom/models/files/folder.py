@@ -17,10 +17,10 @@ from transformers.utils import CONFIG_NAME, SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHT
 
 from nystrom.models.files.config_file import OWN_TYPE
 from nystrom.models.files.json_object import read_json
-from nystrom.whole_files import check_folder, write_whole
+from nystrom.sums import CARD
+from nystrom.whole_files import check_folder, check_no_link, write_whole
 
 _TOKENIZER_CONFIG = "tokenizer_config.json"
-CARD = "README.md"
 _CARD_TEXT = """# A model with attention of nystrom
 
 In Python `import nystrom.integrations` first. Then it loads as any folder of transformers or sentence-transformers, by
@@ -80,12 +80,13 @@ def check_fresh(to: Path) -> None:
     """Check that nothing would be overwritten.
 
     Raises:
-        ValueError: `to` is a file, or a folder that is not empty.
+        ValueError: `to` is a file or a link, or a folder that is not empty.
     """
+    check_no_link(to)
     if to.is_dir():
         if any(to.iterdir()):
             raise ValueError(f"{to} is not empty: choose another folder.")
-    elif to.exists() or to.is_symlink():
+    elif to.exists():
         raise ValueError(f"{to} is a file: choose another name.")
 
 

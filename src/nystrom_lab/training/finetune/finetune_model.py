@@ -31,6 +31,7 @@ from nystrom_lab.training.hardware import TIMEOUT, is_main, processes
 from nystrom_lab.training.ranks.lost import leaving_the_group, naming_lost_ranks
 from nystrom_lab.training.ranks.pieces import check_pieces
 from nystrom_lab.training.run.arguments import training_arguments
+from nystrom_lab.training.run.finished import is_done
 from nystrom_lab.training.run.folder import RunFolder
 from nystrom_lab.training.run.progress import no_file_bars
 from nystrom_lab.training.run.run_trainer import RunTrainer
@@ -63,7 +64,9 @@ def finetune_model(request: Request, material: Material, *, resume: bool, cluste
             return
         settings, run = settle(start, material, asked), RunFolder(request.folder)
         with run.held(settings, resume=resume, main=is_main()):
-            run_once(start, material, settings, run, resume=resume, timeout=asked.timeout)
+            run.check_data(material.data.fingerprint())
+            if not is_done(run, resume=resume):
+                run_once(start, material, settings, run, resume=resume, timeout=asked.timeout)
 
 
 def settle(start: StartClassifier, material: Material, asked: FinetuneOptions) -> FinetuneSettings:

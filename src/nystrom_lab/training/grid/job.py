@@ -11,6 +11,8 @@ from pathlib import Path
 
 from submitit.helpers import Checkpointable
 
+from nystrom.whole_files import open_log
+
 
 class LoggedCall(Checkpointable):
     """A function in a job.
@@ -26,7 +28,7 @@ class LoggedCall(Checkpointable):
 
     def __call__(self, *arguments: object) -> None:
         """Call the function."""
-        with open(self.log, "ab") as log:
+        with open_log(Path(self.log)) as log:
             for stream in (1, 2):
                 os.dup2(log.fileno(), stream)
         sys.argv = self.words

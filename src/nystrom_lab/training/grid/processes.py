@@ -19,6 +19,7 @@ from pathlib import Path
 import psutil
 
 from nystrom.progress import Progress
+from nystrom.whole_files import check_no_link, open_log
 from nystrom_lab.training.grid.child import OUT_OF_MEMORY
 from nystrom_lab.training.grid.runs import Run
 from nystrom_lab.training.grid.table import last_line, peak_memory, reached, write_table
@@ -68,6 +69,8 @@ class Grid:
         for run in runs:
             if run not in waiting:
                 self.progress.print(f"{run.name}: finished before: {self._reached(run)}")
+        for run in waiting:
+            check_no_link(self._log(run))
         write_table(self.to)
         again: deque[Run] = deque()
         tried: set[str] = set()
@@ -114,7 +117,7 @@ class Grid:
         self.progress.print(f"{run.name}: {'starts' if step is None else f'goes on after step {step}'}")
         gpu = self._next_gpu()
         environment = os.environ | {"PYTHONUNBUFFERED": "1"} | ({} if gpu is None else {"CUDA_VISIBLE_DEVICES": gpu})
-        with self._log(run).open("ab") as log:
+        with open_log(self._log(run)) as log:
             process = subprocess.Popen(
                 [*self.command, json.dumps(run.arguments)],
                 stdin=subprocess.PIPE,

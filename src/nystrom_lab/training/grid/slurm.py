@@ -22,7 +22,7 @@ from typing import NamedTuple
 
 from filelock import FileLock, Timeout
 
-from nystrom.whole_files import write_whole
+from nystrom.whole_files import check_no_link, write_whole
 from nystrom_lab.training.grid.processes import Failure
 from nystrom_lab.training.grid.request import Slurm
 from nystrom_lab.training.grid.table import last_line
@@ -173,6 +173,8 @@ class Jobs:
         """Submit pieces as one array, and record their jobs."""
         if not works:
             return
+        for work in works:
+            check_no_link(self.to / f"{work.name}.log")
         import submitit
         from submitit.core.utils import FailedSubmissionError, UncompletedJobError
 

@@ -27,6 +27,7 @@ from nystrom_lab.training.pretrain.trainer import PretrainingTrainer
 from nystrom_lab.training.ranks.lost import leaving_the_group
 from nystrom_lab.training.ranks.pieces import check_pieces
 from nystrom_lab.training.run.arguments import training_arguments
+from nystrom_lab.training.run.finished import is_done
 from nystrom_lab.training.run.folder import RunFolder
 from nystrom_lab.training.run.progress import no_file_bars
 from nystrom_lab.training.run.to_the_end import train_to_the_end
@@ -81,6 +82,8 @@ def pretrain_model(base: PretrainingPreset, run: RunFolder, asked: PretrainOptio
     with run.held(settings, resume=asked.resume, main=is_main()):
         fingerprint = hashlib.sha256(json.dumps(read_header(data)["files"], sort_keys=True).encode()).hexdigest()[:16]
         run.check_data(fingerprint)
+        if is_done(run, resume=asked.resume):
+            return
         reports = ["tensorboard"] if importlib.util.find_spec("tensorboard") else []
         arguments = training_arguments(
             settings, base, run, reports=reports, clip_norm=base.clip_norm, workers=asked.workers, timeout=asked.timeout

@@ -5,15 +5,31 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from nystrom.models.files.folder import write_card
-from nystrom.sums import write_sums
+from nystrom.sums import find_fault
 from nystrom.whole_folders import whole_folder
 from nystrom_lab.measure.rows import Row
 from nystrom_lab.report.plots.curves import draw_curves
+from nystrom_lab.training.hardware import is_main
 from nystrom_lab.training.run.folder import RunFolder
 from nystrom_lab.training.run.run_trainer import RunTrainer
 from nystrom_lab.training.run.writing import written
 
 _REMEDY = "continue with --resume"
+
+
+def is_done(run: RunFolder, *, resume: bool) -> bool:
+    """Whether a run that is resumed is finished; says so, and its files stay as they are."""
+    if not resume or not run.is_finished:
+        return False
+    if is_main():
+        fault = find_fault(run.best)
+        print(
+            f"{run.path} is finished: nothing is left to train, and its files stay as they are.\n"
+            f"model  {run.best}{f' ({fault}; to write it again, move it and {run.rows.name} away)' if fault else ''}\n"
+            f"rows   {run.rows}",
+            flush=True,
+        )
+    return True
 
 
 def write_curves(trainer: RunTrainer, run: RunFolder) -> int:
@@ -36,7 +52,6 @@ def best_folder(run: RunFolder) -> Iterator[Path]:
     with written(run.best, _REMEDY), whole_folder(run.best) as partial:
         yield partial
         write_card(partial)
-        write_sums(partial)
 
 
 def costs(trainer: RunTrainer, *, steps: int) -> list[tuple[str, float, str]]:

@@ -7,9 +7,10 @@
     rows.csv        results, as rows of `nystrom_lab.measure.rows`
     .lock           held by the process that trains
 
-A checkpoint is complete once its file `complete.json` lists the sizes and checksums of all others and of the run.json
-of its run. A checkpoint of another run, or under the name of another step, does not count. One that was interrupted
-while being written, or damaged since, is skipped and then removed; so is one whose best checkpoint is lost.
+A checkpoint is written into `.checkpoint.partial/`, and gets its name when its `complete.json` lists the sizes and
+checksums of all its files, a copy of run.json among them. One that is damaged, of other settings or data, or under the
+name of another step is skipped, and so is one whose best checkpoint has lost its weights. A run removes only its own
+older checkpoints, file by file; what it skips stays, under another name once the run writes that checkpoint again.
 
 transformers' `save_total_limit` and `get_last_checkpoint` do less: they remove an old checkpoint before the new one is
 known to be complete, lose the best one when the folder is moved, and accept a half-written checkpoint as the last.
@@ -28,15 +29,16 @@ from typing import Any, NamedTuple
 from filelock import FileLock, Timeout
 
 from nystrom.attention.method_names import sized_name
-from nystrom.sums import find_fault, write_sums
-from nystrom.whole_files import check_folder, whole_text, write_whole
+from nystrom.whole_files import check_folder, check_no_link, whole_text, write_whole
+from nystrom.whole_folders import remove_recorded
 from nystrom_lab.measure.rows import Row, write_rows
 from nystrom_lab.training.hardware import restarts
+from nystrom_lab.training.run.checkpoints import SETTINGS, complete, fault_of, state_of, strangeness
 from nystrom_lab.training.run_settings import differences
 from nystrom_lab.training.schedule import RunSettings
 
-_SETTINGS, _LOCK, _STATE = "run.json", ".lock", "trainer_state.json"
-_CHECKPOINT = re.compile(r"checkpoint-(\d+)")
+_LOCK = ".lock"
+_CHECKPOINT = re.compile(r"checkpoint-([1-9][0-9]*)")
 
 
 class Point(NamedTuple):
@@ -169,12 +171,14 @@ class RunFolder:
         Raises:
             ValueError: It cannot be read.
         """
-        path = self.path / _SETTINGS
+        path = self.path / SETTINGS
         try:
             content = json.loads(path.read_text(encoding="utf-8"))
         except ValueError as error:
             raise ValueError(f"{path} is not JSON ({error}): choose another folder with --to.") from error
-        if not isinstance(content, dict) or not {"settings", "data"} <= content.keys():
+        settings, data = (isinstance(content, dict) and content.get(name) for name in ("settings", "data"))
+        named = isinstance(data, dict) and all(isinstance(data.get(name), str) for name in ("folder", "fingerprint"))
+        if not named or not isinstance(settings, dict):
             raise ValueError(f"{path} does not describe a run of this library: choose another folder with --to.")
         return content
 
@@ -183,7 +187,7 @@ class RunFolder:
         if not self.is_started:
             method, _ = sized_name(settings.attention, settings.options)
             content = {"method": method, "settings": asdict(settings), "data": dict(data), "versions": dict(versions)}
-            write_whole(self.path / _SETTINGS, json.dumps(content, indent=1) + "\n")
+            write_whole(self.path / SETTINGS, json.dumps(content, indent=1) + "\n")
 
     def checkpoint(self, step: int) -> Path:
         """The folder of the checkpoint after a step."""
@@ -197,23 +201,42 @@ class RunFolder:
         """The checkpoints that a run cannot continue from, and why."""
         return [(self.checkpoint(step), fault) for step in sorted(self._steps()) if (fault := self._faults(step))]
 
-    def mark_complete(self, step: int) -> None:
-        """Mark a checkpoint as complete, with the sizes and checksums of its files, and its run."""
-        write_sums(self.checkpoint(step), *([f"../{_SETTINGS}"] if self.is_started else []))
+    @property
+    def unfinished(self) -> Path:
+        """The folder in which checkpoints are written."""
+        return self.path / ".checkpoint.partial"
 
-    def prune(self, *, best: int | None) -> None:
-        """Remove all checkpoints except the last two, the best, and those that either of the two records as best."""
-        steps = sorted(self._steps())
+    def clear_unfinished(self) -> None:
+        """Remove the checkpoint that was being written when the run ended.
+
+        Raises:
+            ValueError: Its place is a link.
+        """
+        check_no_link(self.unfinished)
+        shutil.rmtree(self.unfinished, ignore_errors=True)
+
+    def complete(self, step: int) -> None:
+        """Give a checkpoint that is written its record and its name.
+
+        Raises:
+            OSError: A file cannot be written.
+        """
+        complete(self.unfinished / self.checkpoint(step).name, self.checkpoint(step))
+        self.clear_unfinished()
+
+    def prune(self, *, last: int, best: int | None) -> None:
+        """Remove this run's checkpoints until a step, except the last two, the best, and what the two have as best."""
+        steps = sorted(step for step in self._steps() if step <= last and not strangeness(self.checkpoint(step), step))
         needed = {best, *steps[-2:], *map(self._best_at, steps[-2:])}
         for step in steps:
             if step not in needed:
-                shutil.rmtree(self.checkpoint(step))
+                remove_recorded(self.checkpoint(step))
 
-    def remove_after(self, step: int | None) -> None:
-        """Remove incomplete checkpoints, and those after the step that a run continues from."""
-        for other in self._steps():
-            if step is None or other > step or self._own_fault(other):
-                shutil.rmtree(self.checkpoint(other))
+    def remove_checkpoints(self) -> None:
+        """Remove all checkpoints of this run."""
+        for step in self._steps():
+            if not strangeness(self.checkpoint(step), step):
+                remove_recorded(self.checkpoint(step))
 
     def write_curves(self, points: Iterable[Point]) -> None:
         """Replace the curves."""
@@ -234,36 +257,21 @@ class RunFolder:
 
     def _faults(self, step: int) -> str:
         """Why a run cannot continue from a checkpoint; "" if it can."""
-        if fault := self._own_fault(step):
+        if fault := fault_of(self.checkpoint(step), step):
             return fault
         best = self._best_at(step)
-        if best in (None, step) or not (fault := self._own_fault(best)):
+        if best in (None, step) or not (fault := fault_of(self.checkpoint(best), best, weights=True)):
             return ""
         return f"the best checkpoint before it is lost ({self.checkpoint(best)}: {fault})"
 
     def _best_at(self, step: int) -> int | None:
         """The best step as recorded in the checkpoint of a step; None if it records none."""
-        return self._state(step).get("best_global_step")
-
-    def _state(self, step: int) -> dict[str, Any]:
-        """The trainer state in a checkpoint; empty if it cannot be read."""
-        try:
-            state = json.loads((self.checkpoint(step) / _STATE).read_text(encoding="utf-8"))
-        except (FileNotFoundError, ValueError):
-            return {}
-        return state if isinstance(state, dict) else {}
-
-    def _own_fault(self, step: int) -> str:
-        """What is wrong with the files of a checkpoint; "" if they are unchanged."""
-        if fault := find_fault(self.checkpoint(step)):
-            return fault
-        saved = self._state(step).get("global_step", step)
-        return "" if saved == step else f"it holds step {saved}"
+        return state_of(self.checkpoint(step)).get("best_global_step")
 
     @property
     def is_started(self) -> bool:
         """Whether there is a run."""
-        return (self.path / _SETTINGS).is_file()
+        return (self.path / SETTINGS).is_file()
 
     @property
     def is_finished(self) -> bool:

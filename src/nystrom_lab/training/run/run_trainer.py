@@ -7,7 +7,8 @@
 - The curves contain the gradient norm of a step, before clipping.
 - After each checkpoint the curves are rewritten from the Trainer's own log, which is part of a checkpoint: a step that
   ran twice, before and after an interruption, appears once.
-- A checkpoint that cannot be written, on a full disk for example, ends the run with one line, and is removed.
+- A checkpoint is written in a folder of its own first, see `nystrom_lab.training.run.folder`. One that cannot be
+  written, on a full disk for example, ends the run with one line, and is removed.
 - Before each evaluation, a head with a pooled norm gets its mean and variance from training samples, the same ones each
   time (`nystrom.models.heads.pooled_norm`).
 - The best checkpoint is that of the evaluation with the largest "eval_selection"; each kind of run defines it.
@@ -19,7 +20,6 @@ numbers, all with `weights_only=True`, which runs no code; weights are safetenso
 """
 
 import math
-import shutil
 import time
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -197,14 +197,16 @@ class RunTrainer(Trainer):
         super().log(logs, start_time)
 
     def _save_checkpoint(self, model: nn.Module, trial: Any) -> None:
-        """Write a complete checkpoint, or none."""
-        folder = self.run.checkpoint(self.state.global_step)
+        """Write a checkpoint, which gets its name in `RunCallback.on_save`, or none."""
         try:
-            with written(folder, self.remedy()):
+            with written(self.run.checkpoint(self.state.global_step), self.remedy()):
                 super()._save_checkpoint(model, trial)
         except NotWritten:
-            shutil.rmtree(folder, ignore_errors=True)
+            self.run.clear_unfinished()
             raise
+
+    def _get_output_dir(self, trial: Any) -> str:
+        return str(self.run.unfinished)
 
     def remedy(self) -> str:
         """How to continue a run that could not write a file."""
@@ -290,6 +292,6 @@ class RunCallback(TrainerCallback):
         if state.is_world_process_zero:
             run = self.trainer.run
             with written(run.path, self.trainer.remedy()):
-                run.mark_complete(state.global_step)
-                run.prune(best=state.best_global_step)
+                run.complete(state.global_step)
+                run.prune(last=state.global_step, best=state.best_global_step)
                 run.write_curves(self.trainer.curves())

@@ -21,18 +21,24 @@ def train_to_the_end(trainer: RunTrainer, *, resume: bool) -> None:
         resume: Continue from the last complete checkpoint.
 
     Raises:
-        ValueError: A file of the checkpoint would run code.
+        ValueError: There are checkpoints, but none to continue from, or a file of one would run code.
         FloatingPointError: The loss or a weight is no longer finite.
         OSError: A file could not be written, or other processes were lost; the message names the folder, or them, and
             how to continue.
     """
     run, settings = trainer.run, trainer.settings
-    step = run.last_step() if resume else None
+    step, damage = (run.last_step(), run.damage()) if resume else (None, [])
+    if damage and step is None:
+        faults = "; ".join(f"{checkpoint.name}: {what}" for checkpoint, what in damage)
+        raise ValueError(
+            f"{run.path} has no checkpoint to continue from ({faults}): put one back from a copy, or move them to "
+            "another folder to start at step 1."
+        )
     trainer.accelerator.wait_for_everyone()
     if is_main():
-        for checkpoint, what in run.damage():
+        for checkpoint, what in damage:
             print(f"warning: {checkpoint} is skipped: {what}.", flush=True)
-        run.remove_after(step)
+        run.clear_unfinished()
         if resume:
             print(
                 f"Continuing after step {step}."

@@ -25,6 +25,7 @@ from nystrom_lab.training.presets.published import Preset
 from nystrom_lab.training.ranks.lost import leaving_the_group, naming_lost_ranks
 from nystrom_lab.training.ranks.pieces import check_pieces
 from nystrom_lab.training.run.arguments import AdamValues, training_arguments
+from nystrom_lab.training.run.finished import is_done
 from nystrom_lab.training.run.folder import RunFolder
 from nystrom_lab.training.run.masked_trainer import MaskedTrainer
 from nystrom_lab.training.run.outputs import finish, finish_masked, score_best
@@ -104,6 +105,8 @@ def train_model(
     )
     digest = fingerprint(splits, folder)
     run.check_data(digest)
+    if is_done(run, resume=resume):
+        return
     if is_main():
         run.start(
             settings,

@@ -136,7 +136,7 @@ class EncoderTrainer(RunTrainer):
         """Write a checkpoint, with the mean of the weights if there is one."""
         super()._save_checkpoint(model, trial)
         if self.mean is not None and self.is_world_process_zero():
-            folder = self.run.checkpoint(self.state.global_step)
+            folder = self.run.unfinished / self.run.checkpoint(self.state.global_step).name
             with written(folder, self.remedy()):
                 self.mean.save(folder)
 

@@ -6,6 +6,7 @@ import shutil
 
 import pytest
 
+from nystrom.sums import sha256
 from nystrom_lab.training.options import TrainOptions
 from nystrom_lab.training.run.folder import Point, RunFolder
 from nystrom_lab.training.run_settings import settle
@@ -21,11 +22,18 @@ def settings():
     return settle(TrainOptions("listops", device="cpu", attention="nystrom", preset="demo"))
 
 
-def save(run, step, complete=True):
-    run.checkpoint(step).mkdir()
-    (run.checkpoint(step) / "weights").write_bytes(b"12345678")
+def save(run, step, *, complete=True, **state):
+    partial = run.unfinished / f"checkpoint-{step}"
+    partial.mkdir(parents=True)
+    (partial / "weights").write_bytes(b"12345678")
+    (partial / "optimizer.pt").write_bytes(b"1234")
+    (partial / "trainer_state.json").write_text(json.dumps(state))
     if complete:
-        run.mark_complete(step)
+        run.complete(step)
+
+
+def names(run):
+    return sorted(path.name for path in run.path.iterdir())
 
 
 def test_a_checkpoint_counts_once_it_is_complete(run):
@@ -33,8 +41,9 @@ def test_a_checkpoint_counts_once_it_is_complete(run):
     save(run, 9)
     save(run, 100, complete=False)
     assert run.last_step() == 9
-    run.mark_complete(100)
+    run.complete(100)
     assert run.last_step() == 100
+    assert names(run) == ["checkpoint-100", "checkpoint-9"]
 
 
 def test_a_checkpoint_of_a_version_without_checksums_counts_by_its_sizes(run):
@@ -50,17 +59,50 @@ def test_a_checkpoint_of_another_run_or_step_is_none_of_this_one(tmp_path, setti
     for run, data in ((mine, "a"), (other, "b")):
         run.path.mkdir()
         run.start(settings, {"folder": "data", "fingerprint": data}, {})
-    for run, step in ((mine, 9), (other, 18)):
-        run.checkpoint(step).mkdir()
-        (run.checkpoint(step) / "trainer_state.json").write_text(json.dumps({"global_step": step}))
-        run.mark_complete(step)
+    save(mine, 9, global_step=9)
+    save(other, 18, global_step=18)
     shutil.copytree(other.checkpoint(18), mine.checkpoint(18))
     assert mine.last_step() == 9
-    assert mine.damage() == [(mine.checkpoint(18), "../run.json is not the file that this folder was written with")]
+    assert mine.damage() == [(mine.checkpoint(18), "it is of a run with other data")]
     shutil.rmtree(mine.checkpoint(18))
     mine.checkpoint(9).rename(mine.checkpoint(27))
     assert mine.last_step() is None
     assert mine.damage() == [(mine.checkpoint(27), "it holds step 9")]
+
+
+@pytest.mark.parametrize(
+    "edit",
+    [
+        lambda run: run | {"versions": {"torch": "9.9"}},
+        lambda run: run | {"data": run["data"] | {"folder": "moved"}},
+        lambda run: run | {"settings": {name: run["settings"][name] for name in run["settings"] if name != "compile"}},
+        lambda run: run,
+    ],
+)
+def test_a_run_json_that_was_written_anew_loses_no_checkpoint(run, settings, edit):
+    run.start(settings, {"folder": "data", "fingerprint": "a-b"}, {"torch": "2"})
+    save(run, 9, global_step=9)
+    file = run.path / "run.json"
+    file.write_text(json.dumps(edit(json.loads(file.read_text())), indent=4) + "\n\n")
+    assert run.last_step() == 9
+    file.write_text(json.dumps({"settings": {"seed": 7}, "data": {"folder": "data", "fingerprint": "a-b"}}))
+    assert run.damage() == [(run.checkpoint(9), "it is of a run with other seed")]
+
+
+def test_a_checkpoint_of_a_version_that_summed_run_json_counts_however_that_is_indented(run, settings):
+    run.start(settings, {"folder": "data", "fingerprint": "a"}, {})
+    save(run, 9, global_step=9)
+    file, record = run.path / "run.json", run.checkpoint(9) / "complete.json"
+    (run.checkpoint(9) / "run.json").unlink()
+    listed = json.loads(record.read_text())
+    del listed["run.json"]
+    record.write_text(json.dumps(listed | {"../run.json": [file.stat().st_size, sha256(file)]}))
+    assert run.last_step() == 9
+    content = file.read_text()
+    file.write_text(json.dumps(json.loads(content), indent=3))
+    assert run.last_step() == 9
+    file.write_text(content.replace('"seed": 0', '"seed": 1'))
+    assert run.damage() == [(run.checkpoint(9), f"{file} is not the file that it was written with")]
 
 
 @pytest.mark.parametrize(
@@ -75,54 +117,72 @@ def test_a_checkpoint_of_another_run_or_step_is_none_of_this_one(tmp_path, setti
         lambda folder: (folder / "complete.json").write_text("{}"),
     ],
 )
-def test_a_checkpoint_that_was_harmed_is_passed_over_and_removed(run, harm):
+def test_a_checkpoint_that_was_harmed_is_skipped_and_stays(run, harm):
     save(run, 3)
     save(run, 6)
     harm(run.checkpoint(6))
+    harmed = {path.name: path.read_bytes() for path in run.checkpoint(6).iterdir()}
     assert run.last_step() == 3
-    run.remove_after(3)
-    assert [path.name for path in run.path.iterdir()] == ["checkpoint-3"]
+    save(run, 6)
+    run.prune(last=6, best=3)
+    assert run.last_step() == 6
+    assert names(run) == ["checkpoint-3", "checkpoint-6", "checkpoint-6-before"]
+    assert {path.name: path.read_bytes() for path in (run.path / "checkpoint-6-before").iterdir()} == harmed
 
 
-def test_a_checkpoint_whose_best_is_lost_is_skipped(run):
+def test_of_the_best_checkpoint_only_the_weights_are_needed(run):
     for step, best in ((3, 3), (6, 3), (9, 9)):
-        save(run, step, complete=False)
-        (run.checkpoint(step) / "trainer_state.json").write_text(json.dumps({"best_global_step": best}))
-        run.mark_complete(step)
+        save(run, step, best_global_step=best)
     (run.checkpoint(9) / "weights").write_bytes(b"12345679")
+    (run.checkpoint(3) / "optimizer.pt").write_bytes(b"1235")
     assert run.last_step() == 6
     (run.checkpoint(3) / "weights").unlink()
     assert run.last_step() is None
     assert [(path.name, what) for path, what in run.damage()] == [
-        ("checkpoint-3", "weights is missing"),
+        ("checkpoint-3", "optimizer.pt is damaged"),
         ("checkpoint-6", f"the best checkpoint before it is lost ({run.checkpoint(3)}: weights is missing)"),
         ("checkpoint-9", "weights is damaged"),
     ]
 
 
-def test_nothing_is_left_of_checkpoints_when_none_is_whole(run):
-    save(run, 3, complete=False)
-    run.remove_after(None)
-    assert list(run.path.iterdir()) == []
-
-
 def test_the_last_two_and_the_best_stay(run):
     for step in (3, 6, 9, 12, 100):
         save(run, step)
-    run.prune(best=6)
-    assert sorted(path.name for path in run.path.iterdir()) == ["checkpoint-100", "checkpoint-12", "checkpoint-6"]
+    run.prune(last=100, best=6)
+    assert names(run) == ["checkpoint-100", "checkpoint-12", "checkpoint-6"]
+
+
+def test_what_a_run_has_not_written_is_never_removed(run, settings, tmp_path_factory):
+    elsewhere = RunFolder(tmp_path_factory.mktemp("elsewhere"))
+    for each, data in ((run, "a"), (elsewhere, "b")):
+        each.start(settings, {"folder": "data", "fingerprint": data}, {})
+    for step in (3, 6, 9, 12, 15):
+        save(run, step, global_step=step)
+    (run.checkpoint(7)).mkdir()
+    (run.checkpoint(7) / "notes.txt").write_text("mine")
+    (run.checkpoint(6) / "notes.txt").write_text("mine")
+    shutil.copytree(run.checkpoint(9), run.checkpoint(8))
+    save(elsewhere, 5, global_step=5)
+    shutil.copytree(elsewhere.checkpoint(5), run.checkpoint(5))
+    run.checkpoint(4).symlink_to(elsewhere.checkpoint(5))
+    shutil.copytree(run.checkpoint(3), elsewhere.path / "copy")
+    run.checkpoint(3).rename(elsewhere.path / "moved")
+    run.checkpoint(3).symlink_to(elsewhere.path / "moved")
+    run.prune(last=12, best=None)
+    run.remove_checkpoints()
+    left = ["checkpoint-3", "checkpoint-4", "checkpoint-5", "checkpoint-6", "checkpoint-7", "checkpoint-8", "run.json"]
+    assert names(run) == left
+    assert [path.name for path in run.checkpoint(6).iterdir()] == ["notes.txt"]
+    assert len(list(run.checkpoint(3).iterdir())) == len(list((elsewhere.path / "copy").iterdir()))
 
 
 def test_the_last_but_one_can_be_continued_from_where_the_last_is_a_new_best_and_damaged(run):
     for step, best in ((5, 5), (10, 5), (15, 15)):
-        save(run, step, complete=False)
-        (run.checkpoint(step) / "trainer_state.json").write_text(json.dumps({"best_global_step": best}))
-        run.mark_complete(step)
-        run.prune(best=best)
+        save(run, step, best_global_step=best)
+        run.prune(last=step, best=best)
     (run.checkpoint(15) / "weights").write_bytes(b"")
     assert run.last_step() == 10
-    run.remove_after(10)
-    assert sorted(run._steps()) == [5, 10]
+    assert names(run) == ["checkpoint-10", "checkpoint-15", "checkpoint-5"]
 
 
 def test_curves_are_replaced_as_a_whole(run):
@@ -213,7 +273,17 @@ def test_links_in_a_folder_are_not_written_through(run, settings, tmp_path):
     assert all(path.is_file() and not path.is_symlink() for path in (run.path / "run.json", run.curves, run.rows))
 
 
-@pytest.mark.parametrize("content", ["{", "[]", json.dumps({"settings": {}})])
+@pytest.mark.parametrize(
+    "content",
+    [
+        "{",
+        "[]",
+        *(
+            json.dumps({"settings": {}, "data": {"folder": "data", "fingerprint": "a"}} | change)
+            for change in ({"settings": None}, {"settings": []}, {"data": None}, {"data": {"folder": "data"}})
+        ),
+    ],
+)
 def test_a_damaged_run_json_raises(run, settings, content):
     (run.path / "run.json").write_text(content)
     with pytest.raises(ValueError, match=r"run.json (is not JSON|does not describe a run)"):

@@ -18,6 +18,7 @@ import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
+from nystrom.sums import check_sums, holds_same
 from nystrom.whole_files import write_whole
 from nystrom.whole_folders import whole_folder
 from nystrom_lab.measure.rows import read_rows, write_rows
@@ -116,8 +117,10 @@ def _finish(start: StartClassifier, material: Material, trials: Sequence[Trial],
     if not run.is_finished:
         with run.held(best.settings, resume=True, main=True):
             run_once(start, material, best.settings, run, resume=True)
-    with whole_folder(folder / "best") as partial:
-        shutil.copytree(run.best, partial, dirs_exist_ok=True)
+    if not holds_same(folder / "best", run.best):
+        check_sums(run.best)
+        with whole_folder(folder / "best") as partial:
+            shutil.copytree(run.best, partial, dirs_exist_ok=True)
     metric, samples = material.task.metrics[0], len(material.data.splits["validation"].texts)
     rows, command = [], command_line(material.words, 1)
     lines = [["trial", *best.values, f"validation {metric}", "best step", "seconds", "best"]]

@@ -1,7 +1,6 @@
 """The trials of a search, one run per combination of values, and their folder."""
 
 import json
-import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
@@ -64,8 +63,7 @@ class Trial:
 
     def drop_checkpoints(self) -> None:
         """Remove its checkpoints, as it is not the best."""
-        for checkpoint in self.run.path.glob("checkpoint-*"):
-            shutil.rmtree(checkpoint)
+        self.run.remove_checkpoints()
 
 
 def plan_trials(request: Request, start: StartClassifier, material: Material) -> list[Trial]:

@@ -110,6 +110,9 @@ def test_a_full_disk_leaves_no_block_under_its_name(tmp_path, plan, sentences, n
     assert not list(tmp_path.iterdir())
 
 
+BLOCK = "000000-000000.npz"
+
+
 def test_the_kept_folder_outlives_an_error_and_is_removed_at_the_end(tmp_path, capsys):
     to = tmp_path / "to"
 
@@ -125,21 +128,33 @@ def test_the_kept_folder_outlives_an_error_and_is_removed_at_the_end(tmp_path, c
             work()
         return folders[0]
 
-    kept = interrupted(SETTINGS, "0.npz")
+    kept = interrupted(SETTINGS, BLOCK)
     assert f"finished work is kept in {kept}; the same command continues" in capsys.readouterr().err
-    other = interrupted({"seed": 1}, "0.npz")
+    other = interrupted({"seed": 1}, BLOCK)
     assert other != kept
     # Without a finished block there is nothing to keep, and a mistake would be made again.
-    assert not interrupted({"seed": 2}, "0.unfinished").exists()
-    assert not interrupted({"seed": 3}, "0.npz", ValueError).exists()
+    assert not interrupted({"seed": 2}, f".{BLOCK}.01234567.partial").exists()
+    assert not interrupted({"seed": 3}, BLOCK, ValueError).exists()
     capsys.readouterr()
     with kept_folder(to, SETTINGS) as again:
         assert again == kept
-        assert (again / "0.npz").exists()
+        assert (again / BLOCK).exists()
         with pytest.raises(ValueError, match="to is being made by another process"), kept_folder(to, SETTINGS):
             pass
     assert [*tmp_path.iterdir()] == []
     assert capsys.readouterr().err == ""
+
+
+def test_only_blocks_are_removed_from_the_kept_folder_and_nothing_is_written_through_a_link(tmp_path):
+    with kept_folder(tmp_path / "to", SETTINGS) as kept:
+        (kept / BLOCK).touch()
+        (kept / "notes.txt").write_text("mine")
+    assert [path.name for path in kept.iterdir()] == ["notes.txt"]
+    kept.rename(tmp_path / "mine")
+    kept.symlink_to(tmp_path / "mine")
+    with pytest.raises(ValueError, match="is a symbolic link"), kept_folder(tmp_path / "to", SETTINGS):
+        pass
+    assert kept.is_symlink()
 
 
 # Four blocks, then the end that is asked for, while processes are at work.
