@@ -32,7 +32,7 @@ def read_sums(folder: Path) -> dict[str, tuple[int, str | None]]:
     """The recorded size and sum of each file; earlier versions wrote only sizes.
 
     Raises:
-        FileNotFoundError: There is no record.
+        OSError: There is no record.
         ValueError: It is damaged.
     """
     try:
@@ -56,7 +56,7 @@ def find_fault(folder: Path, *, besides: tuple[str, ...] = ()) -> str:
                 continue
             if (folder / name).stat().st_size != size or digest not in (None, sha256(folder / name)):
                 return f"{name} is damaged"
-    except FileNotFoundError as error:
+    except (FileNotFoundError, NotADirectoryError) as error:
         return f"{Path(error.filename).name} is missing"
     except ValueError as error:
         return str(error)

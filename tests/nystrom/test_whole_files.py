@@ -7,7 +7,15 @@ import sys
 
 import pytest
 
-from nystrom.whole_files import NotWritten, check_new, remove_leftovers, whole_file, whole_text, write_whole
+from nystrom.whole_files import (
+    NotWritten,
+    check_new,
+    open_log,
+    remove_leftovers,
+    whole_file,
+    whole_text,
+    write_whole,
+)
 
 
 def test_text_and_bytes_are_written_as_they_are(tmp_path):
@@ -148,3 +156,16 @@ def test_what_a_killed_process_left_goes_with_the_next_writing_and_nothing_else_
         assert sorted(os.listdir(tmp_path)) == sorted([*kept, partial.name])
         write_whole(tmp_path / "a", "another process")
     assert sorted(os.listdir(tmp_path)) == sorted([*kept, "a"])
+
+
+def test_a_log_grows_and_is_not_written_through_a_link(tmp_path):
+    for line in ("a\n", "b\n"):
+        with open_log(tmp_path / "log") as log:
+            log.write(line.encode())
+    assert (tmp_path / "log").read_text() == "a\nb\n"
+    for target in ("log", "nowhere"):
+        (tmp_path / f"to-{target}").symlink_to(tmp_path / target)
+        with pytest.raises(ValueError, match=f"to-{target} is a symbolic link, which is not written through"):
+            open_log(tmp_path / f"to-{target}")
+    assert (tmp_path / "log").read_text() == "a\nb\n"
+    assert not (tmp_path / "nowhere").exists()
