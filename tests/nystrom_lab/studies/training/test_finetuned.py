@@ -258,8 +258,8 @@ def test_the_attention_of_a_trained_model_is_swapped(tiny_bert, tmp_path, monkey
     monkeypatch.setattr(inference, "_BETWEEN", 0.0)
     inner, scored = inference._write, []
 
-    def write(kept, parts):
-        inner(kept, parts)
+    def write(kept, *given):
+        inner(kept, *given)
         if kept.name == "validation-nystrom-64.safetensors":
             raise KeyboardInterrupt
 
@@ -268,7 +268,7 @@ def test_the_attention_of_a_trained_model_is_swapped(tiny_bert, tmp_path, monkey
         with pytest.raises(KeyboardInterrupt):
             swap()
     with monkeypatch.context() as patch:
-        patch.setattr(inference, "_write", lambda kept, parts: scored.append(kept.name))
+        patch.setattr(inference, "_write", lambda kept, *_: scored.append(kept.name))
         assert swap() == found
     # The last eight of 40 texts.
     assert scored == ["validation-nystrom-64.safetensors"]
