@@ -214,6 +214,15 @@ def row_per_token(name: str, mask: Tensor, x: Tensor) -> str:
     return f"It has one value per position: pass {name}.reshape(1, {n}).expand({b}, {n})." if axes == [n] else ""
 
 
+def check_weight_device(name: str, weight: Tensor, x: Tensor) -> None:
+    """Raise if a weight is not where the tokens are; a product with one on "meta" may give whatever memory holds."""
+    if weight.device != x.device:
+        raise ValueError(
+            f"{name} is on {weight.device} but the tokens are on {x.device}: move it there. Weights that are offloaded "
+            "are brought by hooks of their module, and only while it is called."
+        )
+
+
 def check_generator(generator: object) -> None:
     """Raise if an argument is not a source of draws, see `Generator`."""
     if generator is not None and generator != "global" and not isinstance(generator, torch.Generator):

@@ -1,6 +1,7 @@
 """The Module of every method, on tensors split into heads: its function, its options, and its weights, if any."""
 
 from dataclasses import asdict, fields
+from functools import partial
 from importlib import import_module
 from typing import Any
 
@@ -24,7 +25,8 @@ class AttentionHeads(nn.Module):
     Attributes:
         method: Name of the method.
         options: Its options.
-        weights: Module that supplies the function's tensor arguments after the values; None for most methods.
+        weights: Module that supplies the function's tensor arguments after the values; None for most methods. The
+            function runs in its call, around which hooks bring, gather or cast weights.
         group: Process group across which the tokens are split, see `nystrom.parallel`; None for a single process.
     """
 
@@ -89,9 +91,9 @@ class AttentionHeads(nn.Module):
             arguments["generator"] = "global"
         if self._takes_skip:
             arguments["skip"] = skip
-        weights = () if self.weights is None else self.weights()
         masks = Masks(keep, key_keep, query_keep, cu_seqlens)
-        out = self._function(q, k, v, *weights, **masks._asdict(), group=self.group, **arguments)
+        attend = partial(self._function, q, k, v, **masks._asdict(), group=self.group, **arguments)
+        out = attend() if self.weights is None else self.weights(attend)
         if skip is None or self._takes_skip:
             return out
         if self.group is not None:
@@ -204,14 +206,16 @@ def attend_in_heads(
             "track_error=False, or pad the sequences."
         )
     q, k, v = (split_heads(x, heads.num_heads) for x in (q, k, v))
-    skip = None if conv is None else conv.weight
     if is_causal and tracked is not None:
         raise ValueError(
             "is_causal is True, and track_error compares with non-causal attention: build the layer with "
             "track_error=False."
         )
-    out = heads(q, k, v, **masks._asdict(), skip=skip, is_causal=is_causal)
-    if tracked is not None:
-        scale = getattr(heads.options, "scale", None)
-        tracked(q, k, v, out, masks=masks, skip=skip, scale=scale)
-    return merge_heads(out)
+
+    def attend(v: Tensor, skip: Tensor | None) -> Tensor:
+        out = heads(q, k, v, **masks._asdict(), skip=skip, is_causal=is_causal)
+        if tracked is not None:
+            tracked(q, k, v, out, masks=masks, skip=skip, scale=getattr(heads.options, "scale", None))
+        return out
+
+    return merge_heads(attend(v, None) if conv is None else conv(v, attend=attend))

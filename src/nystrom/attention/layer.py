@@ -32,7 +32,7 @@ from nystrom.attention.skip import DepthwiseSkip
 from nystrom.attention.tracked_error import TrackedError
 from nystrom.checks import Backend, Inverse, Landmarks, StartValue, check_at_least, check_flag
 from nystrom.precision import check_dtype
-from nystrom.shapes import Masks, check_tensor, cross_masks, row_per_token
+from nystrom.shapes import Masks, check_tensor, check_weight_device, cross_masks, row_per_token
 
 
 class MultiheadAttention(nn.Module):
@@ -312,11 +312,13 @@ class MultiheadAttention(nn.Module):
             batch: Number of sequences.
 
         Raises:
-            ValueError: The layer uses another method, has a skip, is built for cross-attention, or has tokens that are
-                split across ranks.
+            ValueError: The layer uses another method, has a skip, is built for cross-attention, has tokens that are
+                split across ranks, or has offloaded weights.
         """
         self._check_cache()
         weight = self.out_proj.weight
+        if weight.device.type == "meta":
+            raise ValueError("the layer's weights are offloaded, so a cache has no place: take the hooks off first.")
         dtype = weight.dtype if weight.dtype == torch.float64 else torch.float32
         return NearFarCache(
             self.heads.options,
@@ -361,7 +363,7 @@ class MultiheadAttention(nn.Module):
         return [x if self.batch_first else x.transpose(0, 1) for x in inputs.values()]
 
     def _check_widths(self, **inputs: Tensor) -> None:
-        """Check width and dtype of whichever of query, key and value are given."""
+        """Check width, dtype and device of whichever of query, key and value are given."""
         weight = self.in_proj_weight if self._is_stacked else self.q_proj_weight
         for name, x in inputs.items():
             size = {"query": "embed_dim", "key": "kdim", "value": "vdim"}[name]
@@ -371,6 +373,7 @@ class MultiheadAttention(nn.Module):
                     f"build the layer with {size}={x.shape[-1]}."
                 )
             check_dtype(name, x, weight, of="layer")
+            check_weight_device("the layer's weight", weight, x)
 
     def _ask(self, query: Tensor, context: NearFarContext, query_padding_mask: Tensor | None) -> Tensor:
         """The output for a context."""

@@ -12,7 +12,7 @@ the values is the same convolution with the kernel reversed.
 Source: Xiong et al. (2021), arXiv:2102.03902, Fig. 4.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import torch
 import torch.nn.functional as F
@@ -23,7 +23,7 @@ from nystrom.attention.parts.stretches import Piece, for_one_gradient, known_sig
 from nystrom.attention.parts.windows import Convolution, ConvolutionGradients, by_band, kernel_gradient
 from nystrom.checks import check_at_least
 from nystrom.precision import cast_for_autocast, narrowed, without_autocast
-from nystrom.shapes import check_keep, check_tensor, zero_masked
+from nystrom.shapes import check_keep, check_tensor, check_weight_device, zero_masked
 
 # The message of `nystrom.shapes.check_same_tokens` if a skip is requested.
 NEEDS_SAME_TOKENS = (
@@ -92,7 +92,7 @@ def check_kernel(v: Tensor, weight: Tensor) -> None:
     """Check that a kernel matches the values.
 
     Raises:
-        ValueError: Wrong axes, an even size, or a different number of heads.
+        ValueError: Wrong axes, an even size, a different number of heads, or another device.
     """
     for name, x in (("v", v), ("weight", weight)):
         check_tensor(name, x)
@@ -100,6 +100,7 @@ def check_kernel(v: Tensor, weight: Tensor) -> None:
         raise ValueError(f"weight has shape {tuple(weight.shape)}; expected (heads, 1, odd kernel size, 1).")
     if v.ndim != 4 or v.shape[1] != weight.shape[0]:
         raise ValueError(f"v has shape {tuple(v.shape)}; expected (b, h, n, e) with h = {weight.shape[0]} heads.")
+    check_weight_device("weight", weight, v)
 
 
 class DepthwiseSkip(nn.Module):
@@ -127,9 +128,18 @@ class DepthwiseSkip(nn.Module):
         *,
         keep: Bool[Tensor, "b n"] | None = None,
         to: Float[Tensor, "b h n e"] | None = None,
+        attend: Callable[[Tensor, Tensor], Tensor] | None = None,
     ) -> Float[Tensor, "b h n e"]:
-        """Convolve, and add; see `depthwise_skip`."""
-        return depthwise_skip(v, self.weight, keep=keep, to=to)
+        """Convolve, and add; see `depthwise_skip`.
+
+        Args:
+            v: Values.
+            keep: Real tokens.
+            to: The attention output to which the result is added.
+            attend: Attention that adds the convolution itself, in place of `keep` and `to`: a function of the values
+                and the kernel. It runs in this call, around which hooks bring, gather or cast the weights.
+        """
+        return depthwise_skip(v, self.weight, keep=keep, to=to) if attend is None else attend(v, self.weight)
 
     def extra_repr(self) -> str:
         """Heads and kernel size, shown by print."""

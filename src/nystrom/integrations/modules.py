@@ -29,7 +29,7 @@ from nystrom.attention.layer import MultiheadAttention
 from nystrom.attention.options import near_far_sizes
 from nystrom.attention.registry import METHODS, check_weightless
 from nystrom.checks import check_flag
-from nystrom.integrations.nystrom_attention import NystromReplacement, is_nystrom_attention
+from nystrom.integrations.nystrom_attention import NystromReplacement, has_hooks, is_nystrom_attention
 from nystrom.precision import check_layer_dtype
 from nystrom.shapes import check_tensor
 
@@ -370,7 +370,7 @@ def _check_multihead(name: str, module: nn.MultiheadAttention) -> None:
 
 
 def _check_hooks(name: str, module: nn.Module) -> None:
-    if module._forward_hooks or module._forward_pre_hooks or module._backward_hooks or module._backward_pre_hooks:
+    if has_hooks(module):
         raise ValueError(f"{name} has hooks, which a replacement would lose: register them after replace_attention.")
 
 

@@ -12,7 +12,7 @@ Source: https://github.com/lucidrains/nystrom-attention, 0.0.14.
 """
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from nystrom.attention.heads import build_attention, merge_heads, split_heads
 from nystrom.attention.registry import METHODS, check_weightless, find_in_home
-from nystrom.attention.skip import depthwise_skip
+from nystrom.attention.skip import DepthwiseSkip, depthwise_skip
 from nystrom.checks import check_flag
 from nystrom.linalg import pinv
 from nystrom.precision import check_layer_dtype
@@ -36,9 +36,9 @@ class NystromReplacement(nn.Module):
 
     def __init__(self, source: nn.Module, method: str, options: Mapping[str, Any], *, zeros_in_front: bool = False):
         super().__init__()
-        for name, child in source.named_children():
-            self.add_module(name, child)
         self.num_heads, self.zeros_in_front = int(source.heads), zeros_in_front  # pyright: ignore[reportArgumentType]
+        for name, child in source.named_children():
+            self.add_module(name, _as_skip(child) if name == "res_conv" else child)
         head_dim = self.to_qkv.out_features // (3 * self.num_heads)
         if method == "nystrom":
             own = {"num_landmarks": source.num_landmarks, "pinv_steps": source.pinv_iterations}
@@ -94,20 +94,27 @@ class NystromReplacement(nn.Module):
         front = -n % size if self.zeros_in_front else 0
         x = F.pad(x, (0, 0, front, 0)) if mask is None else torch.where(mask[..., None], x, 0.0)
         q, k, v = (split_heads(part, self.num_heads) for part in self.to_qkv(x).chunk(3, dim=-1))
-        conv = getattr(self, "res_conv", None)
-        skip = conv.weight if isinstance(conv, nn.Conv2d) else None
         asked = None if weight_queries is None else weight_queries + front
-        if self.zeros_in_front and n + front == size:
-            out, weights = self._of_few(q, k, v, skip, asked)
+        few = self._factors_of_few(q, k) if self.zeros_in_front and n + front == size else None
+
+        def attend(v: Tensor, skip: Tensor | None) -> Tensor:
+            if few is None:
+                return self.method_heads(q, k, v, keep=mask, skip=skip)
+            out = few[0] @ (few[1] @ v)
+            return out if skip is None else depthwise_skip(v, skip, to=out)
+
+        conv = getattr(self, "res_conv", None)
+        out = self.to_out(merge_heads(attend(v, None) if conv is None else conv(v, attend=attend)))[:, front:]
+        if asked is None:
+            return out
+        if few is None:
+            options = {name: value for name, value in vars(self.method_heads.options).items() if name != "backend"}
+            weights = find_in_home(self.method_heads.method, f"{self.method_heads.method}_rows")(
+                q, k, asked, keep=mask, **options
+            )
         else:
-            out, weights = self.method_heads(q, k, v, keep=mask, skip=skip), None
-            if asked is not None:
-                options = {name: value for name, value in vars(self.method_heads.options).items() if name != "backend"}
-                weights = find_in_home(self.method_heads.method, f"{self.method_heads.method}_rows")(
-                    q, k, asked, keep=mask, **options
-                )
-        out = self.to_out(merge_heads(out))[:, front:]
-        return out if weights is None else (out, weights[..., front:])
+            weights = few[0][:, :, asked] @ few[1]
+        return out, weights[..., front:]
 
     def _check_rows(self, weight_queries: Tensor, x: Tensor) -> None:
         check_positions("weight_queries", weight_queries, x[:, None])
@@ -119,15 +126,31 @@ class NystromReplacement(nn.Module):
                 "landmarks than the output. Call eval() first."
             )
 
-    def _of_few(
-        self, q: Tensor, k: Tensor, v: Tensor, skip: Tensor | None, asked: Tensor | None
-    ) -> tuple[Tensor, Tensor | None]:
+    def _factors_of_few(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
         """One landmark per token: the package's formula for few tokens, where this library is exact."""
         a = (self.method_heads.head_dim**-0.5 * q @ k.mT).softmax(dim=-1)
-        left = a @ pinv(a, steps=self.method_heads.options.pinv_steps, z0="authors")
-        out = left @ (a @ v)
-        out = out if skip is None else depthwise_skip(v, skip, to=out)
-        return out, None if asked is None else left[:, :, asked] @ a
+        return a @ pinv(a, steps=self.method_heads.options.pinv_steps, z0="authors"), a
+
+
+def has_hooks(module: nn.Module) -> bool:
+    """Whether a module has hooks of torch, or a forward pass wrapped by hooks of accelerate."""
+    hooks = (module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks)
+    return any(hooks) or "forward" in vars(module)
+
+
+def _as_skip(conv: nn.Module) -> DepthwiseSkip:
+    """The package's convolution as a `DepthwiseSkip` with the same weight."""
+    if type(conv) is not nn.Conv2d or has_hooks(conv):
+        came = f"a {type(conv).__name__}" if type(conv) is not nn.Conv2d else "an nn.Conv2d with hooks"
+        raise ValueError(
+            f"res_conv is {came}, which a replacement would lose; expected a plain nn.Conv2d: leave it out of adapters "
+            "and parametrizations, and add hooks and offloading after the replacement."
+        )
+    # The parameter made here is replaced: on "meta" it takes no random numbers.
+    with torch.device("meta"):
+        skip = DepthwiseSkip(conv.out_channels, conv.kernel_size[0])
+    skip.weight = cast("nn.Parameter", conv.weight)
+    return skip
 
 
 def is_nystrom_attention(module: nn.Module) -> bool:

@@ -69,7 +69,7 @@ class EncoderEmbeddings(nn.Module):
         if self.cls is not None:
             nn.init.zeros_(self.cls)
 
-    def with_class(
+    def _with_class(
         self, words: Float[Tensor, "b n w"], keep: Bool[Tensor, "b n"] | None, token_type_ids: Int[Tensor, "b n"] | None
     ) -> tuple[Float[Tensor, "b m w"], Bool[Tensor, "b m"] | None, Int[Tensor, "b m"] | None]:
         """Put the class token before the first real token of each sequence, if the model has one.
@@ -89,10 +89,10 @@ class EncoderEmbeddings(nn.Module):
         keep: Bool[Tensor, "b n"] | None,
         token_type_ids: Int[Tensor, "b n"] | None,
         position_ids: Int[Tensor, "b n"] | None,
-    ) -> tuple[Float[Tensor, "b n w"], Rotation | None]:
-        """Add positions and segments to the words; also returns the rotation, if positions are rotary.
+    ) -> tuple[Float[Tensor, "b m w"], Bool[Tensor, "b m"] | None, Rotation | None]:
+        """Add the class token, positions and segments to the words.
 
-        See `EncoderModel.forward`.
+        See `EncoderModel.forward`. Also returns the mask, with the class token, and the rotation of rotary positions.
         """
         for name, ids in (("token_type_ids", token_type_ids), ("position_ids", position_ids)):
             if ids is not None and (ids.ndim != 2 or ids.shape[1] != words.shape[1]):
@@ -101,11 +101,10 @@ class EncoderEmbeddings(nn.Module):
                 )
         if position_ids is not None and self.kind == "none":
             raise ValueError("position_ids is a tensor, but positions is 'none': leave it out.")
+        words, keep, token_type_ids = self._with_class(words, keep, token_type_ids)
         if token_type_ids is None:
-            segments = self.token_type_embeddings.weight[0]
-        else:
-            segments = look_up("token_type_ids", token_type_ids, self.token_type_embeddings)
-        x, turn = words + segments, None
+            token_type_ids = torch.zeros(1, 1, dtype=torch.long, device=words.device)
+        x, turn = words + look_up("token_type_ids", token_type_ids, self.token_type_embeddings), None
         if self.kind != "none":
             if position_ids is None and self.group is not None:
                 position_ids = count_positions_over_ranks(self.group, words, keep, self.longest) + POSITION_OFFSET
@@ -115,7 +114,7 @@ class EncoderEmbeddings(nn.Module):
             else:
                 x = x + look_up("position_ids", position_ids, self.position_embeddings)
         x = x if keep is None else torch.where(keep[..., None], x, 0.0)
-        return self.dropout(x if self.LayerNorm is None else self.LayerNorm(x)), turn
+        return self.dropout(x if self.LayerNorm is None else self.LayerNorm(x)), keep, turn
 
     def words(
         self, input_ids: Int[Tensor, "b n"] | None, inputs_embeds: Float[Tensor, "b n w"] | None

@@ -290,8 +290,7 @@ class EncoderModel(EncoderPreTrainedModel):
             raise ValueError(
                 "position_ids are given but pooling is 'cls', whose token has a position of its own: leave them out."
             )
-        words, keep, token_type_ids = self.embeddings.with_class(words, keep, token_type_ids)
-        x, turn = self.embeddings(words, keep, token_type_ids, position_ids)
+        x, keep, turn = self.embeddings(words, keep, token_type_ids, position_ids)
         return BaseModelOutput(last_hidden_state=self.encoder(x, keep, turn))
 
     def _check_asked(self, asked: Asked) -> None:

@@ -20,6 +20,8 @@ N(0, 1/m). The code of Nyströmformer and of Skyformer has one projection for ea
 (`frozen`), one in each layer.
 """
 
+from collections.abc import Callable
+
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
@@ -28,7 +30,7 @@ from nystrom.attention.entry import attend
 from nystrom.attention.fused import fused_softmax
 from nystrom.attention.options import LinformerOptions, documented
 from nystrom.landmarks import take
-from nystrom.shapes import Group, Masks, check_tensor
+from nystrom.shapes import Group, Masks, check_tensor, check_weight_device
 
 
 @documented(LinformerOptions)
@@ -84,24 +86,26 @@ def _linformer(
     value_projection: Float[Tensor, "g m length"],
     options: LinformerOptions,
 ) -> Float[Tensor, "b h n e"]:
-    check_projection("key_projection", key_projection, k.shape[1], k.shape[2])
-    check_projection("value_projection", value_projection, k.shape[1], k.shape[2])
+    check_projection("key_projection", key_projection, k, k.shape[2])
+    check_projection("value_projection", value_projection, k, k.shape[2])
     keys = _project(_from_first_real(k, keep), key_projection)
     values = _project(_from_first_real(v, keep), value_projection)
     return fused_softmax(q.to(keys.dtype), keys, values, scale=options.scale)
 
 
-def check_projection(name: str, projection: Tensor, h: int, s: int) -> None:
-    """Check a projection for h heads and s keys.
+def check_projection(name: str, projection: Tensor, k: Tensor, s: int) -> None:
+    """Check a projection for the heads of k and s keys.
 
     Raises:
-        ValueError: The shape is wrong, or there are fewer columns than keys.
+        ValueError: The shape or the device is wrong, or there are fewer columns than keys.
     """
     check_tensor(name, projection)
+    h = k.shape[1]
     if projection.ndim != 3 or projection.shape[0] not in (1, h) or projection.shape[1] == 0:
         raise ValueError(
             f"{name} has shape {tuple(projection.shape)}; expected (1 or {h} heads, num_features, max_length)."
         )
+    check_weight_device(name, projection, k)
     length = projection.shape[2]
     if not isinstance(s, int) or not isinstance(length, int):
         torch._check(s <= length, lambda: f"k holds more tokens than {name} has columns.")
@@ -155,7 +159,7 @@ class LinformerProjections(nn.Module):
         for projection in self.parameters():
             nn.init.normal_(projection, std=self.std)
 
-    def forward(self) -> tuple[Tensor, Tensor]:
-        """The arguments of `linformer_attention` after the values."""
+    def forward(self, attend: Callable[[Tensor, Tensor], Tensor] | None = None) -> tuple[Tensor, Tensor] | Tensor:
+        """The arguments of `linformer_attention` after the values, or attention with them; see `AttentionHeads`."""
         values = self.key_projection if self.value_projection is None else self.value_projection
-        return self.key_projection, values
+        return (self.key_projection, values) if attend is None else attend(self.key_projection, values)

@@ -20,6 +20,8 @@ the features; maxima are per feature over real keys and per query over features;
 QR factor as it comes are not, without the signs of R); q and k are scaled once.
 """
 
+from collections.abc import Callable
+
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
@@ -32,7 +34,7 @@ from nystrom.attention.options import PerformerOptions, documented
 from nystrom.attention.parts.logsumexp import softmax_and_logsumexp
 from nystrom.kernels import half_norms
 from nystrom.precision import at_least_float32
-from nystrom.shapes import Generator, Group, Masks, check_generator, check_tensor, score_scale
+from nystrom.shapes import Generator, Group, Masks, check_generator, check_tensor, check_weight_device, score_scale
 
 
 @documented(PerformerOptions)
@@ -114,6 +116,7 @@ def projection_of(
         raise ValueError(
             f"projection has shape {tuple(projection.shape)}; expected (features, {d}) for head width {d}."
         )
+    check_weight_device("projection", projection, q)
     return projection
 
 
@@ -191,11 +194,11 @@ class PerformerFeatures(nn.Module):
             draw_projection(*self.projection.shape, generator=generator, device=self.projection.device)
         )
 
-    def forward(self) -> tuple[Tensor]:
-        """The arguments of `performer_attention` after the values."""
+    def forward(self, attend: Callable[[Tensor], Tensor] | None = None) -> tuple[Tensor] | Tensor:
+        """The argument of `performer_attention` after the values, or attention with it; see `AttentionHeads`."""
         if self.training and self.redraw_steps is not None:
             self._redraw_where_due(self.redraw_steps)
-        return (self.projection,)
+        return (self.projection,) if attend is None else attend(self.projection)
 
     @torch.no_grad()
     def _redraw_where_due(self, steps: int) -> None:

@@ -129,8 +129,11 @@ def _diagonals(outer: Float[Tensor, "h l t"]) -> Float[Tensor, "h k"]:
 
 
 def _all_windows(v: Float[Tensor, "b h n e"], size: int) -> Float[Tensor, "b h w l e"]:
-    whole = (slice(None), slice(None), slice(0, v.shape[2]))
-    return torch.stack([_windows(x[None], whole, size) for x in v])
+    """The windows of all tokens, by operations that take a symbolic length."""
+    half = size // 2
+    # Never none: what is cut off in the end is then some tokens at any length, for which one graph serves.
+    fill = _WINDOW - v.shape[2] % _WINDOW
+    return F.pad(v, (0, 0, half, half + fill)).unfold(2, _WINDOW + size - 1, _WINDOW).mT
 
 
 def _windows(v: Float[Tensor, "b h n e"], piece: Piece, size: int) -> Float[Tensor, "h w l e"]:

@@ -28,8 +28,8 @@ def linformer_over_ranks(
     options: LinformerOptions,
 ) -> Float[Tensor, "b h n e"]:
     """`linformer_attention` of the tokens of all ranks."""
-    check_projection("key_projection", key_projection, k.shape[1], keys.total)
-    check_projection("value_projection", value_projection, k.shape[1], keys.total)
+    check_projection("key_projection", key_projection, k, keys.total)
+    check_projection("value_projection", value_projection, k, keys.total)
     mixed = [_project(keys, x, e) for x, e in ((k, key_projection), (v, value_projection))]
     mixed = ranks.sum(torch.cat(mixed, dim=-1))
     # As in a single process: float16 stays in float32, since the mixtures may overflow it.
