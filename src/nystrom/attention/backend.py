@@ -95,7 +95,7 @@ def picks_triton(options: _Options, q: "torch.Tensor", k: "torch.Tensor", v: "to
         return uses_triton(options.backend)
     import torch
 
-    from nystrom.attention.autograd_modes import is_forward_mode, is_transformed
+    from nystrom.autograd_modes import is_forward_mode, is_transformed
 
     if torch.compiler.is_compiling() or is_transformed() or is_forward_mode():
         return False

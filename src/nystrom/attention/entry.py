@@ -8,8 +8,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from nystrom.attention.autograd_modes import refusing_by_name
 from nystrom.attention.segments import check_segments, in_segments
+from nystrom.autograd_modes import refusing_by_name
 from nystrom.precision import cast_for_autocast, narrowed, without_autocast
 from nystrom.shapes import Group, Masks, check_inputs, check_same_tokens, zero_masked
 

@@ -26,8 +26,8 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from nystrom.attention.autograd_modes import is_computed_again
 from nystrom.attention.fused import softmax_rows
+from nystrom.autograd_modes import is_computed_again
 from nystrom.landmarks import GOLDEN_RATIO, ranks, take
 from nystrom.precision import at_least_float32, without_autocast
 from nystrom.shapes import Masks, zero_masked

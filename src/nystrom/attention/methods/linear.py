@@ -23,9 +23,9 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from nystrom.attention.autograd_modes import is_forward_mode, pull_back
 from nystrom.attention.entry import attend
 from nystrom.attention.options import LinearOptions, documented
+from nystrom.autograd_modes import is_forward_mode, pull_back
 from nystrom.checks import FeatureMap
 from nystrom.precision import at_least_float32, without_autocast
 from nystrom.shapes import Group, Masks

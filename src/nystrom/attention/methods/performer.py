@@ -27,11 +27,11 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
 
-from nystrom.attention.autograd_modes import is_computed_again
 from nystrom.attention.entry import attend
 from nystrom.attention.fused import fused_softmax
 from nystrom.attention.options import PerformerOptions, documented
 from nystrom.attention.parts.logsumexp import softmax_and_logsumexp
+from nystrom.autograd_modes import is_computed_again
 from nystrom.kernels import half_norms
 from nystrom.precision import at_least_float32
 from nystrom.shapes import Generator, Group, Masks, check_generator, check_tensor, check_weight_device, score_scale

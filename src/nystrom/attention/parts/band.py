@@ -20,8 +20,8 @@ from torch import Tensor
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 from torch.utils.checkpoint import checkpoint
 
-from nystrom.attention.autograd_modes import pull_back
 from nystrom.attention.fused import fused_softmax
+from nystrom.autograd_modes import pull_back
 from nystrom.landmarks import take
 from nystrom.shapes import cut_blocks
 

@@ -13,13 +13,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from nystrom.attention.autograd_modes import pull_back
 from nystrom.attention.options import NearFarOptions
 from nystrom.attention.parts.band import add_windows, bias_of, some_windows
 from nystrom.attention.parts.clusters import Chosen, cluster_sums, in_one_matrix, open_sizes, take_rows
 from nystrom.attention.parts.far_keys import attend_blocks
 from nystrom.attention.parts.outside_sums import OutsideSums
 from nystrom.attention.parts.stretches import for_one_gradient, known_signature
+from nystrom.autograd_modes import pull_back
 from nystrom.shapes import cut_blocks, score_scale
 
 # Numbers in the copied keys of a stretch of blocks: at least _FEWEST, or half of what the keys themselves hold if that

@@ -17,7 +17,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from nystrom.attention.autograd_modes import pull_back
+from nystrom.autograd_modes import pull_back
 from nystrom.checks import Kernel
 from nystrom.kernels import KERNELS
 

@@ -13,10 +13,10 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from nystrom.attention.autograd_modes import pull_back
 from nystrom.attention.fused import open_empty, softmax_rows
 from nystrom.attention.parts.stretches import Piece, for_one_gradient, known_signature, pieces
 from nystrom.attention.parts.windows import Convolution
+from nystrom.autograd_modes import pull_back
 
 
 def landmark_sums(
