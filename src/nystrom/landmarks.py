@@ -263,7 +263,7 @@ def middle_of_some(some: Float[Tensor, "b h r d"]) -> Float[Tensor, "b h 1 d"]:
 
 def bounded(centre: Float[Tensor, "*b"]) -> Float[Tensor, "*b"]:
     """A centre within the bound of landmarks, see `within_reach`."""
-    return centre.clamp(-_reach(centre), _reach(centre))
+    return centre.clamp(-reach(centre.dtype), reach(centre.dtype))
 
 
 def within_reach(landmarks: Float[Tensor, "b h m d"]) -> Float[Tensor, "b h m d"]:
@@ -272,12 +272,15 @@ def within_reach(landmarks: Float[Tensor, "b h m d"]) -> Float[Tensor, "b h m d"
     A landmark may be any point; one that is as far from the centre as the bound is equally far from all other tokens.
     """
     middle = middle_of(landmarks)
-    return landmarks.clamp(middle - _reach(landmarks), middle + _reach(landmarks))
+    return landmarks.clamp(middle - reach(landmarks.dtype), middle + reach(landmarks.dtype))
 
 
-def _reach(x: Tensor) -> float:
-    """The bound: 3e5 in float32, which times 1e30 and summed over the channels of a head is still finite."""
-    return torch.finfo(x.dtype).max ** (1 / 6) / 8
+def reach(dtype: torch.dtype) -> float:
+    """The bound of landmarks and centres: 3e5 in float32.
+
+    Times 1e30 and summed over the channels of a head it is still finite.
+    """
+    return torch.finfo(dtype).max ** (1 / 6) / 8
 
 
 def all_are_short(q: Float[Tensor, "b h n d"], k: Float[Tensor, "b h s d"], m: int) -> bool:

@@ -22,8 +22,9 @@ from torch.utils._pytree import tree_leaves
 
 from nystrom.gpu import launch
 from nystrom.gpu.arithmetic import INTERPRETED
-from nystrom.gpu.attention import backward_pass, forward_pass, inputs_of
-from nystrom.gpu.inputs import StageInputs
+from nystrom.gpu.attention import backward_program, forward_program, given_plan
+from nystrom.gpu.launch import target_of
+from nystrom.gpu.program import key_of
 from tools.kernel_accounting.driver import Launch, OfflineDriver, Shape, size_of
 
 # Largest shared memory of a program in bytes, by compute capability (CUDA C++ Programming Guide).
@@ -71,24 +72,24 @@ def analyse(shape: Shape, *, capability: str = "9.0", multiprocessors: int = 132
     draws = torch.empty(shape.landmarks, device="meta") if shape.gaussian else None
     gamma = 0.1 if shape.gaussian else -1.0
 
-    def inputs() -> StageInputs:
-        return inputs_of(q, k, v, taps, keep, keep, draws, shape.landmarks, shape.width**-0.5, gamma)
+    sizes = shape.landmarks, shape.width**-0.5, 6, "paper", gamma
 
-    def forward() -> Sequence[Tensor]:
-        return forward_pass(inputs(), steps=6, z0="paper", gamma=gamma)
-
-    def backward() -> Sequence[Tensor]:
-        return backward_pass(inputs(), grad, *small, steps=6, z0="paper", gamma=gamma)
+    def passed(build: Any, *tensors: Tensor | None) -> Sequence[Tensor]:
+        plan = given_plan(q, k, keep, keep, draws, shape.landmarks, gamma)
+        inputs = (*tensors, q, k, v, taps, keep, keep, *plan)
+        # A new program, whose first call records.
+        return build.__wrapped__(key_of(*inputs), target_of(q.device), *sizes)(*inputs)
 
     # Sums over tokens are split, and tiles chosen, by what the GPU has.
     with (
         driver.active(),
+        mock.patch.object(launch, "check_device", return_value=None),
         mock.patch.object(launch, "multiprocessors", return_value=multiprocessors),
         mock.patch.object(launch, "shared_memory", return_value=SHARED_MEMORY[capability]),
         Operators() as operators,
     ):
-        out, *small = _recorded(passages[0], driver, operators, forward)
-        gradients = _recorded(passages[1], driver, operators, backward)
+        kept, out = _recorded(passages[0], driver, operators, lambda: passed(forward_program))
+        gradients = _recorded(passages[1], driver, operators, lambda: passed(backward_program, grad, kept))
     del out, gradients
     return passages
 

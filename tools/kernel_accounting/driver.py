@@ -22,9 +22,9 @@ import functools
 import re
 import subprocess
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 import torch
@@ -33,6 +33,8 @@ from triton import knobs
 from triton.backends.compiler import GPUTarget
 from triton.backends.driver import DriverBase
 from triton.runtime import driver
+
+from nystrom.gpu.arguments import Constants, NearFarSizes, Sizes, Tokens
 
 
 @dataclass(frozen=True)
@@ -166,7 +168,7 @@ class _Launcher:
         compiled = self.function.device_caches[offline.get_current_device()][0].values()
         kernel = next(kernel for kernel in compiled if kernel.metadata is self.metadata)
         # Before the arguments come the stream, the function, two items of metadata and two hooks.
-        bound = dict(zip(self.function.arg_names, rest[6:], strict=True))
+        bound = dict(_unbundled(zip(self.function.arg_names, rest[6:], strict=True)))
         touched = _touched(kernel.asm["ttir"])
         tensors = {name: x for name, x in bound.items() if isinstance(x, Tensor) and name in touched}
         tokens = {name: x for name, x in tensors.items() if _of_tokens(name, x, offline.shape)}
@@ -184,6 +186,19 @@ class _Launcher:
                 of_tokens,
             )
         )
+
+
+def _unbundled(given: Iterable[tuple[str, Any]]) -> Iterator[tuple[str, Any]]:
+    """Arguments by name: a tensor of tokens under the name of its bundle, sizes and constants under their own."""
+    for name, x in given:
+        if isinstance(x, Constants):
+            yield from ((field.name, getattr(x, field.name).value) for field in fields(x))
+        elif isinstance(x, Tokens):
+            yield name, x.at
+        elif isinstance(x, Sizes | NearFarSizes):
+            yield from x._asdict().items()
+        else:
+            yield name, x
 
 
 def _of_tokens(name: str, x: Tensor, shape: Shape) -> bool:

@@ -374,8 +374,8 @@ class NearFarOptions:
         num_samples: Sampled queries r. A ridge regression on their exact outputs gives a correction for all queries; 0
             for none. Rows of the matrix are then no longer positive.
         scale: Factor on the scores; None means 1 / sqrt(d).
-        backend: "torch", "triton" (GPU kernels; torch computes the correction, and chooses the keys if there are more
-            than 256 clusters) or "auto" (the kernels where they were measured to be faster).
+        backend: "torch", "triton" (GPU kernels; torch computes the correction) or "auto" (the kernels where they were
+            measured to be faster).
     """
 
     block_size: int = 64

@@ -1,3 +1,5 @@
+# Pyright does not know the fields of `C`.
+# pyright: reportAttributeAccessIssue=false
 """What all kernels share: products, rounding, loads of tokens, scores.
 
 Sums are accumulated in float32 at least. float32 operands are multiplied as three tf32 products, whose rounding
@@ -60,39 +62,37 @@ def stored(x, dtype: tl.constexpr):
 
 
 @triton.jit
-def place_of(x, strides, b, h, start):
+def place_of(x, b, h, start):
     """Pointer to the token at `start` of one sequence and head; offsets may exceed 2^31."""
     wide = tl.full((), 0, tl.int64)
-    return x + (b + wide) * strides[0] + (h + wide) * strides[1] + (start + wide) * strides[2]
+    return x.at + (b + wide) * x.b + (h + wide) * x.h + (start + wide) * x.n
 
 
 @triton.jit
-def load_tokens(
-    x, strides, b, h, start, live, WIDTH: tl.constexpr, BLOCK_ROWS: tl.constexpr, BLOCK_WIDTH: tl.constexpr
-):
+def load_tokens(x, b, h, start, live, WIDTH: tl.constexpr, BLOCK_ROWS: tl.constexpr, BLOCK_WIDTH: tl.constexpr):
     """Tokens of one sequence and head from `start` on; those that are not live are not read, and are zeros."""
     rows, columns = tl.arange(0, BLOCK_ROWS), tl.arange(0, BLOCK_WIDTH)
-    places = place_of(x, strides, b, h, start) + rows[:, None] * strides[2] + columns[None, :]
+    places = place_of(x, b, h, start) + rows[:, None] * x.n + columns[None, :]
     return tl.load(places, mask=live[:, None] & (columns < WIDTH)[None, :], other=0.0)
 
 
 @triton.jit
-def moved(x, centre, bh, WIDTH: tl.constexpr, BLOCK_WIDTH: tl.constexpr):
+def moved(x, centre, bh, C: tl.constexpr):
     """Tokens minus the centre of their sequence and head, which has no gradient; `centre` may be None."""
     if centre is not None:
-        columns = tl.arange(0, BLOCK_WIDTH)
-        x -= tl.load(centre + bh.to(tl.int64) * WIDTH + columns, mask=columns < WIDTH, other=0.0)[None, :]
+        columns = tl.arange(0, C.BLOCK_D)
+        x -= tl.load(centre + bh.to(tl.int64) * C.D + columns, mask=columns < C.D, other=0.0)[None, :]
     return x
 
 
 @triton.jit
 def store_tokens(
-    x, strides, b, h, start, value, there, WIDTH: tl.constexpr, BLOCK_ROWS: tl.constexpr, BLOCK_WIDTH: tl.constexpr
+    x, b, h, start, value, there, WIDTH: tl.constexpr, BLOCK_ROWS: tl.constexpr, BLOCK_WIDTH: tl.constexpr
 ):
     """Write tokens of one sequence and head from `start` on, where they exist."""
     rows, columns = tl.arange(0, BLOCK_ROWS), tl.arange(0, BLOCK_WIDTH)
-    places = place_of(x, strides, b, h, start) + rows[:, None] * strides[2] + columns[None, :]
-    tl.store(places, stored(value, x.dtype.element_ty), mask=there[:, None] & (columns < WIDTH)[None, :])
+    places = place_of(x, b, h, start) + rows[:, None] * x.n + columns[None, :]
+    tl.store(places, stored(value, x.at.dtype.element_ty), mask=there[:, None] & (columns < WIDTH)[None, :])
 
 
 @triton.jit
@@ -104,24 +104,11 @@ def load_matrix(x, first, count, WIDTH: tl.constexpr, BLOCK_ROWS: tl.constexpr, 
 
 
 @triton.jit
-def landmark_rows(
-    land,
-    values,
-    bh,
-    first,
-    M,
-    ROWS,
-    TOKENS: tl.constexpr,
-    LOW: tl.constexpr,
-    D: tl.constexpr,
-    E: tl.constexpr,
-    BLOCK_M: tl.constexpr,
-    BLOCK_D: tl.constexpr,
-    BLOCK_E: tl.constexpr,
-):
+def landmark_rows(land, values, bh, first, sizes, TOKENS: tl.constexpr, C: tl.constexpr):
     """A block of landmarks in the dtype of the tokens, and what belongs to each: the middle, or a gradient."""
-    x = rounded(load_matrix(land, bh * ROWS + first, M - first, D, BLOCK_M, BLOCK_D), TOKENS)
-    return x, rounded(load_matrix(values, bh * M + first, M - first, E, BLOCK_M, BLOCK_E), LOW)
+    M = sizes.M
+    x = rounded(load_matrix(land, bh * sizes.ROWS + first, M - first, C.D, C.BLOCK_M, C.BLOCK_D), TOKENS)
+    return x, rounded(load_matrix(values, bh * M + first, M - first, C.E, C.BLOCK_M, C.BLOCK_E), C.LOW)
 
 
 @triton.jit
@@ -174,10 +161,10 @@ def weights_again(s, top, log):
 
 
 @triton.jit
-def log_weights(x, y, SCALE: tl.constexpr, GAUSSIAN: tl.constexpr, ACC: tl.constexpr, PRECISION: tl.constexpr):
+def log_weights(x, y, C: tl.constexpr):
     """Scores of the rows of x and y: c x.y, or -c/2 |x - y|^2, which is clamped to at most 0 against rounding."""
-    s = product(x, tl.trans(y), PRECISION)
-    if GAUSSIAN:
-        x, y = x.to(ACC), y.to(ACC)
+    s = product(x, tl.trans(y), C.PRECISION)
+    if C.GAUSSIAN:
+        x, y = x.to(C.ACC), y.to(C.ACC)
         s = tl.minimum(s - 0.5 * tl.sum(x * x, 1)[:, None] - 0.5 * tl.sum(y * y, 1)[None, :], 0.0)
-    return s * SCALE
+    return s * C.SCALE

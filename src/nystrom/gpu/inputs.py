@@ -1,14 +1,17 @@
 """What all stages share: tensors, sizes, and the constants that kernels are specialised to."""
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
 import triton.language as tl
 from torch import Tensor
 
+from nystrom.gpu.arguments import Constants, Sizes
 from nystrom.gpu.launch import FLOAT32_PRECISION, Tiles, power, tiles
 from nystrom.gpu.plan import LandmarkPlan
+from nystrom.gpu.program import Program, Slot
 from nystrom.precision import accumulator
 
 _TRITON = {
@@ -24,6 +27,7 @@ class StageInputs:
     """What all stages share.
 
     Attributes:
+        program: The program that their launches are added to.
         q: Queries.
         k: Keys.
         v: Values.
@@ -39,18 +43,19 @@ class StageInputs:
             and saves digits if all tokens are far from 0. It is already subtracted from the table of landmarks.
     """
 
-    q: Tensor
-    k: Tensor
-    v: Tensor
-    conv: Tensor | None
-    keep: Tensor | None
-    query_keep: Tensor | None
+    program: Program
+    q: Slot
+    k: Slot
+    v: Slot
+    conv: Slot | None
+    keep: Slot | None
+    query_keep: Slot | None
     plan: LandmarkPlan | None
     masked: bool
     m: int
     scale: float
     gaussian: bool
-    centre: Tensor | None = None
+    centre: Slot | None = None
 
     @property
     def rows(self) -> int:
@@ -63,12 +68,24 @@ class StageInputs:
         return accumulator(self.q.dtype)
 
     @property
-    def small(self) -> dict[str, Any]:
-        """Dtype and device of small tensors."""
-        return {"dtype": self.acc, "device": self.q.device}
+    def device(self) -> torch.device:
+        """Where they run."""
+        return self.program.device
+
+    def scratch(self, *shape: int) -> Slot:
+        """A small tensor in the workspace."""
+        return self.program.scratch(shape, self.acc)
+
+    def summed(self, parts: Slot) -> Slot:
+        """The sum over the first dimension."""
+        if parts.shape[0] == 1:
+            return parts._replace(shape=parts.shape[1:], strides=parts.strides[1:])
+        total = self.program.scratch(parts.shape[1:], parts.dtype)
+        self.program.torch(_add_up, parts, total)
+        return total
 
     @property
-    def few(self) -> Tensor | None:
+    def few(self) -> Slot | None:
         """See `LandmarkPlan.few`."""
         return self.plan.few if self.plan is not None and self.masked else None
 
@@ -80,12 +97,22 @@ class StageInputs:
 
     def tiles(self) -> Tiles:
         """Blocks of the kernels over tokens."""
-        return tiles(self.m, self.q.shape[-1], self.v.shape[-1], self.low, self.q.device)
+        return self._tiles
 
-    def options(self, *, walk: bool = False) -> dict[str, Any]:
-        """The constants that all kernels over tokens are specialised to; with `walk`, where each token has a result."""
+    @cached_property
+    def _tiles(self) -> Tiles:
+        return tiles(self.m, self.q.shape[-1], self.v.shape[-1], self.low, self.device)
+
+    @cached_property
+    def sizes(self) -> Sizes:
+        """Numbers that kernels are given."""
+        b, h, n, _ = self.q.shape
+        return Sizes(h, b * h, n, self.k.shape[2], self.m, self.rows)
+
+    def constants(self, **changes: Any) -> Constants:
+        """What kernels are compiled for, apart from the changes."""
         blocks = self.tiles()
-        return {
+        constants = {
             "D": self.q.shape[-1],
             "E": self.v.shape[-1],
             "SCALE": self.scale,
@@ -97,23 +124,29 @@ class StageInputs:
             "BLOCK_M": blocks.block_m,
             "BLOCK_D": blocks.block_d,
             "BLOCK_E": blocks.block_e,
-            "num_warps": blocks.warps,
-            "num_stages": blocks.walk_stages if walk else blocks.stages,
+            "GAUSSIAN": self.gaussian,
         }
+        return Constants(**{**constants, **changes})
 
-    def skip_options(self) -> dict[str, int]:
-        """The size of the skip's kernel, 0 without one, and the tokens of a block beyond a tile that it reaches."""
-        taps = 0 if self.conv is None else self.conv.shape[1]
-        return {"TAPS": taps, "BLOCK_T": min(self.tiles().block_n, power(max(taps - 1, 1)))}
+    def walked(self, *, skip: bool = False) -> dict[str, Any]:
+        """Constants of kernels in which a program walks over tokens, with those of the `skip` if they apply it."""
+        blocks = self.tiles()
+        taps = self.conv.shape[1] if skip and self.conv is not None else 0
+        reached = min(blocks.block_n, power(max(taps - 1, 1)))
+        return {"WHOLE": self.m <= blocks.block_m, "TAPS": taps, "BLOCK_T": reached}
 
 
-def empty_like(x: Tensor, width: int | None = None) -> Tensor:
-    """An uninitialised tensor with the layout of x, token by token or head by head."""
-    b, h, n, d = x.shape
-    width = d if width is None else width
-    if h > 1 and x.stride(1) < x.stride(2):
-        return x.new_empty(b, n, h, width).transpose(1, 2)
-    return x.new_empty(b, h, n, width)
+def _add_up(parts: Tensor, total: Tensor) -> None:
+    torch.sum(parts, 0, out=total)
+
+
+def plain(*, ACC: torch.dtype, **few: Any) -> Constants:
+    """The constants of a kernel that needs few of them: the others must not compile it again."""
+    others = dict.fromkeys(("D", "E", "BLOCK_N", "BLOCK_M", "BLOCK_D", "BLOCK_E"), 16)
+    acc, precision = triton_dtype(ACC), FLOAT32_PRECISION
+    return Constants(
+        **{**others, "SCALE": 1.0, "LOW": acc, "PRECISION": precision, "LOW_PRECISION": precision, **few}, ACC=acc
+    )
 
 
 def triton_dtype(dtype: torch.dtype) -> Any:

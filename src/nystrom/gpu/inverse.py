@@ -13,24 +13,25 @@ multiplied block by block in scratch memory, which only their own program reads.
 import triton
 import triton.language as tl
 
-from nystrom.gpu.arithmetic import load_matrix, product, softmax_rows, store_matrix, store_normaliser
-from nystrom.gpu.right import joined
+from nystrom.gpu.arithmetic import product
 
 
 @triton.jit
-def _load(x, M, BLOCK: tl.constexpr):
+def load_square(x, M, BLOCK: tl.constexpr):
+    """One M x M matrix, with zeros around it."""
     rows, columns = tl.arange(0, BLOCK)[:, None], tl.arange(0, BLOCK)[None, :]
     return tl.load(x + rows * M + columns, mask=(rows < M) & (columns < M), other=0.0)
 
 
 @triton.jit
-def _store(x, value, M, BLOCK: tl.constexpr):
+def store_square(x, value, M, BLOCK: tl.constexpr):
+    """Write one M x M matrix."""
     rows, columns = tl.arange(0, BLOCK)[:, None], tl.arange(0, BLOCK)[None, :]
     tl.store(x + rows * M + columns, value, mask=(rows < M) & (columns < M))
 
 
 @triton.jit
-def _next(a, z, PRECISION: tl.constexpr):
+def next_iterate(a, z, PRECISION: tl.constexpr):
     """One step of the iteration."""
     y = product(a, z, PRECISION)
     x = 7.0 * y - product(y, y, PRECISION)
@@ -39,57 +40,12 @@ def _next(a, z, PRECISION: tl.constexpr):
 
 
 @triton.jit
-def middle_whole(
-    table,
-    sums,
-    tops,
-    totals,
-    right,
-    logs,
-    inverse,
-    middle,
-    BH,
-    M,
-    SPLITS,
-    STEPS,
-    D: tl.constexpr,
-    E: tl.constexpr,
-    SCALE: tl.constexpr,
-    ACC: tl.constexpr,
-    PRECISION: tl.constexpr,
-    BLOCK_M: tl.constexpr,
-    BLOCK_D: tl.constexpr,
-    BLOCK_E: tl.constexpr,
-):
-    """Everything between the two passes over the tokens, for one matrix of softmax: the right factor from its splits,
-    the landmarks' matrix, its inverse, and the inverse times the right factor.
-    """
-    bh, rows = tl.program_id(0), tl.arange(0, BLOCK_M)
-    there = rows < M
-    total_v, top, total = joined(sums, tops, totals, bh, 0, BH, M, SPLITS, E, False, ACC, BLOCK_M, BLOCK_E)
-    store_normaliser(logs, bh * M + rows, top, total, there)
-    store_matrix(right, bh * M, M, total_v, E, BLOCK_M, BLOCK_E)
-    x = load_matrix(table, bh * 2 * M, M, D, BLOCK_M, BLOCK_D)
-    y = load_matrix(table, bh * 2 * M + M, M, D, BLOCK_M, BLOCK_D)
-    s = tl.where(there[None, :], SCALE * product(x, tl.trans(y), PRECISION), float("-inf"))
-    a = tl.where(there[:, None], softmax_rows(s), 0.0)
-    z = tl.trans(a) / (tl.max(tl.sum(a, 0), 0) * tl.max(tl.sum(a, 1), 0))
-    for _ in range(0, STEPS):
-        z = _next(a, z, PRECISION)
-    _store(inverse + bh.to(tl.int64) * M * M, z, M, BLOCK_M)
-    # Other threads of the program have written what this one reads.
-    tl.debug_barrier()
-    whole = product(z, load_matrix(right, bh * M, M, E, BLOCK_M, BLOCK_E), PRECISION)
-    store_matrix(middle, bh * M, M, whole, E, BLOCK_M, BLOCK_E)
-
-
-@triton.jit
 def inverse_whole(
     a_place, divisors, z_place, M, STEPS, EVERY: tl.constexpr, PRECISION: tl.constexpr, BLOCK: tl.constexpr
 ):
     """Invert one matrix in registers; with EVERY, write all iterates one after the other, including the last."""
     bh = tl.program_id(0).to(tl.int64)
-    a = _load(a_place + bh * M * M, M, BLOCK)
+    a = load_square(a_place + bh * M * M, M, BLOCK)
     if divisors is None:
         divisor = tl.max(tl.sum(tl.abs(a), 0), 0) * tl.max(tl.sum(tl.abs(a), 1), 0)
     else:
@@ -98,9 +54,9 @@ def inverse_whole(
     out = z_place + bh * M * M * ((STEPS + 1) if EVERY else 1)
     for step in range(0, STEPS):
         if EVERY:
-            _store(out + step * M * M, z, M, BLOCK)
-        z = _next(a, z, PRECISION)
-    _store(out + (STEPS * M * M if EVERY else 0), z, M, BLOCK)
+            store_square(out + step * M * M, z, M, BLOCK)
+        z = next_iterate(a, z, PRECISION)
+    store_square(out + (STEPS * M * M if EVERY else 0), z, M, BLOCK)
 
 
 @triton.jit
@@ -140,12 +96,12 @@ def inverse_whole_backward(
 ):
     """Gradient of one matrix, and of its divisor if one was given."""
     bh = tl.program_id(0).to(tl.int64)
-    a = _load(a_place + bh * M * M, M, BLOCK)
+    a = load_square(a_place + bh * M * M, M, BLOCK)
     zs = iterates + bh * M * M * (STEPS + 1)
-    of_z = _load(grad + bh * M * M, M, BLOCK)
+    of_z = load_square(grad + bh * M * M, M, BLOCK)
     of_a = tl.zeros_like(a)
     for back in range(0, STEPS):
-        z = _load(zs + (STEPS - 1 - back) * M * M, M, BLOCK)
+        z = load_square(zs + (STEPS - 1 - back) * M * M, M, BLOCK)
         y = product(a, z, PRECISION)
         x1 = 7.0 * y - product(y, y, PRECISION)
         x2 = 15.0 * y - product(y, x1, PRECISION)
@@ -157,7 +113,7 @@ def inverse_whole_backward(
         of_a += product(of_y, tl.trans(z), PRECISION)
         of_z += product(tl.trans(a), of_y, PRECISION)
     of_a = _start_backward(a, of_a, of_z, divisors, divisor_grads, bh)
-    _store(a_grad + bh * M * M, of_a, M, BLOCK)
+    store_square(a_grad + bh * M * M, of_a, M, BLOCK)
 
 
 @triton.jit
@@ -262,6 +218,6 @@ def inverse_blocks_backward(
         _multiply(of_a, of_y, z, of_a, 1.0, 1.0, M, False, True, PRECISION, BLOCK)
         _multiply(new, a, of_y, new, 1.0, 1.0, M, True, False, PRECISION, BLOCK)
     if WHOLE > 0:
-        matrix, start = _load(a, M, WHOLE), _load(of_z + STEPS % 2 * size, M, WHOLE)
-        total = _start_backward(matrix, _load(of_a, M, WHOLE), start, divisors, divisor_grads, bh)
-        _store(of_a, total, M, WHOLE)
+        matrix, start = load_square(a, M, WHOLE), load_square(of_z + STEPS % 2 * size, M, WHOLE)
+        total = _start_backward(matrix, load_square(of_a, M, WHOLE), start, divisors, divisor_grads, bh)
+        store_square(of_a, total, M, WHOLE)

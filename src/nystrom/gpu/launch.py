@@ -5,13 +5,13 @@ Tile sizes, warps and stages are fixed: those of rows of up to 256 bytes were th
 """
 
 import functools
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 import triton
-from torch import Tensor
 from triton.errors import TritonError as TritonError  # for packages that may not import triton
 from triton.runtime.errors import OutOfResources
 
@@ -70,6 +70,15 @@ class Tiles:
     warps: int = 4
     stages: int = 2
     walk_stages: int = 1
+
+
+# What a device and `trying` decide about launches.
+Target = tuple[int, int, Tiles | None]
+
+
+def target_of(device: torch.device) -> Target:
+    """What launches on a device are fitted to, apart from their inputs."""
+    return multiprocessors(device), shared_memory(device), _TRIED[-1] if _TRIED else None
 
 
 def tiles(m: int, d: int, e: int, dtype: torch.dtype, device: torch.device) -> Tiles:
@@ -146,12 +155,12 @@ def largest_whole_backward(dtype: torch.dtype, device: torch.device) -> int:
     return LARGEST_WHOLE if fits else _LARGEST_WHOLE_SMALL
 
 
-def check_launch(m: int, tensors: dict[str, Tensor]) -> None:
+def check_launch(m: int, tensors: Mapping[str, Any]) -> None:
     """Raise an error for inputs that the kernels do not support.
 
     Args:
         m: Landmarks.
-        tensors: The tensors by name, including q, k and v, with matching shapes.
+        tensors: The tensors by name, or what is known of them, including q, k and v, with matching shapes.
 
     Raises:
         ValueError: The device, Triton, dtype, width or number of landmarks is unsupported; the message says what to do.
@@ -214,16 +223,17 @@ def check_capability(capability: tuple[int, int], device: torch.device) -> None:
 
 
 @contextmanager
-def launching_on(device: torch.device) -> Iterator[None]:
+def launching_on(device: torch.device, *, computes: bool = True) -> Iterator[None]:
     """Context in which kernels are launched on a device: Triton uses the current one, not that of the tensors.
 
-    Operations of torch between the kernels keep their dtypes there, also in a backward pass under autocast.
+    If torch `computes` between the kernels, it keeps its dtypes there, also in a backward pass under autocast.
 
     Raises:
         RuntimeError: A kernel needs more resources than the GPU has.
     """
     current = torch.cuda.device(device) if device.type == "cuda" else nullcontext()
-    with current, torch.autocast(device.type, enabled=False):
+    cast = computes and torch.amp.is_autocast_available(device.type)
+    with current, torch.autocast(device.type, enabled=False) if cast else nullcontext():
         try:
             yield
         except OutOfResources as error:

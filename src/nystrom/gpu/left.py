@@ -1,5 +1,5 @@
-# Pyright takes a kernel that calls kernels for one that never returns.
-# pyright: reportGeneralTypeIssues=false
+# Pyright takes a kernel that calls kernels for one that never returns, and does not know the fields of `C`.
+# pyright: reportGeneralTypeIssues=false, reportAttributeAccessIssue=false
 r"""The left factor, $\mathrm{out} = \mathrm{softmax}(c\, Q \tilde K^\top) \cdot \mathrm{middle}$, with the skip
 convolution of the values added in the same pass, and its gradients.
 
@@ -30,21 +30,9 @@ from nystrom.gpu.skip import add_neighbours, bands
 
 
 @triton.jit
-def left_scores(
-    x,
-    y,
-    columns,
-    count,
-    own,
-    exact,
-    SHORT: tl.constexpr,
-    SCALE: tl.constexpr,
-    GAUSSIAN: tl.constexpr,
-    ACC: tl.constexpr,
-    PRECISION: tl.constexpr,
-):
+def left_scores(x, y, columns, count, own, exact, SHORT: tl.constexpr, C: tl.constexpr):
     """Scores against a block of landmarks: -inf beyond `count`, and for `exact` queries 0 at their own landmark."""
-    s = tl.where((columns < count)[None, :], log_weights(x, y, SCALE, GAUSSIAN, ACC, PRECISION), float("-inf"))
+    s = tl.where((columns < count)[None, :], log_weights(x, y, C), float("-inf"))
     if SHORT:
         s = tl.where(exact, tl.where(own[:, None] == columns[None, :], 0.0, float("-inf")), s)
     return s
@@ -52,78 +40,39 @@ def left_scores(
 
 @triton.jit
 def left_forward(
-    q,
-    land,
-    centre,
-    middle,
-    v,
-    conv,
-    out,
-    query_keep,
-    keep,
-    group,
-    few,
-    real,
-    q_strides,
-    v_strides,
-    out_strides,
-    H,
-    BH,
-    N,
-    M,
-    ROWS,
-    SPAN,
-    D: tl.constexpr,
-    E: tl.constexpr,
-    SCALE: tl.constexpr,
-    GAUSSIAN: tl.constexpr,
-    ACC: tl.constexpr,
-    LOW: tl.constexpr,
-    PRECISION: tl.constexpr,
-    LOW_PRECISION: tl.constexpr,
-    WHOLE: tl.constexpr,
-    TAPS: tl.constexpr,
-    BLOCK_T: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    BLOCK_M: tl.constexpr,
-    BLOCK_D: tl.constexpr,
-    BLOCK_E: tl.constexpr,
+    q, land, centre, middle, v, conv, out, query_keep, keep, group, few, real, SPAN, sizes, C: tl.constexpr
 ):
     """Outputs of one span of queries; with WHOLE, all landmarks are one block, which is read once."""
     pid = tl.program_id(0)
-    bh, split = pid % BH, pid // BH
-    b, h = bh // H, bh % H
-    count, exact = M, False
+    bh, split = pid % sizes.BH, pid // sizes.BH
+    b, h = bh // sizes.H, bh % sizes.H
+    count, exact = sizes.M, False
     if few is not None:
         exact = tl.load(few + b) == 2
         count = tl.load(real + b)
-    all_y, all_values = landmark_rows(
-        land, middle, bh, 0, M, ROWS, q.dtype.element_ty, LOW, D, E, BLOCK_M, BLOCK_D, BLOCK_E
-    )
-    if TAPS > 0:
-        near, tail = bands(conv, h, v.dtype.element_ty, False, TAPS, BLOCK_T, BLOCK_N)
-    for start in range(split * SPAN, tl.minimum(split * SPAN + SPAN, N), BLOCK_N):
-        positions = start + tl.arange(0, BLOCK_N)
-        live = real_tokens(query_keep, b, positions, N)
-        x = moved(load_tokens(q, q_strides, b, h, start, live, D, BLOCK_N, BLOCK_D), centre, bh, D, BLOCK_D)
+    all_y, all_values = landmark_rows(land, middle, bh, 0, sizes, q.at.dtype.element_ty, C)
+    if C.TAPS > 0:
+        near, tail = bands(conv, h, v.at.dtype.element_ty, False, C)
+    for start in range(split * SPAN, tl.minimum(split * SPAN + SPAN, sizes.N), C.BLOCK_N):
+        positions = start + tl.arange(0, C.BLOCK_N)
+        live = real_tokens(query_keep, b, positions, sizes.N)
+        x = moved(load_tokens(q, b, h, start, live, C.D, C.BLOCK_N, C.BLOCK_D), centre, bh, C)
         own = positions
         if few is not None:
-            own = tl.load(group + b * N + positions, mask=live, other=-1)
-        if WHOLE:
-            columns = tl.arange(0, BLOCK_M)
-            s = left_scores(x, all_y, columns, count, own, exact, few is not None, SCALE, GAUSSIAN, ACC, PRECISION)
-            p = tl.exp(s) if GAUSSIAN else softmax_rows(s)
-            total_v = product(rounded(p, LOW), all_values, LOW_PRECISION)
+            own = tl.load(group + b * sizes.N + positions, mask=live, other=-1)
+        if C.WHOLE:
+            columns = tl.arange(0, C.BLOCK_M)
+            s = left_scores(x, all_y, columns, count, own, exact, few is not None, C)
+            p = tl.exp(s) if C.GAUSSIAN else softmax_rows(s)
+            total_v = product(rounded(p, C.LOW), all_values, C.LOW_PRECISION)
         else:
-            total_v = tl.full((BLOCK_N, BLOCK_E), 0, ACC)
-            top, total = tl.full((BLOCK_N,), float("-inf"), ACC), tl.full((BLOCK_N,), 0, ACC)
-            for first in range(0, M, BLOCK_M):
-                y, values = landmark_rows(
-                    land, middle, bh, first, M, ROWS, q.dtype.element_ty, LOW, D, E, BLOCK_M, BLOCK_D, BLOCK_E
-                )
-                columns = first + tl.arange(0, BLOCK_M)
-                s = left_scores(x, y, columns, count, own, exact, few is not None, SCALE, GAUSSIAN, ACC, PRECISION)
-                if GAUSSIAN:
+            total_v = tl.full((C.BLOCK_N, C.BLOCK_E), 0, C.ACC)
+            top, total = tl.full((C.BLOCK_N,), float("-inf"), C.ACC), tl.full((C.BLOCK_N,), 0, C.ACC)
+            for first in range(0, sizes.M, C.BLOCK_M):
+                y, values = landmark_rows(land, middle, bh, first, sizes, q.at.dtype.element_ty, C)
+                columns = first + tl.arange(0, C.BLOCK_M)
+                s = left_scores(x, y, columns, count, own, exact, few is not None, C)
+                if C.GAUSSIAN:
                     p = tl.exp(s)
                 else:
                     higher = tl.maximum(top, tl.max(s, 1))
@@ -133,14 +82,11 @@ def left_forward(
                     total = total * shrink + tl.sum(p, 1)
                     total_v = total_v * shrink[:, None]
                     top = higher
-                total_v += product(rounded(p, LOW), values, LOW_PRECISION)
-            if not GAUSSIAN:
+                total_v += product(rounded(p, C.LOW), values, C.LOW_PRECISION)
+            if not C.GAUSSIAN:
                 total_v = total_v * (1.0 / tl.where(total == 0.0, 1.0, total))[:, None]
-        if TAPS > 0:
+        if C.TAPS > 0:
             # Token i adds token j with the weight w[j - i + half].
-            total_v = add_neighbours(
-                total_v, near, tail, conv, v, v_strides, b, h, start, keep, N, False, PRECISION, TAPS, BLOCK_T,
-                E, BLOCK_N, BLOCK_E,
-            )  # fmt: skip
+            total_v = add_neighbours(total_v, near, tail, conv, v, b, h, start, keep, sizes.N, False, C)
         total_v = tl.where(live[:, None], total_v, 0.0)
-        store_tokens(out, out_strides, b, h, start, total_v, positions < N, E, BLOCK_N, BLOCK_E)
+        store_tokens(out, b, h, start, total_v, positions < sizes.N, C.E, C.BLOCK_N, C.BLOCK_E)

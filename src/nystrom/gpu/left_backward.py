@@ -1,5 +1,5 @@
-# Pyright takes a kernel that calls kernels for one that never returns.
-# pyright: reportGeneralTypeIssues=false
+# Pyright takes a kernel that calls kernels for one that never returns, and does not know the fields of `C`.
+# pyright: reportGeneralTypeIssues=false, reportAttributeAccessIssue=false
 """Gradients of the left factor, see `nystrom.gpu.left`."""
 
 import triton
@@ -23,86 +23,46 @@ from nystrom.gpu.left import left_scores
 
 
 @triton.jit
-def left_statistics(
-    q,
-    land,
-    middle,
-    grad,
-    query_keep,
-    group,
-    few,
-    real,
-    logs,
-    deltas,
-    q_strides,
-    grad_strides,
-    H,
-    N,
-    M,
-    ROWS,
-    D: tl.constexpr,
-    E: tl.constexpr,
-    SCALE: tl.constexpr,
-    ACC: tl.constexpr,
-    LOW: tl.constexpr,
-    PRECISION: tl.constexpr,
-    LOW_PRECISION: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    BLOCK_M: tl.constexpr,
-    BLOCK_D: tl.constexpr,
-    BLOCK_E: tl.constexpr,
-):
+def left_statistics(q, land, middle, grad, query_keep, group, few, real, logs, deltas, sizes, C: tl.constexpr):
     """For each query of a tile, the normaliser and the weighted mean of the gradients of its weights."""
-    tiles = (N + BLOCK_N - 1) // BLOCK_N
+    tiles = (sizes.N + C.BLOCK_N - 1) // C.BLOCK_N
     pid = tl.program_id(0)
-    bh, start = pid // tiles, pid % tiles * BLOCK_N
-    b, h = bh // H, bh % H
-    positions = start + tl.arange(0, BLOCK_N)
-    live = real_tokens(query_keep, b, positions, N)
-    x = load_tokens(q, q_strides, b, h, start, live, D, BLOCK_N, BLOCK_D)
-    grads = load_tokens(grad, grad_strides, b, h, start, live, E, BLOCK_N, BLOCK_E).to(LOW)
-    count, own, exact = M, positions, False
+    bh, start = pid // tiles, pid % tiles * C.BLOCK_N
+    b, h = bh // sizes.H, bh % sizes.H
+    positions = start + tl.arange(0, C.BLOCK_N)
+    live = real_tokens(query_keep, b, positions, sizes.N)
+    x = load_tokens(q, b, h, start, live, C.D, C.BLOCK_N, C.BLOCK_D)
+    grads = load_tokens(grad, b, h, start, live, C.E, C.BLOCK_N, C.BLOCK_E).to(C.LOW)
+    count, own, exact = sizes.M, positions, False
     if few is not None:
         exact = tl.load(few + b) == 2
         count = tl.load(real + b)
-        own = tl.load(group + b * N + positions, mask=live, other=-1)
-    top, total = tl.full((BLOCK_N,), float("-inf"), ACC), tl.full((BLOCK_N,), 0, ACC)
-    mean = tl.full((BLOCK_N,), 0, ACC)
-    for first in range(0, M, BLOCK_M):
-        y, values = landmark_rows(
-            land, middle, bh, first, M, ROWS, q.dtype.element_ty, LOW, D, E, BLOCK_M, BLOCK_D, BLOCK_E
-        )
-        columns = first + tl.arange(0, BLOCK_M)
-        s = left_scores(x, y, columns, count, own, exact, few is not None, SCALE, False, ACC, PRECISION)
+        own = tl.load(group + b * sizes.N + positions, mask=live, other=-1)
+    top, total = tl.full((C.BLOCK_N,), float("-inf"), C.ACC), tl.full((C.BLOCK_N,), 0, C.ACC)
+    mean = tl.full((C.BLOCK_N,), 0, C.ACC)
+    for first in range(0, sizes.M, C.BLOCK_M):
+        y, values = landmark_rows(land, middle, bh, first, sizes, q.at.dtype.element_ty, C)
+        columns = first + tl.arange(0, C.BLOCK_M)
+        s = left_scores(x, y, columns, count, own, exact, few is not None, C)
         higher = tl.maximum(top, tl.max(s, 1))
         base = tl.where(higher == float("-inf"), 0.0, higher)
         shrink, p = tl.exp(top - base), tl.exp(s - base[:, None])
         total = total * shrink + tl.sum(p, 1)
-        mean = mean * shrink + tl.sum(p * product(grads, tl.trans(values), LOW_PRECISION), 1)
+        mean = mean * shrink + tl.sum(p * product(grads, tl.trans(values), C.LOW_PRECISION), 1)
         top = higher
-    place = bh.to(tl.int64) * N + positions
-    store_normaliser(logs, place, top, total, positions < N)
-    tl.store(deltas + place, mean / tl.where(total == 0.0, 1.0, total), mask=positions < N)
+    place = bh.to(tl.int64) * sizes.N + positions
+    store_normaliser(logs, place, top, total, positions < sizes.N)
+    tl.store(deltas + place, mean / tl.where(total == 0.0, 1.0, total), mask=positions < sizes.N)
 
 
 @triton.jit
-def _gradients(
-    s,
-    of_weights,
-    top,
-    log,
-    delta,
-    exact,
-    WHOLE: tl.constexpr,
-    SHORT: tl.constexpr,
-    GAUSSIAN: tl.constexpr,
-):
+def _gradients(s, of_weights, top, log, delta, exact, SHORT: tl.constexpr, C: tl.constexpr):
     """Weights, and the gradients of their scores without the factor on the scores."""
-    if GAUSSIAN:
+    if C.GAUSSIAN:
         p = tl.exp(s)
         of_scores = p * of_weights
     else:
-        if WHOLE:
+        if C.WHOLE:
             p = softmax_rows(s)
             delta = tl.sum(p * of_weights, 1)
         else:
@@ -128,69 +88,49 @@ def left_landmarks(
     deltas,
     land_sums,
     middle_sums,
-    q_strides,
-    grad_strides,
-    H,
-    BH,
-    N,
-    M,
-    ROWS,
     SPAN,
-    D: tl.constexpr,
-    E: tl.constexpr,
-    SCALE: tl.constexpr,
-    GAUSSIAN: tl.constexpr,
-    ACC: tl.constexpr,
-    LOW: tl.constexpr,
-    PRECISION: tl.constexpr,
-    LOW_PRECISION: tl.constexpr,
-    WHOLE: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    BLOCK_M: tl.constexpr,
-    BLOCK_D: tl.constexpr,
-    BLOCK_E: tl.constexpr,
+    sizes,
+    C: tl.constexpr,
 ):
     """Gradients of a block of landmarks as keys, and of their rows of the middle, from one span of queries."""
-    blocks = (M + BLOCK_M - 1) // BLOCK_M
+    blocks = (sizes.M + C.BLOCK_M - 1) // C.BLOCK_M
     pid = tl.program_id(0)
-    first, bh, split = pid % blocks * BLOCK_M, pid // blocks % BH, pid // blocks // BH
-    b, h = bh // H, bh % H
-    y, values = landmark_rows(
-        land, middle, bh, first, M, ROWS, q.dtype.element_ty, LOW, D, E, BLOCK_M, BLOCK_D, BLOCK_E
-    )
-    columns = first + tl.arange(0, BLOCK_M)
-    count, exact = M, False
+    first, bh, split = pid % blocks * C.BLOCK_M, pid // blocks % sizes.BH, pid // blocks // sizes.BH
+    b, h = bh // sizes.H, bh % sizes.H
+    y, values = landmark_rows(land, middle, bh, first, sizes, q.at.dtype.element_ty, C)
+    columns = first + tl.arange(0, C.BLOCK_M)
+    count, exact = sizes.M, False
     if few is not None:
         exact = tl.load(few + b) == 2
         count = tl.load(real + b)
-    of_land, mass = tl.full((BLOCK_M, BLOCK_D), 0, ACC), tl.full((BLOCK_M,), 0, ACC)
-    of_middle = tl.full((BLOCK_M, BLOCK_E), 0, ACC)
-    for start in range(split * SPAN, tl.minimum(split * SPAN + SPAN, N), BLOCK_N):
-        positions = start + tl.arange(0, BLOCK_N)
-        live = real_tokens(query_keep, b, positions, N)
-        x = moved(load_tokens(q, q_strides, b, h, start, live, D, BLOCK_N, BLOCK_D), centre, bh, D, BLOCK_D)
-        grads = load_tokens(grad, grad_strides, b, h, start, live, E, BLOCK_N, BLOCK_E).to(LOW)
-        own, delta = positions, tl.full((BLOCK_N,), 0, ACC)
+    of_land, mass = tl.full((C.BLOCK_M, C.BLOCK_D), 0, C.ACC), tl.full((C.BLOCK_M,), 0, C.ACC)
+    of_middle = tl.full((C.BLOCK_M, C.BLOCK_E), 0, C.ACC)
+    for start in range(split * SPAN, tl.minimum(split * SPAN + SPAN, sizes.N), C.BLOCK_N):
+        positions = start + tl.arange(0, C.BLOCK_N)
+        live = real_tokens(query_keep, b, positions, sizes.N)
+        x = moved(load_tokens(q, b, h, start, live, C.D, C.BLOCK_N, C.BLOCK_D), centre, bh, C)
+        grads = load_tokens(grad, b, h, start, live, C.E, C.BLOCK_N, C.BLOCK_E).to(C.LOW)
+        own, delta = positions, tl.full((C.BLOCK_N,), 0, C.ACC)
         most, log = delta, delta
         if few is not None:
-            own = tl.load(group + b * N + positions, mask=live, other=-1)
-        if not (WHOLE or GAUSSIAN):
-            most, log = load_normaliser(logs, bh.to(tl.int64) * N + positions, live)
-            delta = tl.load(deltas + bh.to(tl.int64) * N + positions, mask=live, other=0.0)
-        s = left_scores(x, y, columns, count, own, exact, few is not None, SCALE, GAUSSIAN, ACC, PRECISION)
-        of_weights = product(grads, tl.trans(values), LOW_PRECISION)
-        p, of_scores = _gradients(s, of_weights, most, log, delta, exact, WHOLE, few is not None, GAUSSIAN)
+            own = tl.load(group + b * sizes.N + positions, mask=live, other=-1)
+        if not (C.WHOLE or C.GAUSSIAN):
+            most, log = load_normaliser(logs, bh.to(tl.int64) * sizes.N + positions, live)
+            delta = tl.load(deltas + bh.to(tl.int64) * sizes.N + positions, mask=live, other=0.0)
+        s = left_scores(x, y, columns, count, own, exact, few is not None, C)
+        of_weights = product(grads, tl.trans(values), C.LOW_PRECISION)
+        p, of_scores = _gradients(s, of_weights, most, log, delta, exact, few is not None, C)
         # A padding query is zero, but its weights are not.
         of_scores = tl.where(live[:, None], of_scores, 0.0)
-        of_middle += product(tl.trans(rounded(p, LOW)), grads, LOW_PRECISION)
-        of_land += product(tl.trans(rounded(of_scores, LOW)), x.to(LOW), LOW_PRECISION)
-        if GAUSSIAN:
+        of_middle += product(tl.trans(rounded(p, C.LOW)), grads, C.LOW_PRECISION)
+        of_land += product(tl.trans(rounded(of_scores, C.LOW)), x.to(C.LOW), C.LOW_PRECISION)
+        if C.GAUSSIAN:
             mass += tl.sum(of_scores, 0)
-    if GAUSSIAN:
-        of_land -= mass[:, None] * y.to(ACC)
-    row = (split * BH + bh) * M + first
-    store_matrix(land_sums, row, M - first, of_land * SCALE, D, BLOCK_M, BLOCK_D)
-    store_matrix(middle_sums, row, M - first, of_middle, E, BLOCK_M, BLOCK_E)
+    if C.GAUSSIAN:
+        of_land -= mass[:, None] * y.to(C.ACC)
+    row = (split * sizes.BH + bh) * sizes.M + first
+    store_matrix(land_sums, row, sizes.M - first, of_land * C.SCALE, C.D, C.BLOCK_M, C.BLOCK_D)
+    store_matrix(middle_sums, row, sizes.M - first, of_middle, C.E, C.BLOCK_M, C.BLOCK_E)
 
 
 @triton.jit
@@ -208,75 +148,52 @@ def left_queries(
     deltas,
     land_grad,
     q_grad,
-    q_strides,
-    grad_strides,
-    q_grad_strides,
-    H,
-    BH,
-    N,
-    M,
-    ROWS,
     SPAN,
-    D: tl.constexpr,
-    E: tl.constexpr,
-    SCALE: tl.constexpr,
-    GAUSSIAN: tl.constexpr,
-    ACC: tl.constexpr,
-    LOW: tl.constexpr,
-    PRECISION: tl.constexpr,
-    LOW_PRECISION: tl.constexpr,
-    WHOLE: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    BLOCK_M: tl.constexpr,
-    BLOCK_D: tl.constexpr,
-    BLOCK_E: tl.constexpr,
+    sizes,
+    C: tl.constexpr,
 ):
     """Gradients of one span of queries, including what each receives as part of a landmark."""
     pid = tl.program_id(0)
-    bh, split = pid % BH, pid // BH
-    b, h = bh // H, bh % H
-    count, exact = M, False
+    bh, split = pid % sizes.BH, pid // sizes.BH
+    b, h = bh // sizes.H, bh % sizes.H
+    count, exact = sizes.M, False
     if few is not None:
         exact = tl.load(few + b) == 2
         count = tl.load(real + b)
-    all_y, all_values = landmark_rows(
-        land, middle, bh, 0, M, ROWS, q.dtype.element_ty, LOW, D, E, BLOCK_M, BLOCK_D, BLOCK_E
-    )
-    wide = tl.arange(0, BLOCK_D)
-    for start in range(split * SPAN, tl.minimum(split * SPAN + SPAN, N), BLOCK_N):
-        positions = start + tl.arange(0, BLOCK_N)
-        live = real_tokens(query_keep, b, positions, N)
-        x = moved(load_tokens(q, q_strides, b, h, start, live, D, BLOCK_N, BLOCK_D), centre, bh, D, BLOCK_D)
-        grads = load_tokens(grad, grad_strides, b, h, start, live, E, BLOCK_N, BLOCK_E).to(LOW)
+    all_y, all_values = landmark_rows(land, middle, bh, 0, sizes, q.at.dtype.element_ty, C)
+    wide = tl.arange(0, C.BLOCK_D)
+    for start in range(split * SPAN, tl.minimum(split * SPAN + SPAN, sizes.N), C.BLOCK_N):
+        positions = start + tl.arange(0, C.BLOCK_N)
+        live = real_tokens(query_keep, b, positions, sizes.N)
+        x = moved(load_tokens(q, b, h, start, live, C.D, C.BLOCK_N, C.BLOCK_D), centre, bh, C)
+        grads = load_tokens(grad, b, h, start, live, C.E, C.BLOCK_N, C.BLOCK_E).to(C.LOW)
         if group is not None:
-            own = tl.load(group + b * N + positions, mask=live, other=-1)
+            own = tl.load(group + b * sizes.N + positions, mask=live, other=-1)
         else:
-            own = (positions.to(tl.int64) * M // N).to(tl.int32)
-        delta = tl.full((BLOCK_N,), 0, ACC)
+            own = (positions.to(tl.int64) * sizes.M // sizes.N).to(tl.int32)
+        delta = tl.full((C.BLOCK_N,), 0, C.ACC)
         most, log = delta, delta
-        if not (WHOLE or GAUSSIAN):
-            most, log = load_normaliser(logs, bh.to(tl.int64) * N + positions, live)
-            delta = tl.load(deltas + bh.to(tl.int64) * N + positions, mask=live, other=0.0)
-        total, mass = tl.full((BLOCK_N, BLOCK_D), 0, ACC), tl.full((BLOCK_N,), 0, ACC)
-        for block in range(0, 1 if WHOLE else (M + BLOCK_M - 1) // BLOCK_M):
-            first = block * BLOCK_M
-            if WHOLE:
+        if not (C.WHOLE or C.GAUSSIAN):
+            most, log = load_normaliser(logs, bh.to(tl.int64) * sizes.N + positions, live)
+            delta = tl.load(deltas + bh.to(tl.int64) * sizes.N + positions, mask=live, other=0.0)
+        total, mass = tl.full((C.BLOCK_N, C.BLOCK_D), 0, C.ACC), tl.full((C.BLOCK_N,), 0, C.ACC)
+        for block in range(0, 1 if C.WHOLE else (sizes.M + C.BLOCK_M - 1) // C.BLOCK_M):
+            first = block * C.BLOCK_M
+            if C.WHOLE:
                 y, values = all_y, all_values
             else:
-                y, values = landmark_rows(
-                    land, middle, bh, first, M, ROWS, q.dtype.element_ty, LOW, D, E, BLOCK_M, BLOCK_D, BLOCK_E
-                )
-            columns = first + tl.arange(0, BLOCK_M)
-            s = left_scores(x, y, columns, count, own, exact, few is not None, SCALE, GAUSSIAN, ACC, PRECISION)
-            of_weights = product(grads, tl.trans(values), LOW_PRECISION)
-            _, of_scores = _gradients(s, of_weights, most, log, delta, exact, WHOLE, few is not None, GAUSSIAN)
-            total += product(rounded(of_scores, LOW), y.to(LOW), LOW_PRECISION)
-            if GAUSSIAN:
+                y, values = landmark_rows(land, middle, bh, first, sizes, q.at.dtype.element_ty, C)
+            columns = first + tl.arange(0, C.BLOCK_M)
+            s = left_scores(x, y, columns, count, own, exact, few is not None, C)
+            of_weights = product(grads, tl.trans(values), C.LOW_PRECISION)
+            _, of_scores = _gradients(s, of_weights, most, log, delta, exact, few is not None, C)
+            total += product(rounded(of_scores, C.LOW), y.to(C.LOW), C.LOW_PRECISION)
+            if C.GAUSSIAN:
                 mass += tl.sum(of_scores, 1)
-        if GAUSSIAN:
-            total -= mass[:, None] * x.to(ACC)
+        if C.GAUSSIAN:
+            total -= mass[:, None] * x.to(C.ACC)
         part = live & (own >= 0)
-        places = land_grad + ((bh * ROWS + own).to(tl.int64) * D)[:, None] + wide[None, :]
-        total = total * SCALE + tl.load(places, mask=part[:, None] & (wide < D)[None, :], other=0.0)
+        places = land_grad + ((bh * sizes.ROWS + own).to(tl.int64) * C.D)[:, None] + wide[None, :]
+        total = total * C.SCALE + tl.load(places, mask=part[:, None] & (wide < C.D)[None, :], other=0.0)
         total = tl.where(live[:, None], total, 0.0)
-        store_tokens(q_grad, q_grad_strides, b, h, start, total, positions < N, D, BLOCK_N, BLOCK_D)
+        store_tokens(q_grad, b, h, start, total, positions < sizes.N, C.D, C.BLOCK_N, C.BLOCK_D)

@@ -1,32 +1,33 @@
-"""The m x m matrix of the landmarks, the roots that scale it and its inverse, and their gradients, in plain torch."""
+"""The m x m matrix of the landmarks, the roots that scale it and its inverse, and their gradients, in plain torch.
+
+`few` is that of `LandmarkPlan`; None if no sequence is short. A `gamma` below 0 means softmax.
+"""
 
 import torch
 from torch import Tensor
 
-from nystrom.gpu import inversion
-from nystrom.gpu.inputs import StageInputs
 from nystrom.kernels import gaussian_kernel
 
 
-def matrix_of(x: StageInputs, table: Tensor, gamma: float) -> tuple[Tensor, Tensor | None]:
+def matrix_of(table: Tensor, few: Tensor | None, m: int, scale: float, gamma: float) -> tuple[Tensor, Tensor | None]:
     """The matrix to invert, and the roots that scale it (only for the Gaussian kernel).
 
     With softmax, the matrix is the identity for short sequences.
     """
-    if x.gaussian:
-        ridged = _ridged(x, table, gamma)
+    if gamma >= 0:
+        ridged = _ridged(table, scale, gamma)
         root = ridged.sum(-1).rsqrt()
         return root[..., :, None] * ridged * root[..., None, :], root
-    a = (x.scale * (table[:, :, : x.m] @ table[:, :, x.m :].mT)).softmax(-1)
-    if x.few is not None:
-        a = torch.where((x.few > 0)[:, None, None, None], torch.eye(x.m, dtype=a.dtype, device=a.device), a)
+    a = (scale * (table[:, :, :m] @ table[:, :, m:].mT)).softmax(-1)
+    if few is not None:
+        a = torch.where((few > 0)[:, None, None, None], torch.eye(m, dtype=a.dtype, device=a.device), a)
     return a, None
 
 
-def _ridged(x: StageInputs, table: Tensor, gamma: float) -> Tensor:
-    eye = torch.eye(x.m, dtype=table.dtype, device=table.device)
+def _ridged(table: Tensor, scale: float, gamma: float) -> Tensor:
+    eye = torch.eye(table.shape[2], dtype=table.dtype, device=table.device)
     table = _around_mean(table)
-    return gaussian_kernel(table, table, scale=x.scale) + gamma * eye
+    return gaussian_kernel(table, table, scale=scale) + gamma * eye
 
 
 def _around_mean(table: Tensor) -> Tensor:
@@ -48,51 +49,50 @@ def divisors(matrix: Tensor, z0: str) -> Tensor | None:
     return largest.expand(matrix.shape[:2]).contiguous()
 
 
-def unscaled_backward(
-    matrix: Tensor, inverse: Tensor, root: Tensor | None, grad: Tensor, steps: int, z0: str
-) -> tuple[Tensor, Tensor | None]:
-    """Gradients of the inverted matrix and of the roots, from the gradient of the inverse."""
-    root_grad = None
-    if root is not None:
-        # whole = root_i inverse_ij root_j
-        weighed = grad * inverse
-        root_grad = (weighed * root[..., None, :]).sum(-1) + (weighed * root[..., :, None]).sum(-2)
-        grad = root[..., :, None] * grad * root[..., None, :]
-    given = divisors(matrix, z0)
-    matrix_grad, divisor_grads = inversion.inverse_backward(matrix, given, steps, grad.contiguous())
-    if given is not None:
-        # All matrices of the batch, or of a sequence, share the largest column sum.
-        columns = matrix.abs().sum(-2)
-        shared = (0, 1) if z0 == "authors" else (1,)
-        total = divisor_grads.sum(shared, keepdim=True)[..., None]
-        most = (columns == given[..., None]).to(matrix.dtype)
-        axes = (*shared, 2)
-        matrix_grad = matrix_grad + matrix.sign() * (total / most.sum(axes, keepdim=True) * most)[..., None, :]
-    return matrix_grad, root_grad
+def unscaled_backward(inverse: Tensor, root: Tensor | None, grad: Tensor) -> tuple[Tensor, Tensor | None]:
+    """Gradients of the inverse and of the roots, from that of the inverse with the scale of the roots undone."""
+    if root is None:
+        return grad, None
+    # whole = root_i inverse_ij root_j
+    weighed = grad * inverse
+    root_grad = (weighed * root[..., None, :]).sum(-1) + (weighed * root[..., :, None]).sum(-2)
+    return root[..., :, None] * grad * root[..., None, :], root_grad
+
+
+def divisors_backward(matrix: Tensor, given: Tensor, divisor_grads: Tensor, z0: str) -> Tensor:
+    """Gradient of the matrices through `divisors`: all of the batch, or of a sequence, share the largest column sum."""
+    columns = matrix.abs().sum(-2)
+    shared = (0, 1) if z0 == "authors" else (1,)
+    total = divisor_grads.sum(shared, keepdim=True)[..., None]
+    most = (columns == given[..., None]).to(matrix.dtype)
+    axes = (*shared, 2)
+    return matrix.sign() * (total / most.sum(axes, keepdim=True) * most)[..., None, :]
 
 
 def matrix_backward(
-    x: StageInputs,
     table: Tensor,
+    few: Tensor | None,
     matrix: Tensor,
     root: Tensor | None,
     grad: Tensor,
     root_grad: Tensor | None,
+    scale: float,
     gamma: float,
 ) -> Tensor:
     """Gradient of the table of landmarks, from the gradient of their matrix."""
     if root is None or root_grad is None:
-        if x.few is not None:
-            grad = torch.where((x.few > 0)[:, None, None, None], 0.0, grad)
-        scores = x.scale * matrix * (grad - (grad * matrix).sum(-1, keepdim=True))
-        return torch.cat([scores @ table[:, :, x.m :], scores.mT @ table[:, :, : x.m]], dim=2)
-    ridged = _ridged(x, table, gamma)
+        m = matrix.shape[-1]
+        if few is not None:
+            grad = torch.where((few > 0)[:, None, None, None], 0.0, grad)
+        scores = scale * matrix * (grad - (grad * matrix).sum(-1, keepdim=True))
+        return torch.cat([scores @ table[:, :, m:], scores.mT @ table[:, :, :m]], dim=2)
+    ridged = _ridged(table, scale, gamma)
     # matrix = root_i ridged_ij root_j with root = (row sums of ridged)^(-1/2)
     weighed = grad * ridged
     root_grad = root_grad + (weighed * root[..., None, :]).sum(-1) + (weighed * root[..., :, None]).sum(-2)
     ridged_grad = root[..., :, None] * grad * root[..., None, :] - (0.5 * root_grad * root**3)[..., :, None]
     # kernel_ij = exp(-c/2 |l_i - l_j|^2)
     table = _around_mean(table)
-    scores = x.scale * ridged_grad * gaussian_kernel(table, table, scale=x.scale)
+    scores = scale * ridged_grad * gaussian_kernel(table, table, scale=scale)
     scores = scores + scores.mT
     return scores @ table - scores.sum(-1, keepdim=True) * table

@@ -1,5 +1,3 @@
-# Triton's stubs do not know the options of a launch.
-# pyright: reportCallIssue=false, reportArgumentType=false
 """Which tokens form which landmark, computed from the masks: n integers per sequence, shared by its heads.
 
 Landmarks are the rows of one table per sequence and head.
@@ -13,13 +11,14 @@ see `few`.
 """
 
 import functools
-from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from nystrom.gpu import segments
 from nystrom.gpu.launch import power
+from nystrom.gpu.program import Program, Slot
 from nystrom.landmarks import even_draws, ranks, short_sequences, uniform_positions
 
 # As in `nystrom.gpu.segments`.
@@ -28,9 +27,8 @@ FEW_KEYS, FEW_QUERIES = 1, 2
 _BLOCK = 4096
 
 
-@dataclass(frozen=True)
-class LandmarkPlan:
-    """The landmarks of a batch.
+class LandmarkPlan(NamedTuple):
+    """The landmarks of a batch: tensors, or their slots in a program.
 
     Attributes:
         starts: (b, rows) First token of each landmark.
@@ -42,33 +40,34 @@ class LandmarkPlan:
         real: (b,) Landmarks that queries are compared with: all, or as many as there are keys.
     """
 
-    starts: Tensor
-    stops: Tensor
-    of_keys: Tensor | None
-    query_group: Tensor
-    key_group: Tensor
-    few: Tensor
-    real: Tensor
+    starts: Any
+    stops: Any
+    of_keys: Any
+    query_group: Any
+    key_group: Any
+    few: Any
+    real: Any
 
 
 def segment_plan(
-    keep: Tensor | None, query_keep: Tensor | None, n: int, s: int, b: int, m: int, at: Tensor
+    program: Program, keep: Slot | None, query_keep: Slot | None, n: int, s: int, b: int, m: int
 ) -> LandmarkPlan:
     """Landmarks as means of m segments of the real queries and of the real keys.
 
     Args:
+        program: What to add to.
         keep: Real keys (b, s) as bytes; None means all.
         query_keep: Real queries (b, n) as bytes; None means all.
         n: Queries.
         s: Keys.
         b: Sequences.
         m: Landmarks on each side.
-        at: Any tensor on the device.
     """
-    starts, stops = (torch.empty(b, 2 * m, dtype=torch.int32, device=at.device) for _ in range(2))
-    query_group, key_group = (torch.empty(b, t, dtype=torch.int32, device=at.device) for t in (n, s))
-    few, real = (torch.empty(b, dtype=torch.int32, device=at.device) for _ in range(2))
-    segments.segment_plan[(2 * b,)](
+    shapes = (b, 2 * m), (b, 2 * m), (b, n), (b, s), (b,), (b,)
+    starts, stops, query_group, key_group, few, real = (program.scratch(shape, torch.int32) for shape in shapes)
+    program.launch(
+        segments.segment_plan,
+        2 * b,
         query_keep,
         keep,
         starts,

@@ -5,6 +5,7 @@ import torch
 
 pytest.importorskip("triton")
 
+from nystrom.attention.methods.near_far import near_far_attention
 from nystrom.attention.options import NearFarOptions
 from nystrom.attention.parts.clusters import QUERY_MEANS, choose
 from nystrom.gpu.near_far.choice import choose_by_kernels
@@ -78,6 +79,15 @@ def test_masks_of_queries_alone_and_of_both_sides():
     assert_same_choice(q, k, mask(1, 90).expand(3, -1), None)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_any_number_of_clusters_is_chosen_by_kernels(dtype, monkeypatch):
+    q, k = draw(1, 1, 20, 8, dtype=dtype), draw(1, 1, 280, 8, seed=1, dtype=dtype)
+    assert_same_choice(q, k, m=260)
+    monkeypatch.setattr("nystrom.attention.methods.near_far.choose", None)
+    everything = torch.ones(1, 280, dtype=torch.bool, device=DEVICE)
+    near_far_attention(q, k, k, num_heavy=5, num_clusters=260, key_keep=everything, backend="triton")
+
+
 @pytest.mark.parametrize(
     "change", [{"iterations": 1}, {"iterations": 2}, {"g": 0}, {"m": 1}, {"g": 70}, {"scale": 3.0}]
 )
@@ -138,7 +148,7 @@ def test_projections_are_read_in_their_layout():
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-@pytest.mark.parametrize(("d", "m"), [(16, 16), (64, 64), (128, 64), (100, 200), (128, 256)])
+@pytest.mark.parametrize(("d", "m"), [(16, 16), (64, 64), (128, 64), (100, 200), (64, 640), (128, 1024)])
 @pytest.mark.parametrize("is_masked", [False, True])
 def test_the_choice_is_nearly_that_of_torch_at_full_size(dtype, d, m, is_masked):
     q, k = (draw(2, 4, 5000, d, seed=i, dtype=dtype) for i in range(2))

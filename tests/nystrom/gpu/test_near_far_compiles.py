@@ -18,9 +18,9 @@ import dataclasses, json, sys
 from unittest import mock
 import torch
 from nystrom.gpu import launch
-from nystrom.gpu.near_far import choice, stages
-from nystrom.gpu.near_far.attention import gradients
-from nystrom.gpu.near_far.inputs import NearFarInputs
+from nystrom.gpu.near_far import choice
+from nystrom.gpu.near_far.attention import backward_program, forward_program
+from nystrom.gpu.program import key_of
 from tools.kernel_accounting.analysis import SHARED_MEMORY
 from tools.kernel_accounting.driver import OfflineDriver, Shape
 
@@ -28,26 +28,29 @@ capability, name, d, e, masked, block = json.loads(sys.argv[1])
 dtype, b, h, n, m, g = getattr(torch, name), 2, 4, 4096, 64, 48
 driver = OfflineDriver(capability, Shape(b, h, n, d, m, dtype))
 q, k, v, grad = (torch.empty(b, n, h, width, dtype=dtype, device="meta").transpose(1, 2) for width in (d, d, e, e))
-heavy, cluster, first = (
-    torch.empty(b, *shape, dtype=kind, device="meta")
-    for shape, kind in (((h, g), torch.int64), ((h, n), torch.int32), ((), torch.int32))
+heavy, found, cluster = (
+    torch.empty(b, h, tokens, dtype=kind, device="meta")
+    for tokens, kind in ((g, torch.int64), (g, torch.bool), (n, torch.int32))
 )
-found = torch.empty(b, h, g, device="meta")
-x = NearFarInputs(q, k, v, heavy, found, cluster, first if masked else None, m, block, 8, d**-0.5)
+keep = torch.empty(b, n, dtype=torch.bool, device="meta") if masked else None
 with (
     driver.active(),
+    mock.patch.object(launch, "check_device", return_value=None),
     mock.patch.object(launch, "multiprocessors", return_value=132),
     mock.patch.object(launch, "shared_memory", return_value=SHARED_MEMORY[capability]),
     mock.patch.object(choice, "shared_memory", return_value=SHARED_MEMORY[capability]),
 ):
-    of = stages.totals(x)
-    gradients(x, of, *stages.attend(x, of), grad)
-    keep = torch.empty(b, n, dtype=torch.bool, device="meta") if masked else None
-    choice.launch(q, k, keep, keep, 8, g, m, 4, d**-0.5)
+    def run(build, *inputs, sizes=(m, block, 8, d**-0.5)):
+        return build(key_of(*inputs), launch.target_of(q.device), *sizes)(*inputs)
+
+    tokens = (q, k, v, heavy, found, cluster, keep)
+    kept, out = run(forward_program, *tokens)
+    run(backward_program, grad, kept, out, *tokens)
+    run(choice.program_of, q, k, keep, keep, sizes=(8, g, m, 4, d**-0.5))
 print(json.dumps([dataclasses.asdict(each) for each in driver.launches]))
 """
-KERNELS = ["totals", "forward", "queries", "shared", "keys", "shared"]
-OF_THE_CHOICE = ["segments", "scores", "order", "centres", "nearest"]
+FORWARD, BACKWARD = ["totals", "joined", "forward"], ["queries", "shared", "joined", "keys", "shared", "heavy"]
+OF_THE_CHOICE = ["middle", "segments", "scores", "order", "taken", *3 * ["nearest", "moved"], "nearest"]
 ROOT = Path(__file__).resolve().parents[3]
 
 
@@ -67,7 +70,8 @@ def test_every_kernel_compiles_and_fits(capability, dtype, d, e, masked, block):
     )
     assert done.returncode == 0, done.stderr
     launches = json.loads(done.stdout)
-    kernels = [*KERNELS, *(["ranks"] if masked else []), *OF_THE_CHOICE]
+    first, ranks = (["first"], ["ranks"]) if masked else ([], [])
+    kernels = [*first, *FORWARD, *first, *BACKWARD, *ranks, *OF_THE_CHOICE]
     assert [each["kernel"] for each in launches] == [f"near_far_{name}" for name in kernels]
     for each in launches:
         assert each["shared"] <= SHARED_MEMORY[capability], each

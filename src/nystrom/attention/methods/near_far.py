@@ -297,10 +297,10 @@ def _choose_by_kernels(
     query_keep: Bool[Tensor, "b n"] | None,
     options: NearFarOptions,
 ) -> Chosen:
-    """The choice by kernels, or by torch where there are more clusters than they take, or wider keys."""
+    """The choice by kernels, or by torch where keys are too wide for them."""
     from nystrom.gpu.near_far.choice import can_choose, choose_by_kernels
 
-    if not can_choose(options.num_clusters, k.shape[-1], k.dtype):
+    if not can_choose(k.shape[-1], k.dtype):
         # The copies are gone when the kernels of the attention start.
         return choose(at_least_float32(q), at_least_float32(k).contiguous(), keep, query_keep, options)
     chosen = choose_by_kernels(

@@ -2,36 +2,45 @@
 # pyright: reportArgumentType=false, reportCallIssue=false
 r"""Heavy keys and clusters by Triton kernels: the same choice as in `nystrom.attention.parts.clusters`.
 
-Launches: the means of segments, the scores of the keys with the mean queries, the order of the keys, the largest of
-these by torch, all moves of the centres, and the nearest centre of each key; with masks, first the ranks of the real
-tokens. Sums are added in a fixed order, so the same inputs give the same choice.
+Launches: the centre of the keys, and the means of segments; the scores of the keys with the mean queries; the order of
+the keys; the largest of these by torch; the heavy keys, which leave the clusters; then for each step of k-means but the
+last the nearest centre of each sampled key, and the means of those; in the last step the nearest centre of each key.
+With masks, first the ranks of the real tokens. There may be any number of clusters. Nothing has a size of keys times
+clusters, the host waits for nothing, and sums are added in a fixed order, so the same inputs give the same choice.
 
-The choice is a custom operator of torch, see `nystrom.gpu.attention`; it has no gradient.
+For s keys, and r <= 8 m of them sampled, the choice reads per sequence and head the queries once, the keys three times
+and, in each step but the last, 2 r of them. Most of its operations are products with centres: s m d in the last step,
+and r m d in each other step, as many as for its sums. Each is computed as three, in bfloat16, or tf32 for other keys:
+with centres of fewer digits, rounding and so padding would change which is the nearest.
+
+The choice becomes part of torch as in `nystrom.gpu.operators`; it has no gradient.
 """
 
+import functools
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from nystrom.autograd_modes import is_transformed
 from nystrom.gpu.arithmetic import INTERPRETED
-from nystrom.gpu.attention import one_by_one
 from nystrom.gpu.inputs import triton_dtype
-from nystrom.gpu.launch import FLOAT32_PRECISION, check_launch, launching_on, power, shared_memory, splits
+from nystrom.gpu.launch import FLOAT32_PRECISION, Target, check_launch, power, shared_memory, splits, target_of
 from nystrom.gpu.near_far import choice_kernels as kernels
-from nystrom.landmarks import middle_of
+from nystrom.gpu.operators import one_by_one
+from nystrom.gpu.program import PROGRAMS, Given, Program, Slot, key_of
+from nystrom.landmarks import reach
 from nystrom.precision import accumulator
 
-# Largest choice that the kernels make: one program moves all centres of a head.
-LARGEST_CLUSTERS, LARGEST_WIDTH = 256, 128
+# The widest keys.
+LARGEST_WIDTH = 128
 # Tokens that a program ranks, or sorts, at a time.
 _RANKED, _SORTED = 4096, 512
 
 
-def can_choose(num_clusters: int, width: int, dtype: torch.dtype) -> bool:
-    """Whether the kernels take so many clusters of keys of this width; in float64, only Triton's interpreter does."""
-    compiled = dtype != torch.float64 or INTERPRETED.value
-    return compiled and num_clusters <= LARGEST_CLUSTERS and width <= LARGEST_WIDTH
+def can_choose(width: int, dtype: torch.dtype) -> bool:
+    """Whether the kernels take keys of this width; in float64, only Triton's interpreter does."""
+    return width <= LARGEST_WIDTH and (dtype != torch.float64 or INTERPRETED.value)
 
 
 @torch.no_grad()
@@ -67,27 +76,33 @@ def choose_by_kernels(
         ValueError: The kernels cannot take these inputs; the message says what to do.
     """
     q, k = (x if x.stride(-1) == 1 else x.contiguous() for x in (q, k))
-    # A compiler uses the operator directly.
-    choice = _choice if torch.compiler.is_compiling() else _Choice.apply
+    keep, query_keep = (x if x is None else x.contiguous() for x in (keep, query_keep))
+    choice = _choose
+    if torch.compiler.is_compiling():
+        choice = _choice
+    elif is_transformed():
+        choice = _Choice.apply
     return choice(q, k, keep, query_keep, num_means, num_heavy, num_clusters, iterations, scale)
 
 
-@torch.library.custom_op("nystrom::near_far_choice", mutates_args=())
-def _choice(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    keep: torch.Tensor | None,
-    query_keep: torch.Tensor | None,
+def _choose(
+    q: Tensor,
+    k: Tensor,
+    keep: Tensor | None,
+    query_keep: Tensor | None,
     means: int,
     g: int,
     m: int,
     iterations: int,
     scale: float,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+) -> tuple[Tensor, Tensor, Tensor]:
     """Positions of the heavy keys, which of them exist, and the cluster of each key."""
-    check_launch(1, {"q": q, "k": k, "v": k})
-    with launching_on(q.device):
-        return launch(q, k, keep, query_keep, means, g, m, iterations, scale)
+    inputs = (q, k, keep, query_keep)
+    heavy, found, cluster = program_of(key_of(*inputs), target_of(q.device), means, g, m, iterations, scale)(*inputs)
+    return heavy, found, cluster
+
+
+_choice = torch.library.custom_op("nystrom::near_far_choice", _choose, mutates_args=())
 
 
 @_choice.register_fake
@@ -98,11 +113,11 @@ def _(q, k, keep, query_keep, means, g, m, iterations, scale):
 
 
 class _Choice(torch.autograd.Function):
-    """The operator in the form that torch.func needs."""
+    """The same in the form that torch.func needs."""
 
     @staticmethod
     def forward(*inputs):
-        return _choice(*inputs)
+        return _choose(*inputs)
 
     @staticmethod
     def setup_context(ctx, inputs, output) -> None:
@@ -121,43 +136,71 @@ class _Choice(torch.autograd.Function):
         return one_by_one(_Choice, info, in_dims, inputs)
 
 
-def launch(
-    q: Tensor,
-    k: Tensor,
-    keep: Tensor | None,
-    query_keep: Tensor | None,
+@functools.lru_cache(maxsize=PROGRAMS)
+def program_of(
+    given: tuple[Given | None, ...],
+    target: Target,
     means: int,
     g: int,
     m: int,
     iterations: int,
     scale: float,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Launch the kernels; see `choose_by_kernels`."""
+) -> Program:
+    """The program for such queries, keys and their masks; its results are those of `choose_by_kernels`.
+
+    Raises:
+        ValueError: The kernels cannot take these inputs; the message says what to do.
+    """
+    check_launch(1, {"q": given[0], "k": given[1], "v": given[1]})
+    program = Program(given)
+    q, k, keep, query_keep = program.inputs
     (b, h, n, d), s, acc = q.shape, k.shape[2], accumulator(k.dtype)
-    small: dict[str, Any] = {"dtype": acc, "device": k.device}
-    whole: dict[str, Any] = {"dtype": torch.int32, "device": k.device}
+    heavy, found = program.result((b, h, g), torch.long), program.result((b, h, g), torch.bool)
+    cluster = program.result((b, h, s), torch.int32)
     same: dict[str, Any] = {"MEANS": means, "D": d, "ACC": triton_dtype(acc), "BLOCK_D": power(d)}
-    centre = middle_of(k, keep).contiguous()
-    # One that is expanded over the batch is copied.
-    keep, query_keep = (x if x is None else x.contiguous().view(torch.uint8) for x in (keep, query_keep))
-    places, counts = _room(keep, whole)
-    query_places, query_counts = _room(query_keep, whole)
+    places, counts = _room(program, keep)
+    query_places, query_counts = _room(program, query_keep)
     if keep is not None or query_keep is not None:
-        kernels.near_far_ranks[(2 * b,)](
-            query_keep, keep, query_places, places, query_counts, counts, n, s, BLOCK=_RANKED, num_warps=8
+        program.launch(
+            kernels.near_far_ranks,
+            2 * b,
+            query_keep,
+            keep,
+            query_places,
+            places,
+            query_counts,
+            counts,
+            n,
+            s,
+            BLOCK=_RANKED,
+            num_warps=8,
         )
-    table = torch.empty(b, h, means + m, d, **small)
-    kernels.near_far_segments[((means + m) * b * h,)](
-        q,
-        k,
+    centre, table = program.scratch((b, h, d), acc), program.scratch((b, h, means + m, d), acc)
+    program.launch(
+        kernels.near_far_middle,
+        b * h,
+        k.tokens,
+        places,
+        counts,
+        centre,
+        h,
+        s,
+        REACH=reach(acc),
+        D=d,
+        ACC=triton_dtype(acc),
+        BLOCK_D=power(d),
+    )
+    program.launch(
+        kernels.near_far_segments,
+        (means + m) * b * h,
+        q.tokens,
+        k.tokens,
         query_places,
         places,
         query_counts,
         counts,
         centre,
         table,
-        q.stride()[:3],
-        k.stride()[:3],
         h,
         b * h,
         n,
@@ -167,83 +210,105 @@ def launch(
         num_warps=4,
         **same,
     )
-    order, cluster = torch.empty(b, h, s, dtype=torch.long, device=k.device), torch.empty(b, h, s, **whole)
-    _order(k, keep, centre, table, order, cluster, m, scale, small, same)
-    top = order.topk(min(g, s), dim=-1).values
-    heavy = torch.empty(b, h, g, dtype=torch.long, device=k.device)
-    found = torch.empty(b, h, g, dtype=torch.bool, device=k.device)
-    most = min(s, max(m, min(8 * m, -(-s // 4))))
-    block_n, block_m = _blocks(d, acc, k.device)
+    order, listed = program.scratch((b, h, s), torch.long), min(g, s)
+    with program.reused():
+        _order(program, k, keep, centre, table, order, cluster, m, scale, acc, same)
+    top, at = (program.scratch((b, h, listed), torch.long) for _ in range(2))
+    program.torch(_largest, order, top, at)
+    program.launch(kernels.near_far_taken, b * h, top, heavy, found, cluster, s, g, listed, m, BLOCK=64, num_warps=4)
+    # The sample of a step has this size at most.
+    most, moves = min(s, max(m, min(8 * m, -(-s // 4)))), iterations - 1
+    sampled = program.scratch((b, h, most), torch.int32)
+    block_n, block_m, stages = _blocks(k, program.device)
     blocks = {"PRECISION": FLOAT32_PRECISION, "BLOCK_N": block_n, "BLOCK_M": min(block_m, power(m))}
-    kernels.near_far_centres[(b * h,)](
-        k,
-        places,
-        counts,
-        top,
-        centre,
-        table,
-        heavy,
-        found.view(torch.uint8),
-        cluster,
-        torch.empty(b, h, most, **whole),
-        k.stride()[:3],
-        h,
-        s,
-        g,
-        min(g, s),
-        m,
-        iterations - 1,
-        most,
-        BLOCK_G=64,
-        num_warps=8,
-        num_stages=1,
-        **blocks,
-        **same,
-    )
-    kernels.near_far_nearest[(-(-s // blocks["BLOCK_N"]) * b * h,)](
-        k, counts, centre, table, cluster, k.stride()[:3], h, s, m, num_warps=4, num_stages=1, **blocks, **same
-    )
-    return heavy, found, cluster
+    options = {"num_warps": 8, "num_stages": stages} | blocks | same
+    for step in range(iterations):
+        sample, size = (sampled, most) if step < moves else (None, s)
+        program.launch(
+            kernels.near_far_nearest,
+            -(-size // block_n) * b * h,
+            k.tokens,
+            places,
+            counts,
+            centre,
+            table,
+            cluster,
+            sample,
+            h,
+            s,
+            m,
+            step,
+            moves,
+            size,
+            **options,
+        )
+        if sample is not None:
+            program.launch(
+                kernels.near_far_moved,
+                -(-m // blocks["BLOCK_M"]) * b * h,
+                k.tokens,
+                counts,
+                cluster,
+                sample,
+                centre,
+                table,
+                h,
+                s,
+                m,
+                most,
+                **options | {"BLOCK_N": min(block_n, 128 // k.dtype.itemsize)},
+            )
+    return program
 
 
-def _blocks(width: int, acc: torch.dtype, device: torch.device) -> tuple[int, int]:
-    """Tokens and centres of a tile, whose split parts fit into shared memory and, for the most part, into registers."""
-    if power(width) * acc.itemsize <= 256:
-        return 64, 64
-    return (64, 32) if shared_memory(device) >= 163 * 1024 else (32, 32)
+def _largest(order: Tensor, top: Tensor, at: Tensor) -> None:
+    torch.topk(order, top.shape[-1], dim=-1, out=(top, at))
 
 
-def _room(keep: Tensor | None, whole: dict[str, Any]) -> tuple[Tensor | None, Tensor | None]:
+def _blocks(k: Slot, device: torch.device) -> tuple[int, int, int]:
+    """Tokens and centres of a tile whose parts fit into shared memory and registers, and loads in flight."""
+    # From compute capability 9.0 on, products take their operands from shared memory and not from registers.
+    large, narrow = shared_memory(device) >= 192 * 1024, power(k.shape[-1]) * accumulator(k.dtype).itemsize <= 256
+    if k.dtype == torch.bfloat16:
+        return (128, 64, 2) if large else (64, 32, 2)
+    return 64 if large or narrow else 32, 64 if large and narrow else 32, 1
+
+
+def _room(program: Program, keep: Slot | None) -> tuple[Slot | None, Slot | None]:
     """Room for the positions of the real tokens by rank, and for their number; None without a mask."""
-    return (None, None) if keep is None else (torch.empty(keep.shape, **whole), torch.empty(keep.shape[0], **whole))
+    if keep is None:
+        return None, None
+    return program.scratch(keep.shape, torch.int32), program.scratch(keep.shape[:1], torch.int32)
 
 
 def _order(
-    k: Tensor,
-    keep: Tensor | None,
-    centre: Tensor,
-    table: Tensor,
-    order: Tensor,
-    cluster: Tensor,
+    program: Program,
+    k: Slot,
+    keep: Slot | None,
+    centre: Slot,
+    table: Slot,
+    order: Slot,
+    cluster: Slot,
     m: int,
     scale: float,
-    small: dict[str, Any],
+    acc: torch.dtype,
     same: dict[str, Any],
 ) -> None:
     """Sort the keys by the attention that they receive."""
     (b, h, s), means, block = k.shape[:3], same["MEANS"], 32 if same["BLOCK_D"] > 64 else 64
-    spans, span = splits(s, b * h, means, block, k.device)
-    scores = torch.empty(b, h, s, means, **small)
-    tops, totals = (torch.empty(spans, b, h, means, **small) for _ in range(2))
-    kernels.near_far_scores[(b * h * spans,)](
-        k,
+    spans, span = splits(s, b * h, means, block, program.device)
+    scores = program.scratch((b, h, s, means), acc)
+    tops, totals = (program.scratch((spans, b, h, means), acc) for _ in range(2))
+    program.launch(
+        kernels.near_far_scores,
+        b * h * spans,
+        k.tokens,
         keep,
         centre,
         table,
         scores,
         tops,
         totals,
-        k.stride()[:3],
         h,
         b * h,
         s,
@@ -257,7 +322,9 @@ def _order(
         num_stages=2,
         **same,
     )
-    kernels.near_far_order[(-(-s // _SORTED) * b * h,)](
+    program.launch(
+        kernels.near_far_order,
+        -(-s // _SORTED) * b * h,
         scores,
         tops,
         totals,

@@ -4,21 +4,23 @@ Tokens are counted by their rank among the real ones of a sequence: with a mask,
 rank, and `counts` how many there are. Without one, ranks are positions.
 
 The means of segments, of queries and of keys, are the rows of one table per sequence and head: first MEANS of queries,
-then M of keys, the first centres. Keys are taken relative to `centre`. Numbers fixed here are those of `choose` and of
-`nystrom.attention.parts.order`.
+then M of keys, the first centres. Keys are taken relative to `centre`, since a common offset would cost digits. Numbers
+fixed here are those of `choose` and of `nystrom.attention.parts.order`.
 """
 
 import triton
 import triton.language as tl
 
-from nystrom.gpu.arithmetic import load_matrix, load_tokens, moved, product, real_tokens
+from nystrom.gpu.arithmetic import load_matrix, load_tokens, place_of, product, real_tokens, rounded
 from nystrom.gpu.near_far.window import ones_of
+from nystrom.landmarks import MIDDLE_TOKENS
 
 # Rounding units by which the scores of equal centres may differ.
 ROUNDINGS = tl.constexpr(16)
 # An order is the weight's logarithm in steps of 1 / STEPS, then the place.
 STEPS, PLACES, FURTHEST = tl.constexpr(2**10), tl.constexpr(2**30), tl.constexpr(2.0**22)
 NOT_REAL = tl.constexpr(-(2**63))
+_SOME = tl.constexpr(MIDDLE_TOKENS)
 # The cluster of a key that has none yet.
 FREE = tl.constexpr(-1)
 
@@ -56,14 +58,52 @@ def _count(counts, b, tokens):
 
 
 @triton.jit
-def _load_ranks(x, places, strides, b, h, ranks, live, tokens, WIDTH: tl.constexpr, BLOCK_WIDTH: tl.constexpr):
-    """Tokens of the given ranks, and their positions; zeros where they are not live."""
-    positions, wide = ranks, tl.full((), 0, tl.int64)
+def _positions(places, b, ranks, live, tokens):
+    """Where the tokens of the given ranks are."""
+    positions = ranks
     if places is not None:
-        positions = tl.load(places + b * (tokens + wide) + ranks, mask=live, other=0)
-    columns = tl.arange(0, BLOCK_WIDTH)
-    row = x + (b + wide) * strides[0] + (h + wide) * strides[1] + (positions + wide)[:, None] * strides[2]
-    return tl.load(row + columns[None, :], mask=live[:, None] & (columns < WIDTH)[None, :], other=0.0), positions
+        positions = tl.load(places + b * tl.full((), tokens, tl.int64) + ranks, mask=live, other=0)
+    return positions
+
+
+@triton.jit
+def _load_rows(x, b, h, positions, live, WIDTH: tl.constexpr, BLOCK_WIDTH: tl.constexpr):
+    """Tokens at the given positions; zeros where they are not live."""
+    columns, row = tl.arange(0, BLOCK_WIDTH), place_of(x, b, h, positions)[:, None]
+    return tl.load(row + columns[None, :], mask=live[:, None] & (columns < WIDTH)[None, :], other=0.0)
+
+
+@triton.jit
+def _from_centre(x, centre, bh, live, D: tl.constexpr, ACC: tl.constexpr, BLOCK_D: tl.constexpr):
+    """Tokens relative to the centre, which may be None; zeros where they are not live."""
+    x = x.to(ACC)
+    if centre is not None:
+        columns = tl.arange(0, BLOCK_D)
+        at = tl.load(centre + bh.to(tl.int64) * D + columns, mask=columns < D, other=0.0)
+        x = tl.where(live[:, None], x - at[None, :], 0.0)
+    return x
+
+
+@triton.jit
+def near_far_middle(
+    k, places, counts, centre, H, S, REACH: tl.constexpr, D: tl.constexpr, ACC: tl.constexpr, BLOCK_D: tl.constexpr
+):
+    """The centre of the keys of one sequence and head, see `nystrom.landmarks.middle_of`."""
+    bh, i, columns = tl.program_id(0), tl.arange(0, _SOME), tl.arange(0, BLOCK_D)
+    count = _count(counts, bh // H, S)
+    live = i < count * _SOME
+    ranks = (i.to(tl.int64) * count // _SOME).to(tl.int32)
+    x = _load_rows(k, bh // H, bh % H, _positions(places, bh // H, ranks, live, S), live, D, BLOCK_D).to(ACC)
+    # The rank of each token in each channel, the earlier of equal ones first.
+    smaller = (x[None, :, :] < x[:, None, :]) | (
+        (x[None, :, :] == x[:, None, :]) & (i[None, :] < i[:, None])[:, :, None]
+    )
+    rank = tl.sum(smaller.to(tl.int32), 1)
+    low = tl.sum(tl.where(rank == _SOME // 2 - 1, x, 0.0), 0)
+    high = tl.sum(tl.where(rank == _SOME // 2, x, 0.0), 0)
+    middle = tl.where(tl.abs(low) < tl.abs(high), low, high)
+    middle = tl.minimum(tl.maximum(middle, -REACH), REACH)
+    tl.store(centre + bh.to(tl.int64) * D + columns, middle, mask=columns < D)
 
 
 @triton.jit
@@ -72,10 +112,9 @@ def _mean(
     centre,
     places,
     counts,
-    strides,
+    bh,
     b,
     h,
-    bh,
     segment,
     segments,
     tokens,
@@ -92,9 +131,9 @@ def _mean(
     total = tl.full((BLOCK_D,), 0, ACC)
     for first in range(start, stop, BLOCK_N):
         ranks = first + tl.arange(0, BLOCK_N)
-        tokens_here, _ = _load_ranks(x, places, strides, b, h, ranks, ranks < stop, tokens, D, BLOCK_D)
-        centred = moved(tokens_here.to(ACC), centre, bh, D, BLOCK_D)
-        total += tl.sum(tl.where((ranks < stop)[:, None], centred, 0.0), 0)
+        live = ranks < stop
+        here = _load_rows(x, b, h, _positions(places, b, ranks, live, tokens), live, D, BLOCK_D)
+        total += tl.sum(_from_centre(here, centre, bh, live, D, ACC, BLOCK_D), 0)
     return total / tl.maximum(stop - start, 1).to(ACC)
 
 
@@ -108,8 +147,6 @@ def near_far_segments(
     counts,
     centre,
     table,
-    q_strides,
-    k_strides,
     H,
     BH,
     N,
@@ -125,9 +162,9 @@ def near_far_segments(
     row, bh = tl.program_id(0) // BH, tl.program_id(0) % BH
     b, h, columns = bh // H, bh % H, tl.arange(0, BLOCK_D)
     if row < MEANS:
-        mean = _mean(q, None, query_places, query_counts, q_strides, b, h, bh, row, MEANS, N, D, ACC, BLOCK_N, BLOCK_D)
+        mean = _mean(q, None, query_places, query_counts, bh, b, h, row, MEANS, N, D, ACC, BLOCK_N, BLOCK_D)
     else:
-        mean = _mean(k, centre, places, counts, k_strides, b, h, bh, row - MEANS, M, S, D, ACC, BLOCK_N, BLOCK_D)
+        mean = _mean(k, centre, places, counts, bh, b, h, row - MEANS, M, S, D, ACC, BLOCK_N, BLOCK_D)
     place = (bh * tl.full((), MEANS + M, tl.int64) + row) * D
     tl.store(table + place + columns, mean, mask=columns < D)
 
@@ -141,7 +178,6 @@ def near_far_scores(
     scores,
     tops,
     totals,
-    k_strides,
     H,
     BH,
     S,
@@ -164,9 +200,8 @@ def near_far_scores(
     for start in range(split * SPAN, tl.minimum(split * SPAN + SPAN, S), BLOCK_N):
         positions = start + tl.arange(0, BLOCK_N)
         live = real_tokens(keep, b, positions, S)
-        y = load_tokens(k, k_strides, b, h, start, live, D, BLOCK_N, BLOCK_D).to(ACC)
-        y = moved(y, centre, bh, D, BLOCK_D)
-        s = product(y, wanted, PRECISION)
+        y = load_tokens(k, b, h, start, live, D, BLOCK_N, BLOCK_D)
+        s = product(_from_centre(y, centre, bh, live, D, ACC, BLOCK_D), wanted, PRECISION)
         place = (bh * tl.full((), S, tl.int64) + positions)[:, None] * MEANS + means[None, :]
         tl.store(scores + place, s, mask=(positions < S)[:, None] & (means < MEANS)[None, :])
         s = tl.where(live[:, None], s, float("-inf"))
@@ -225,12 +260,46 @@ def near_far_order(
 
 
 @triton.jit
+def near_far_taken(top, heavy, found, cluster, S, G, LISTED, M, BLOCK: tl.constexpr):
+    """Take the heavy keys of one sequence and head, those of the largest LISTED orders `top`, out of the clusters."""
+    bh = tl.program_id(0)
+    own = cluster + bh * tl.full((), S, tl.int64)
+    for start in range(0, G, BLOCK):
+        place = start + tl.arange(0, BLOCK)
+        order = tl.load(top + bh * LISTED + place, mask=place < LISTED, other=NOT_REAL)
+        there = order > NOT_REAL
+        position = tl.where(there, PLACES - 1 - (order & (PLACES - 1)), 0)
+        tl.store(heavy + bh * G + place, position, mask=place < G)
+        tl.store(found + bh * G + place, there, mask=place < G)
+        tl.store(own + position, tl.full((BLOCK,), 0, tl.int32) + M, mask=there)
+
+
+@triton.jit
+def _with_centres(x, relative, centres, at, PRECISION: tl.constexpr):
+    """Products of keys relative to their centre and the centres of clusters.
+
+    Keys in bfloat16 are multiplied as they are: a centre is the sum of three parts, whose products are exact.
+    """
+    if x.dtype == tl.bfloat16:
+        high = rounded(centres, tl.bfloat16)
+        rest = centres - high.to(tl.float32)
+        middle = rounded(rest, tl.bfloat16)
+        low = rounded(rest - middle.to(tl.float32), tl.bfloat16)
+        s = product(x, tl.trans(low), PRECISION) + product(x, tl.trans(middle), PRECISION)
+        return s + product(x, tl.trans(high), PRECISION) - tl.sum(centres * at[None, :], 1)[None, :]
+    else:
+        return product(relative, tl.trans(centres), PRECISION)
+
+
+@triton.jit
 def _nearest(
     x,
+    live,
+    centre,
+    bh,
     table,
     first,
     filled,
-    M,
     D: tl.constexpr,
     ACC: tl.constexpr,
     PRECISION: tl.constexpr,
@@ -238,117 +307,91 @@ def _nearest(
     BLOCK_M: tl.constexpr,
     BLOCK_D: tl.constexpr,
 ):
-    """The nearest of the first `filled` of M centres, which begin at row `first`; see `nearest_cluster`."""
-    length = tl.sum(x * x, 1)
+    """The nearest of the `filled` centres that begin at row `first`; see `nearest_cluster`."""
+    columns = tl.arange(0, BLOCK_D)
+    at = tl.load(centre + bh.to(tl.int64) * D + columns, mask=columns < D, other=0.0)
+    relative = _from_centre(x, centre, bh, live, D, ACC, BLOCK_D)
+    length = tl.sum(relative * relative, 1)
     rounding: tl.constexpr = ROUNDINGS * (2.0**-52 if tl.float64 == ACC else 2.0**-23)
     best, chosen = tl.full((BLOCK_N,), float("-inf"), ACC), tl.full((BLOCK_N,), 0, tl.int32)
-    for c in range(0, M, BLOCK_M):
+    for c in range(0, filled, BLOCK_M):
         rows = c + tl.arange(0, BLOCK_M)
-        centres = load_matrix(table, first + c, M - c, D, BLOCK_M, BLOCK_D)
-        minus = tl.where(rows < tl.minimum(filled, M), -0.5 * tl.sum(centres * centres, 1), float("-inf"))
-        scores = product(x, tl.trans(centres), PRECISION) + minus[None, :]
+        centres = load_matrix(table, first + c, filled - c, D, BLOCK_M, BLOCK_D)
+        minus = tl.where(rows < filled, -0.5 * tl.sum(centres * centres, 1), float("-inf"))
+        scores = _with_centres(x, relative, centres, at, PRECISION) + minus[None, :]
         best = tl.maximum(best, tl.max(scores, 1))
         # The best so far is among these rows, or earlier ones were compared with it.
-        near = (scores >= (best - rounding * (length - best))[:, None]) & (rows < M)[None, :]
-        last = tl.max(tl.where(near, rows[None, :], -1), 1)
-        chosen = tl.where(last >= 0, last, chosen)
+        near = (scores >= (best - rounding * (length - best))[:, None]) & (rows < filled)[None, :]
+        chosen = tl.maximum(chosen, tl.max(tl.where(near, rows[None, :], 0), 1))
     return chosen
 
 
 @triton.jit
-def near_far_centres(
+def _sample_size(count, M):
+    """How many of `count` real keys a step samples."""
+    return tl.minimum(count, tl.minimum(tl.maximum((count + 3) // 4, M), 8 * M))
+
+
+@triton.jit(do_not_specialize=["STEP"])
+def near_far_nearest(
     k,
     places,
     counts,
-    top,
     centre,
     table,
-    heavy,
-    found,
     cluster,
-    sample,
-    k_strides,
+    sampled,
     H,
     S,
-    G,
-    LISTED,
     M,
+    STEP,
     MOVES,
     MOST,
     MEANS: tl.constexpr,
     D: tl.constexpr,
     ACC: tl.constexpr,
     PRECISION: tl.constexpr,
-    BLOCK_G: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_D: tl.constexpr,
 ):
-    """Take the heavy keys of one sequence and head out of the clusters, and move its centres.
+    """The nearest centre of each free key of a tile: of those that step STEP of MOVES samples, at most MOST, or of all.
 
-    `top` holds the largest LISTED orders, and `sample` has room for the clusters of MOST sampled keys.
+    The positions of a sample are stored in `sampled`, which is None for all keys.
     """
-    bh, wide = tl.program_id(0), tl.full((), 0, tl.int64)
-    b, h, own = bh // H, bh % H, cluster + bh * (S + wide)
-    for start in range(0, G, BLOCK_G):
-        place = start + tl.arange(0, BLOCK_G)
-        order = tl.load(top + bh * LISTED + place, mask=place < LISTED, other=NOT_REAL)
-        there = order > NOT_REAL
-        position = tl.where(there, PLACES - 1 - (order & (PLACES - 1)), 0)
-        tl.store(heavy + bh * G + place, position, mask=place < G)
-        tl.store(found + bh * G + place, there, mask=place < G)
-        tl.store(own + position, tl.full((BLOCK_G,), 0, tl.int32) + M, mask=there)
-    count, first = _count(counts, b, S), bh * (MEANS + M) + MEANS
-    size = tl.minimum(count, tl.minimum(tl.maximum((count + 3) // 4, M), 8 * M))
-    # Makes what was stored visible to all threads of the program.
-    tl.debug_barrier()
-    for step in range(MOVES):
-        for start in range(0, size, BLOCK_N):
-            place = start + tl.arange(0, BLOCK_N)
-            live = place < size
-            ranks = (((place + wide) * MOVES + step) * count // tl.maximum((size + wide) * MOVES, 1)).to(tl.int32)
-            x, positions = _load_ranks(k, places, k_strides, b, h, ranks, live, S, D, BLOCK_D)
-            tokens = moved(x.to(ACC), centre, bh, D, BLOCK_D)
-            nearest = _nearest(tokens, table, first, count, M, D, ACC, PRECISION, BLOCK_N, BLOCK_M, BLOCK_D)
-            free = tl.load(own + positions, mask=live, other=M) != M
-            tl.store(sample + bh * (MOST + wide) + place, tl.where(free, nearest, M), mask=live)
-        tl.debug_barrier()
-        for c in range(0, M, BLOCK_M):
-            rows, columns = c + tl.arange(0, BLOCK_M), tl.arange(0, BLOCK_D)
-            total, number = tl.full((BLOCK_M, BLOCK_D), 0, ACC), tl.full((BLOCK_M,), 0, ACC)
-            for start in range(0, size, BLOCK_N):
-                place = start + tl.arange(0, BLOCK_N)
-                live = place < size
-                ranks = (((place + wide) * MOVES + step) * count // tl.maximum((size + wide) * MOVES, 1)).to(tl.int32)
-                x, _ = _load_ranks(k, places, k_strides, b, h, ranks, live, S, D, BLOCK_D)
-                nearest = tl.load(sample + bh * (MOST + wide) + place, mask=live, other=M)
-                # The sums of 16-bit tokens lose few digits, and are faster.
-                if x.dtype == ACC:
-                    x = moved(x, centre, bh, D, BLOCK_D)
-                member = (rows[:, None] == nearest[None, :]) & (rows < M)[:, None]
-                total += product(ones_of(member, x.dtype), x, PRECISION)
-                number += tl.sum(member.to(ACC), 1)
-            place = table + (first + c + wide + tl.arange(0, BLOCK_M))[:, None] * D + columns[None, :]
-            # A cluster without sampled keys keeps its centre.
-            changed = ((rows < M) & (number > 0.0))[:, None] & (columns < D)[None, :]
-            mean = total / tl.maximum(number, 1.0)[:, None]
-            if k.dtype.element_ty != ACC:
-                mean = moved(mean, centre, bh, D, BLOCK_D)
-            tl.store(place, mean, mask=changed)
-        tl.debug_barrier()
+    tiles = (MOST + BLOCK_N - 1) // BLOCK_N
+    bh, start = tl.program_id(0) // tiles, tl.program_id(0) % tiles * BLOCK_N
+    b, h, wide = bh // H, bh % H, tl.full((), 0, tl.int64)
+    count = _count(counts, b, S)
+    ranks, size = start + tl.arange(0, BLOCK_N), count
+    live = ranks < size
+    if sampled is not None:
+        place, size = ranks, _sample_size(count, M)
+        live = place < size
+        ranks = (((place + wide) * MOVES + STEP) * count // tl.maximum((size + wide) * MOVES, 1)).to(tl.int32)
+    positions = _positions(places, b, ranks, live, S)
+    own = cluster + bh * (S + wide) + positions
+    free = tl.load(own, mask=live, other=M) != M
+    x, first = _load_rows(k, b, h, positions, free, D, BLOCK_D), bh * (MEANS + M) + MEANS
+    filled = tl.where(start < size, tl.minimum(count, M), 0)
+    nearest = _nearest(x, free, centre, bh, table, first, filled, D, ACC, PRECISION, BLOCK_N, BLOCK_M, BLOCK_D)
+    tl.store(own, nearest, mask=free)
+    if sampled is not None:
+        tl.store(sampled + bh * (MOST + wide) + place, positions, mask=live)
 
 
 @triton.jit
-def near_far_nearest(
+def near_far_moved(
     k,
     counts,
+    cluster,
+    sampled,
     centre,
     table,
-    cluster,
-    k_strides,
     H,
     S,
     M,
+    MOST,
     MEANS: tl.constexpr,
     D: tl.constexpr,
     ACC: tl.constexpr,
@@ -357,14 +400,28 @@ def near_far_nearest(
     BLOCK_M: tl.constexpr,
     BLOCK_D: tl.constexpr,
 ):
-    """The nearest centre of each free key of a tile."""
-    tiles = (S + BLOCK_N - 1) // BLOCK_N
-    bh, start = tl.program_id(0) // tiles, tl.program_id(0) % tiles * BLOCK_N
-    b, h, positions = bh // H, bh % H, start + tl.arange(0, BLOCK_N)
-    own = cluster + bh * tl.full((), S, tl.int64) + positions
-    free = tl.load(own, mask=positions < S, other=M) != M
-    x, first = load_tokens(k, k_strides, b, h, start, free, D, BLOCK_N, BLOCK_D).to(ACC), bh * (MEANS + M) + MEANS
-    x = moved(x, centre, bh, D, BLOCK_D)
-    count = _count(counts, b, S)
-    nearest = _nearest(x, table, first, count, M, D, ACC, PRECISION, BLOCK_N, BLOCK_M, BLOCK_D)
-    tl.store(own, nearest, mask=free)
+    """Move a block of centres to the means of their sampled keys."""
+    blocks = (M + BLOCK_M - 1) // BLOCK_M
+    bh, c, wide = tl.program_id(0) // blocks, tl.program_id(0) % blocks * BLOCK_M, tl.full((), 0, tl.int64)
+    b, h, rows, columns = bh // H, bh % H, c + tl.arange(0, BLOCK_M), tl.arange(0, BLOCK_D)
+    size = _sample_size(_count(counts, b, S), M)
+    total, number = tl.full((BLOCK_M, BLOCK_D), 0, ACC), tl.full((BLOCK_M,), 0, ACC)
+    for start in range(0, size, BLOCK_N):
+        place = start + tl.arange(0, BLOCK_N)
+        live = place < size
+        positions = tl.load(sampled + bh * (MOST + wide) + place, mask=live, other=0)
+        nearest = tl.load(cluster + bh * (S + wide) + positions, mask=live, other=M)
+        x = _load_rows(k, b, h, positions, live, D, BLOCK_D)
+        member = (rows[:, None] == nearest[None, :]) & (rows < M)[:, None]
+        if x.dtype == ACC:
+            x = _from_centre(x, centre, bh, live, D, ACC, BLOCK_D)
+        total += product(ones_of(member, x.dtype), x, PRECISION)
+        number += tl.sum(member.to(ACC), 1)
+    mean = total / tl.maximum(number, 1.0)[:, None]
+    if k.at.dtype.element_ty != ACC:
+        # Sums of keys in 16 bits keep the digits that these have.
+        mean -= tl.load(centre + bh.to(tl.int64) * D + columns, mask=columns < D, other=0.0)[None, :]
+    place = table + (bh * (MEANS + M) + MEANS + rows + wide)[:, None] * D + columns[None, :]
+    # A cluster without sampled keys keeps its centre.
+    moved = ((rows < M) & (number > 0.0))[:, None] & (columns < D)[None, :]
+    tl.store(place, mean, mask=moved)

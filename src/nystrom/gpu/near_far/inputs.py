@@ -1,13 +1,14 @@
 """What all stages share: tensors, sizes, and the constants that kernels are specialised to."""
 
 from dataclasses import dataclass
-from typing import Any
+from functools import cached_property
 
 import torch
-from torch import Tensor
 
+from nystrom.gpu.arguments import Constants, NearFarSizes
 from nystrom.gpu.inputs import triton_dtype
 from nystrom.gpu.launch import FLOAT32_PRECISION, Tiles, power, tiles
+from nystrom.gpu.program import Program, Slot
 from nystrom.precision import accumulator
 
 # Tokens of a window that a program processes at a time: windows are only a little longer than blocks.
@@ -21,11 +22,12 @@ class NearFarInputs:
     """What all stages share.
 
     Attributes:
+        program: The program that their launches are added to.
         q: Queries.
         k: Keys; zeros where they are not real, as for values.
         v: Values.
         heavy: (b, h, g) Positions of the heavy keys.
-        found: (b, h, g) Whether each of them exists, as 1 or 0 in the dtype of sums.
+        found: (b, h, g) Whether each of them exists, as bytes.
         cluster: (b, h, s) The cluster of each key as int32; m for heavy keys and keys that are not real.
         first: (b,) Position of the first real token as int32; None if it is always 0.
         m: Clusters.
@@ -34,13 +36,14 @@ class NearFarInputs:
         scale: Factor on the scores.
     """
 
-    q: Tensor
-    k: Tensor
-    v: Tensor
-    heavy: Tensor
-    found: Tensor
-    cluster: Tensor
-    first: Tensor | None
+    program: Program
+    q: Slot
+    k: Slot
+    v: Slot
+    heavy: Slot
+    found: Slot
+    cluster: Slot
+    first: Slot | None
     m: int
     block: int
     reach: int
@@ -52,9 +55,13 @@ class NearFarInputs:
         return accumulator(self.q.dtype)
 
     @property
-    def small(self) -> dict[str, Any]:
-        """Dtype and device of small tensors."""
-        return {"dtype": self.acc, "device": self.q.device}
+    def device(self) -> torch.device:
+        """Where they run."""
+        return self.program.device
+
+    def scratch(self, *shape: int) -> Slot:
+        """A small tensor in the workspace."""
+        return self.program.scratch(shape, self.acc)
 
     @property
     def low(self) -> torch.dtype:
@@ -64,7 +71,7 @@ class NearFarInputs:
     def tiles(self) -> Tiles:
         """Blocks of the kernels; float32 operands, split into tf32 parts, take as many registers as a wider dtype."""
         wide = torch.float64 if self.q.dtype == torch.float32 else self.low
-        return tiles(self.m, self.q.shape[-1], self.v.shape[-1], wide, self.q.device)
+        return tiles(self.m, self.q.shape[-1], self.v.shape[-1], wide, self.device)
 
     @property
     def size(self) -> int:
@@ -79,28 +86,39 @@ class NearFarInputs:
     @property
     def parts(self) -> int:
         """Number of tiles of queries in a block."""
-        return -(-self.size // self.options()["BLOCK_N"])
+        return -(-self.size // self.block_n)
 
-    def options(self, *, walk: bool = False) -> dict[str, Any]:
-        """The constants that all kernels are specialised to; with `walk`, where a program has queries of its own."""
+    @cached_property
+    def sizes(self) -> NearFarSizes:
+        """Numbers that kernels are given."""
+        (b, h, n, _), s, g = self.q.shape, self.k.shape[2], self.heavy.shape[2]
+        return NearFarSizes(h, b * h, n, s, g, self.m, self.size, self.reach, self.blocks)
+
+    def constants(self, *, walk: bool = False, near: bool = True) -> Constants:
+        """What kernels are compiled for; with `walk`, where a program has queries of its own."""
         blocks = self.tiles()
-        return {
-            "D": self.q.shape[-1],
-            "E": self.v.shape[-1],
-            "SCALE": self.scale,
-            "ACC": triton_dtype(self.acc),
-            "LOW": triton_dtype(self.low),
-            "PRECISION": FLOAT32_PRECISION,
-            "LOW_PRECISION": FLOAT32_PRECISION if self.low == self.q.dtype else "tf32",
-            "BLOCK_N": min(blocks.block_n, power(self.block or blocks.block_n)),
-            "BLOCK_W": min(blocks.block_n, _LARGEST_W, power(self.block + 2 * self.reach)),
-            "BLOCK_M": min(blocks.block_m, _WALK_M) if walk else blocks.block_m,
-            "BLOCK_D": blocks.block_d,
-            "BLOCK_E": blocks.block_e,
-            "num_warps": blocks.warps,
-            "num_stages": blocks.walk_stages if walk else min(blocks.stages, 2),
-        }
+        return Constants(
+            D=self.q.shape[-1],
+            E=self.v.shape[-1],
+            SCALE=self.scale,
+            ACC=triton_dtype(self.acc),
+            LOW=triton_dtype(self.low),
+            PRECISION=FLOAT32_PRECISION,
+            LOW_PRECISION=FLOAT32_PRECISION if self.low == self.q.dtype else "tf32",
+            BLOCK_N=self.block_n,
+            BLOCK_W=min(blocks.block_n, _LARGEST_W, power(self.block + 2 * self.reach)),
+            BLOCK_M=min(blocks.block_m, _WALK_M) if walk else blocks.block_m,
+            BLOCK_D=blocks.block_d,
+            BLOCK_E=blocks.block_e,
+            NEAR=near and self.block > 0,
+        )
 
-    def heavy_rows(self, x: Tensor) -> Tensor:
-        """The keys or values at the heavy positions, contiguous."""
-        return x.gather(2, self.heavy[..., None].expand(-1, -1, -1, x.shape[-1]))
+    @property
+    def block_n(self) -> int:
+        """Tokens of a tile."""
+        return min(self.tiles().block_n, power(self.block or self.tiles().block_n))
+
+    def options(self, *, walk: bool = False) -> dict[str, int]:
+        """Warps and stages; with `walk`, where a program has queries of its own."""
+        blocks = self.tiles()
+        return {"num_warps": blocks.warps, "num_stages": blocks.walk_stages if walk else min(blocks.stages, 2)}

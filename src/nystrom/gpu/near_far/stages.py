@@ -1,24 +1,28 @@
-# Triton's stubs expect its own wrapper around numbers that a kernel is specialised to.
-# pyright: reportArgumentType=false, reportCallIssue=false
-"""Launches of the kernels: tensors in, tensors out.
+"""Launches of the kernels, added to a program.
 
 Tensors of tokens are (b, h, n, width), with stride 1 along the width and any other strides; new tensors have the layout
 of the tensor that they belong to. Small tensors are (b, h, rows, width), contiguous, and in float32 at least.
 """
 
+from math import prod
 from typing import NamedTuple
 
 import torch
-from torch import Tensor
 
-from nystrom.gpu.inputs import empty_like
-from nystrom.gpu.launch import splits
+from nystrom.gpu.arguments import Constants
+from nystrom.gpu.inputs import plain
+from nystrom.gpu.launch import JOINED_ROWS, power, splits
 from nystrom.gpu.near_far.forward import near_far_forward
 from nystrom.gpu.near_far.inputs import NearFarInputs
+from nystrom.gpu.near_far.joined import near_far_first, near_far_heavy, near_far_joined
 from nystrom.gpu.near_far.keys import near_far_keys
 from nystrom.gpu.near_far.queries import near_far_queries
 from nystrom.gpu.near_far.shared import near_far_shared
 from nystrom.gpu.near_far.totals import near_far_totals
+from nystrom.gpu.program import Program, Slot
+
+# Tokens among which a program looks for the first real one at a time.
+_COUNTED = 4096
 
 
 class Totals(NamedTuple):
@@ -30,36 +34,54 @@ class Totals(NamedTuple):
         number: (b, h, m) Their number.
     """
 
-    means: Tensor
-    sums: Tensor
-    number: Tensor
+    means: Slot
+    sums: Slot
+    number: Slot
 
 
-def totals(x: NearFarInputs) -> Totals:
+def first_real(program: Program, keep: Slot) -> Slot:
+    """The position of the first real token of each sequence."""
+    (b, n), first = keep.shape, program.scratch(keep.shape[:1], torch.int32)
+    program.launch(near_far_first, b, keep, first, n, BLOCK=_COUNTED)
+    return first
+
+
+def totals(x: NearFarInputs, of: Totals) -> None:
     """Sum keys and values by cluster."""
-    (b, h, s, d), e, m, options = x.k.shape, x.v.shape[-1], x.m, x.options()
-    row_blocks = -(-m // options["BLOCK_M"])
-    spans, span = splits(s, b * h * row_blocks, m, options["BLOCK_N"], x.q.device)
-    keys, values, counts = (torch.empty(spans, b, h, m, *width, **x.small) for width in ((d,), (e,), ()))
-    wanted = ("D", "E", "ACC", "PRECISION", "BLOCK_N", "BLOCK_M", "BLOCK_D", "BLOCK_E", "num_warps", "num_stages")
-    near_far_totals[(row_blocks * b * h * spans,)](
-        x.k,
-        x.v,
-        x.cluster,
-        keys,
-        values,
-        counts,
-        x.k.stride()[:3],
-        x.v.stride()[:3],
-        h,
-        b * h,
-        s,
-        m,
-        span,
-        **{name: options[name] for name in wanted},
+    (b, h, s, d), e, m, blocks = x.k.shape, x.v.shape[-1], x.m, x.tiles()
+    row_blocks = -(-m // blocks.block_m)
+    spans, span = splits(s, b * h * row_blocks, m, x.block_n, x.device)
+    keys, values, counts = (x.scratch(spans, b, h, m, *width) for width in ((d,), (e,), ()))
+    constants = plain(
+        D=d, E=e, ACC=x.acc, BLOCK_N=x.block_n, BLOCK_M=blocks.block_m, BLOCK_D=blocks.block_d, BLOCK_E=blocks.block_e
     )
-    number = counts.sum(0)
-    return Totals(keys.sum(0) / number.clamp(min=1)[..., None], values.sum(0), number)
+    x.program.launch(
+        near_far_totals,
+        row_blocks * b * h * spans,
+        *(x.k.tokens, x.v.tokens, x.cluster, keys, values, counts, span, x.sizes, constants),
+        **x.options(),
+    )
+    join(x, (keys, values, counts), of)
+
+
+def join(x: NearFarInputs, sums: tuple[Slot, Slot, Slot | None], of: Totals) -> None:
+    """Add the spans of the sums of keys and values, and of counts, of the clusters; keys are divided by the number."""
+    rows = prod(of.number.shape)
+    x.program.launch(near_far_joined, -(-rows // JOINED_ROWS), *sums, *of, rows, sums[0].shape[0], _joining(x))
+
+
+def store_heavy(x: NearFarInputs, sums: tuple[Slot, Slot], k_grad: Slot, v_grad: Slot) -> None:
+    """Write the gradients of heavy keys, and of their values, from their spans."""
+    x.program.launch(
+        near_far_heavy,
+        -(-x.heavy.shape[2] // JOINED_ROWS) * x.sizes.BH,
+        *(*sums, x.heavy, x.found, k_grad.tokens, v_grad.tokens, sums[0].shape[0], x.sizes, _joining(x)),
+    )
+
+
+def _joining(x: NearFarInputs) -> Constants:
+    d, e = x.k.shape[-1], x.v.shape[-1]
+    return plain(D=d, E=e, ACC=x.acc, BLOCK_M=JOINED_ROWS, BLOCK_D=power(d), BLOCK_E=power(e))
 
 
 def rows_of_left(n: int, block: int) -> int:
@@ -67,151 +89,70 @@ def rows_of_left(n: int, block: int) -> int:
     return n // block + 2 if block else 0
 
 
-def attend(x: NearFarInputs, of: Totals) -> tuple[Tensor, Tensor, Tensor]:
-    """The outputs, their normalisers, and for each block the number of far tokens of each cluster.
+def attend(x: NearFarInputs, of: Totals, logs: Slot, left: Slot) -> None:
+    """Compute the outputs, their normalisers, and for each block the number of far tokens of each cluster.
 
     Without near tokens, the latter are empty: all tokens are far, see `of.number`.
     """
-    (b, h, n, _), e = x.q.shape, x.v.shape[-1]
-    out, logs = empty_like(x.q, e), torch.empty(b, h, n, 2, **x.small)
-    left = torch.empty(b, h, rows_of_left(n, x.block), x.m, **x.small)
-    near_far_forward[(b * h * x.blocks * x.parts,)](
-        x.q,
-        x.k,
-        x.v,
-        x.heavy_rows(x.k),
-        x.heavy_rows(x.v),
-        x.found,
-        x.cluster,
-        x.first,
-        *of,
-        out,
-        logs,
-        left,
-        x.q.stride()[:3],
-        x.k.stride()[:3],
-        x.v.stride()[:3],
-        out.stride()[:3],
-        h,
-        n,
-        x.k.shape[2],
-        x.heavy.shape[2],
-        x.m,
-        x.size,
-        x.reach,
-        x.blocks,
-        NEAR=x.block > 0,
+    out = x.program.like(x.q, x.v.shape[-1])
+    x.program.launch(
+        near_far_forward,
+        x.sizes.BH * x.blocks * x.parts,
+        *(x.q.tokens, x.k.tokens, x.v.tokens, x.heavy, x.found, x.cluster, x.first, *of),
+        *(out.tokens, logs, left, x.sizes, x.constants(walk=True)),
         **x.options(walk=True),
     )
-    return out, logs, left
 
 
-def queries(x: NearFarInputs, of: Totals, out: Tensor, logs: Tensor, grad: Tensor) -> tuple[Tensor, Tensor]:
-    """Gradient of the queries, and their deltas."""
-    (b, h, n, _), q_grad, deltas = x.q.shape, empty_like(x.q), torch.empty_like(logs[..., 0])
-    near_far_queries[(b * h * x.blocks * x.parts,)](
-        x.q,
-        x.k,
-        x.v,
-        x.heavy_rows(x.k),
-        x.heavy_rows(x.v),
-        x.found,
-        x.cluster,
-        x.first,
-        *of,
-        out,
-        logs,
-        grad,
-        q_grad,
-        deltas,
-        x.q.stride()[:3],
-        x.k.stride()[:3],
-        x.v.stride()[:3],
-        out.stride()[:3],
-        grad.stride()[:3],
-        q_grad.stride()[:3],
-        h,
-        n,
-        x.k.shape[2],
-        x.heavy.shape[2],
-        x.m,
-        x.size,
-        x.reach,
-        x.blocks,
-        NEAR=x.block > 0,
+def queries(x: NearFarInputs, of: Totals, out: Slot, logs: Slot, grad: Slot) -> Slot:
+    """Compute the gradient of the queries; returns their deltas."""
+    q_grad, deltas = x.program.like(x.q), x.scratch(*logs.shape[:3])
+    x.program.launch(
+        near_far_queries,
+        x.sizes.BH * x.blocks * x.parts,
+        *(x.q.tokens, x.k.tokens, x.v.tokens, x.heavy, x.found, x.cluster, x.first, *of),
+        *(out.tokens, logs, grad.tokens, q_grad.tokens, deltas, x.sizes, x.constants(walk=True)),
         **x.options(walk=True),
     )
-    return q_grad, deltas
+    return deltas
 
 
-def shared(
-    x: NearFarInputs,
-    keys: Tensor,
-    values: Tensor,
-    number: Tensor,
-    logs: Tensor,
-    deltas: Tensor,
-    grad: Tensor,
-    *,
-    near: bool,
-) -> tuple[Tensor, Tensor]:
-    """Gradients of the keys that all queries see, and shares for their values; see `nystrom.gpu.near_far.shared`.
+def shared(x: NearFarInputs, of: Totals | None, logs: Slot, deltas: Slot, grad: Slot) -> tuple[Slot, Slot]:
+    """Spans of the gradients of the keys that all queries see, and of shares for their values.
+
+    See `nystrom.gpu.near_far.shared`.
 
     Args:
         x: What all stages share.
-        keys: (b, h, rows, d) The keys.
-        values: (b, h, rows, e) Sums of the values of the tokens that they stand for.
-        number: (b, h, rows) How many tokens each key stands for.
+        of: The clusters; None means the heavy keys.
         logs: Normalisers of the queries.
         deltas: The deltas from `queries`.
         grad: Gradient of the outputs.
-        near: Whether to leave out the tokens of a query's window.
     """
-    (b, h, rows, d), e, options = keys.shape, values.shape[-1], x.options()
-    row_blocks, tile = -(-rows // options["BLOCK_M"]), options["BLOCK_N"]
-    spans, span = splits(x.blocks * x.parts * tile, b * h * row_blocks, rows, tile, x.q.device)
-    key_sums, value_sums = (torch.empty(spans, b, h, rows, width, **x.small) for width in (d, e))
-    near_far_shared[(row_blocks * b * h * spans,)](
-        x.q,
-        grad,
-        x.v,
-        x.cluster,
-        x.first,
-        keys,
-        values,
-        number,
-        logs,
-        deltas,
-        key_sums,
-        value_sums,
-        x.q.stride()[:3],
-        grad.stride()[:3],
-        x.v.stride()[:3],
-        h,
-        b * h,
-        x.q.shape[2],
-        x.k.shape[2],
-        rows,
-        x.size,
-        x.reach,
-        x.blocks,
-        span // tile,
-        NEAR=near,
-        **options,
+    heavy, keys, values, number = (x.heavy, x.k, x.v, x.found) if of is None else (None, *of)
+    (b, h, rows), d, e, constants = number.shape, x.k.shape[-1], x.v.shape[-1], x.constants(near=of is not None)
+    row_blocks, tile = -(-rows // x.tiles().block_m), x.block_n
+    spans, span = splits(x.blocks * x.parts * tile, b * h * row_blocks, rows, tile, x.device)
+    key_sums, value_sums = (x.scratch(spans, b, h, rows, width) for width in (d, e))
+    x.program.launch(
+        near_far_shared,
+        row_blocks * b * h * spans,
+        *(x.q.tokens, grad.tokens, x.v.tokens, x.cluster, x.first, heavy, keys.tokens, values.tokens, number),
+        *(logs, deltas, key_sums, value_sums, span // tile, x.sizes._replace(M=rows), constants),
+        **x.options(),
     )
-    return key_sums.sum(0), value_sums.sum(0)
+    return key_sums, value_sums
 
 
 def keys(
     x: NearFarInputs,
     of: Totals,
-    left: Tensor,
-    logs: Tensor,
-    deltas: Tensor,
-    grad: Tensor,
-    mean_grad: Tensor,
-    value_grad: Tensor,
-) -> tuple[Tensor, Tensor]:
+    left: Slot,
+    logs: Slot,
+    deltas: Slot,
+    grad: Slot,
+    through: Totals,
+) -> tuple[Slot, Slot]:
     """Gradients of keys and values; zeros for heavy ones.
 
     Args:
@@ -221,40 +162,15 @@ def keys(
         logs: Normalisers of the queries.
         deltas: The deltas from `queries`.
         grad: Gradient of the outputs.
-        mean_grad: (b, h, m, d) Gradient that each key of a cluster gets through the mean.
-        value_grad: (b, h, m, e) Gradient that each value of a cluster would get if it were far from all queries.
+        through: The gradient that each key of a cluster gets through its mean, and the one that each value would get
+            if it were far from all queries.
     """
-    (b, h, s, _), options = x.k.shape, x.options()
-    k_grad, v_grad = empty_like(x.k), empty_like(x.v)
-    near_far_keys[(b * h * -(-s // options["BLOCK_W"]),)](
-        x.q,
-        x.k,
-        x.v,
-        x.cluster,
-        x.first,
-        of.means,
-        left,
-        logs,
-        deltas,
-        grad,
-        mean_grad,
-        value_grad,
-        k_grad,
-        v_grad,
-        x.q.stride()[:3],
-        x.k.stride()[:3],
-        x.v.stride()[:3],
-        grad.stride()[:3],
-        k_grad.stride()[:3],
-        v_grad.stride()[:3],
-        h,
-        x.q.shape[2],
-        s,
-        x.m,
-        x.size,
-        x.reach,
-        x.blocks,
-        NEAR=x.block > 0,
-        **options,
+    constants, k_grad, v_grad = x.constants(), x.program.like(x.k), x.program.like(x.v)
+    x.program.launch(
+        near_far_keys,
+        x.sizes.BH * -(-x.k.shape[2] // constants.BLOCK_W.value),
+        *(x.q.tokens, x.k.tokens, x.v.tokens, x.cluster, x.first, of.means, left, logs, deltas, grad.tokens),
+        *(through.means, through.sums, k_grad.tokens, v_grad.tokens, x.sizes, constants),
+        **x.options(),
     )
     return k_grad, v_grad

@@ -1,3 +1,5 @@
+# Pyright does not know the fields of `C`.
+# pyright: reportAttributeAccessIssue=false
 """Blocks of queries and the windows that they see: what the kernels over tokens share.
 
 The tokens of a sequence are cut into blocks, starting with its first real token, `begin`. A block of SIZE queries sees
@@ -9,7 +11,7 @@ windows are not used.
 import triton
 import triton.language as tl
 
-from nystrom.gpu.arithmetic import load_matrix, load_tokens, log_weights, product, rounded, stored
+from nystrom.gpu.arithmetic import load_matrix, load_tokens, log_weights, place_of, product, rounded, stored
 
 
 @triton.jit
@@ -43,75 +45,41 @@ def ones_of(member, dtype: tl.constexpr):
 
 
 @triton.jit
-def outside_window(
-    total,
-    number,
-    rows,
-    v,
-    v_strides,
-    cluster,
-    b,
-    h,
-    bh,
-    window,
-    LENGTH,
-    S,
-    M,
-    E: tl.constexpr,
-    LOW: tl.constexpr,
-    LOW_PRECISION: tl.constexpr,
-    BLOCK_W: tl.constexpr,
-    BLOCK_E: tl.constexpr,
-):
+def outside_window(total, number, rows, v, cluster, b, h, bh, window, LENGTH, S, M, C: tl.constexpr):
     """Sums of values and numbers of tokens of the clusters `rows`, minus those of the tokens in a window."""
-    for w in range(0, LENGTH, BLOCK_W):
-        own = window_clusters(cluster, bh, window, w, LENGTH, S, M, BLOCK_W)
-        values = load_tokens(v, v_strides, b, h, window + w, own < M, E, BLOCK_W, BLOCK_E).to(LOW)
+    for w in range(0, LENGTH, C.BLOCK_W):
+        own = window_clusters(cluster, bh, window, w, LENGTH, S, M, C.BLOCK_W)
+        values = load_tokens(v, b, h, window + w, own < M, C.E, C.BLOCK_W, C.BLOCK_E).to(C.LOW)
         member = rows[:, None] == own[None, :]
-        total -= product(ones_of(member, LOW), values, LOW_PRECISION)
+        total -= product(ones_of(member, C.LOW), values, C.LOW_PRECISION)
         number -= tl.sum(member.to(number.dtype), 1)
     return total, number
 
 
 @triton.jit
-def far_values(
-    sums,
-    count,
-    c,
-    v,
-    v_strides,
-    cluster,
-    b,
-    h,
-    bh,
-    window,
-    LENGTH,
-    S,
-    M,
-    NEAR: tl.constexpr,
-    E: tl.constexpr,
-    LOW: tl.constexpr,
-    LOW_PRECISION: tl.constexpr,
-    BLOCK_W: tl.constexpr,
-    BLOCK_M: tl.constexpr,
-    BLOCK_E: tl.constexpr,
-):
+def far_values(sums, count, c, v, cluster, b, h, bh, window, LENGTH, S, M, C: tl.constexpr):
     """Mean values of the far tokens of BLOCK_M clusters from c on, and how many there are."""
-    rows = c + tl.arange(0, BLOCK_M)
-    total = load_matrix(sums, bh * M + c, M - c, E, BLOCK_M, BLOCK_E)
+    rows = c + tl.arange(0, C.BLOCK_M)
+    total = load_matrix(sums, bh * M + c, M - c, C.E, C.BLOCK_M, C.BLOCK_E)
     number = tl.load(count + bh * M + rows, mask=rows < M, other=0.0)
-    if NEAR:
-        total, number = outside_window(
-            total, number, rows, v, v_strides, cluster, b, h, bh, window, LENGTH, S, M, E, LOW, LOW_PRECISION,
-            BLOCK_W, BLOCK_E,
-        )  # fmt: skip
-    return rounded(total / tl.maximum(number, 1.0)[:, None], LOW), number
+    if C.NEAR:
+        total, number = outside_window(total, number, rows, v, cluster, b, h, bh, window, LENGTH, S, M, C)
+    return rounded(total / tl.maximum(number, 1.0)[:, None], C.LOW), number
 
 
 @triton.jit
-def scores_with_bias(x, y, bias, SCALE: tl.constexpr, ACC: tl.constexpr, PRECISION: tl.constexpr):
+def heavy_rows(x, heavy, bh, b, h, g, G, WIDTH: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_WIDTH: tl.constexpr):
+    """The tokens at BLOCK_M heavy positions from number g on, with zeros below them."""
+    rows, columns = g + tl.arange(0, BLOCK_M), tl.arange(0, BLOCK_WIDTH)
+    positions = tl.load(heavy + bh * G + rows, mask=rows < G, other=0)
+    places = place_of(x, b, h, 0) + positions[:, None] * x.n + columns[None, :]
+    return tl.load(places, mask=(rows < G)[:, None] & (columns < WIDTH)[None, :], other=0.0)
+
+
+@triton.jit
+def scores_with_bias(x, y, bias, C: tl.constexpr):
     """Scores of queries and keys plus a bias: the logarithm of the number of tokens that each key stands for."""
-    return log_weights(x, y, SCALE, False, ACC, PRECISION) + bias[None, :]
+    return log_weights(x, y, C) + bias[None, :]
 
 
 @triton.jit
@@ -122,11 +90,11 @@ def logarithm(number):
 
 @triton.jit
 def store_rows(
-    x, strides, b, h, positions, value, there, WIDTH: tl.constexpr, BLOCK_ROWS: tl.constexpr, BLOCK_WIDTH: tl.constexpr
+    x, b, h, positions, value, there, WIDTH: tl.constexpr, BLOCK_ROWS: tl.constexpr, BLOCK_WIDTH: tl.constexpr
 ):
     """Write tokens at any positions of one sequence and head, where they exist."""
     columns, wide = tl.arange(0, BLOCK_WIDTH), tl.full((), 0, tl.int64)
-    places = x + (b + wide) * strides[0] + (h + wide) * strides[1] + (positions + wide)[:, None] * strides[2]
+    places = place_of(x, b, h, 0) + (positions + wide)[:, None] * x.n
     tl.store(
-        places + columns[None, :], stored(value, x.dtype.element_ty), mask=there[:, None] & (columns < WIDTH)[None]
+        places + columns[None, :], stored(value, x.at.dtype.element_ty), mask=there[:, None] & (columns < WIDTH)[None]
     )
