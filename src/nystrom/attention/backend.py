@@ -4,7 +4,6 @@
 torch everywhere else. An explicit choice that cannot run raises an error; there is no silent fallback.
 """
 
-import functools
 import importlib.util
 from typing import TYPE_CHECKING, Protocol, get_args, runtime_checkable
 
@@ -13,8 +12,8 @@ from nystrom.checks import Backend, check_choice
 if TYPE_CHECKING:
     import torch
 
-# Where all lengths from 1,024 tokens on were measured, with and without gradients: an H200, heads of 64 channels.
-_MEASURED_CAPABILITY, _MEASURED_WIDTH = (9, 0), 64
+# Of the GPUs that the kernels were measured on, an H100 and an H200.
+_MEASURED_CAPABILITY = (9, 0)
 _HAS_TRITON = importlib.util.find_spec("triton") is not None
 
 
@@ -24,7 +23,7 @@ class _Options(Protocol):
     def backend(self) -> Backend: ...
 
     @property
-    def measured(self) -> bool: ...
+    def measured_width(self) -> int: ...
 
 
 def check_backend(backend: Backend, unsupported: dict[str, tuple[object, object]]) -> None:
@@ -81,35 +80,37 @@ def uses_triton(backend: object) -> bool:
 def picks_triton(options: _Options, q: "torch.Tensor", k: "torch.Tensor", v: "torch.Tensor") -> bool:
     """Whether the kernels compute a call: with "triton", and with "auto" where they were measured to be faster.
 
-    With "auto" that is in bfloat16 on a GPU of compute capability 9.0, for heads of up to 64 channels and options that
-    were measured, outside of a compiler, of transforms of torch.func and of forward mode. Neither lengths nor masks
-    matter: the same code computes a sequence however it is padded.
+    With "auto" that is in bfloat16 on a GPU of compute capability 9.0, for options and widths of heads that were
+    measured, outside of exports, of transforms of torch.func and of forward mode. Neither lengths nor masks matter: the
+    same code computes a sequence however it is padded. A compiler takes the same choice, for the same bits.
 
     Args:
-        options: Those of the method; `measured` says whether kernels with these options were.
+        options: Those of the method; `measured_width` is the widest head that kernels with these options were measured
+            with, 0 if they were not.
         q: Queries, in the dtype that they are computed in.
         k: Keys.
         v: Values.
     """
-    if options.backend != "auto" or not _HAS_TRITON or not options.measured:
+    if options.backend != "auto" or not _HAS_TRITON:
         return uses_triton(options.backend)
     import torch
 
     from nystrom.autograd_modes import is_forward_mode, is_transformed
 
-    if torch.compiler.is_compiling() or is_transformed() or is_forward_mode():
+    if max(q.shape[-1], v.shape[-1]) > options.measured_width or not _is_measured(q.device):
         return False
-    measured = all(_is_measured(x.device) and x.dtype == torch.bfloat16 for x in (q, k, v))
-    return measured and max(q.shape[-1], v.shape[-1]) <= _MEASURED_WIDTH
+    # What is exported runs elsewhere, where the operators of the kernels may not be known.
+    if torch.compiler.is_exporting() or is_transformed() or is_forward_mode():
+        return False
+    return all(x.device == q.device and x.dtype == torch.bfloat16 for x in (q, k, v))
 
 
-@functools.cache
 def _is_measured(device: "torch.device") -> bool:
     if device.type != "cuda":
         return False
     import torch
 
-    from nystrom.gpu.launch import check_device
+    from nystrom.gpu.launch import capability_of, check_device
 
     try:
         check_device(device)
@@ -117,4 +118,4 @@ def _is_measured(device: "torch.device") -> bool:
         # An older Triton, for example: "auto" is no explicit choice.
         return False
     # On ROCm, too, the device is "cuda".
-    return bool(torch.version.cuda) and torch.cuda.get_device_capability(device) == _MEASURED_CAPABILITY
+    return bool(torch.version.cuda) and capability_of(device) == _MEASURED_CAPABILITY

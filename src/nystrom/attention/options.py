@@ -29,6 +29,8 @@ from nystrom.checks import (
 from nystrom.command_options import option_docs
 
 F = TypeVar("F", bound=Callable[..., object])
+# The widest heads that the kernels of each method were measured with.
+_MEASURED_WIDTH = 128
 
 
 def _are_equal(values: dict[str, tuple[object, object]]) -> bool:
@@ -96,9 +98,10 @@ class NystromOptions:
         return {"landmarks": (self.landmarks, "segment_means"), "pinv": (self.pinv, "iterative")}
 
     @property
-    def measured(self) -> bool:
-        """Whether kernels with these options were measured, see `nystrom.attention.backend.picks_triton`."""
-        return self.num_landmarks <= 64 and self.z0 == "paper" and _are_equal(self._for_kernels())
+    def measured_width(self) -> int:
+        """The widest head measured with these options, see `nystrom.attention.backend.picks_triton`."""
+        measured = self.num_landmarks <= 64 and self.z0 == "paper" and _are_equal(self._for_kernels())
+        return _MEASURED_WIDTH if measured else 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -153,9 +156,9 @@ class SkyformerOptions:
         return {"kernel": (self.kernel, "gaussian"), "pinv": (self.pinv, "iterative")}
 
     @property
-    def measured(self) -> bool:
-        """Whether kernels with these options were measured, see `nystrom.attention.backend.picks_triton`."""
-        return self.num_landmarks <= 128 and _are_equal(self._for_kernels())
+    def measured_width(self) -> int:
+        """The widest head measured with these options, see `nystrom.attention.backend.picks_triton`."""
+        return _MEASURED_WIDTH if self.num_landmarks <= 128 and _are_equal(self._for_kernels()) else 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -400,10 +403,13 @@ class NearFarOptions:
         check_backend(self.backend, {})
 
     @property
-    def measured(self) -> bool:
-        """Whether kernels with these options were measured, see `nystrom.attention.backend.picks_triton`."""
-        largest = near_far_sizes(32768)
-        return self.num_samples == 0 and all(getattr(self, name) <= size for name, size in largest.items())
+    def measured_width(self) -> int:
+        """The widest head measured with these options, see `nystrom.attention.backend.picks_triton`."""
+        for length, width in ((16384, _MEASURED_WIDTH), (32768, 64)):
+            largest = near_far_sizes(length)
+            if not self.num_samples and all(getattr(self, name) <= size for name, size in largest.items()):
+                return width
+        return 0
 
 
 def near_far_sizes(n: int, *, is_causal: bool = False) -> dict[str, Any]:

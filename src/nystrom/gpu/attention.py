@@ -71,6 +71,9 @@ def landmark_attention(
     taps = None if skip is None else skip[:, 0, :, 0].to(v.dtype).contiguous()
     keep, query_keep = (None if x is None else x.contiguous() for x in (keep, query_keep))
     q, k, v = (x if x.stride(-1) == 1 else x.contiguous() for x in (q, k, v))
+    if gamma is not None and draws is None and torch.compiler.is_compiling():
+        # Else the plan would be kept, perhaps in memory of a CUDA graph that the compiler makes.
+        draws = even_draws(num_landmarks, q.device)
     return _attend(
         q, k, v, taps, keep, query_keep, draws, num_landmarks, scale, pinv_steps, z0, -1.0 if gamma is None else gamma
     )

@@ -192,7 +192,7 @@ def check_device(device: torch.device) -> None:
         raise ValueError(f"backend 'triton' needs a CUDA device, not {device}: move the tensors to a GPU {out}.")
     check_version(triton.__version__)
     if device.type == "cuda" and torch.version.cuda:
-        check_capability(_capability(device), device)
+        check_capability(capability_of(device), device)
 
 
 def check_version(version: str) -> None:
@@ -241,6 +241,15 @@ def launching_on(device: torch.device, *, computes: bool = True) -> Iterator[Non
                 f"{device} has too little {error.name} for the kernels at these sizes (it has {error.limit}, they need "
                 f"{error.required}): use narrower heads or fewer landmarks, or pass backend='torch'."
             ) from error
+
+
+def capability_of(device: torch.device) -> tuple[int, int]:
+    """Compute capability of a GPU."""
+    if not torch.compiler.is_compiling():
+        return _capability(device)
+    # A compiler takes properties for constants, and warns of a cache.
+    found = torch.cuda.get_device_properties(device)
+    return found.major, found.minor
 
 
 @functools.cache

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from nystrom.attention.backend import _MEASURED_CAPABILITY, _MEASURED_WIDTH
+from nystrom.attention.backend import _MEASURED_CAPABILITY
 from nystrom.attention.options import NearFarOptions, NystromOptions, SkyformerOptions, near_far_sizes
 from nystrom_lab.measure.rows import read_rows
 
@@ -22,17 +22,28 @@ GATHERED = {
 
 
 def rows(name):
-    return read_rows(ROOT / "results" / f"{name}_h200_2026-11-27.csv")
+    (file,) = (ROOT / "results").glob(f"{name}_*_2026-11-27.csv")
+    return read_rows(file)
+
+
+def times_in(name):
+    """Times in ms by method, pass and length."""
+    return {
+        (row.method, row.quantity.removesuffix(" time"), row.n): row.value
+        for row in rows(name)
+        if row.quantity.endswith(" time")
+    }
 
 
 @pytest.fixture(scope="module")
 def times():
-    """Times in ms by method, pass and length."""
-    return {
-        (row.method, row.quantity.removesuffix(" time"), row.n): row.value
-        for row in rows("gpu-lengths")
-        if row.quantity.endswith(" time")
-    }
+    return times_in("gpu-lengths")
+
+
+def shares(times, method, other):
+    """The least and the largest time of a method beside another's."""
+    found = [value / times[other, timed, n] for (m, timed, n), value in times.items() if m == method]
+    return min(found), max(found)
 
 
 @pytest.mark.parametrize(
@@ -52,7 +63,10 @@ def test_errors(method, scale):
 def test_gathered_keys():
     found = {(row.method, row.n): row.value for row in rows("gpu-gather")}
     for method, words in GATHERED.items():
-        assert f"| {words} | {found[method, 2048]:.2f} | {found[method, 8192]:.2f} |\n" in MEASURED
+        assert f"| {words} | {' | '.join(f'{found[method, n]:.2f}' for n in (2048, 8192, 16384))} |\n" in MEASURED
+    gathered, chosen = ([found[m, n] / found["products", n] for n in (8192, 16384)] for m in ("gather", "choice"))
+    assert [round(x) for x in (*gathered, *chosen)] == [7, 7, 5, 8]
+    assert all(found["choice", n] > found["near_far-triton", n] for n in (8192, 16384))
 
 
 def test_ratios_to_the_published_formula(times):
@@ -83,32 +97,65 @@ def test_lengths_from_which_the_kernels_win(words, methods, times):
     assert f"| {words} | {won[0]} | {won[1]} |\n" in GUIDE
 
 
-@pytest.mark.parametrize(
-    ("torch", "kernels"),
-    [
-        ("nystrom-64", "nystrom-triton-64"),
-        ("nystrom-64+skip", "nystrom-triton-64+skip"),
-        ("skyformer-128", "skyformer-triton-128"),
-        ("near_far", "near_far-triton"),
-        ("near_far-growing", "near_far-growing-triton"),
-    ],
-)
-def test_auto_rests_on_kernels_that_were_faster_at_every_length(torch, kernels, times):
-    found = [(times[torch, timed, n], times[kernels, timed, n]) for m, timed, n in times if m == kernels]
-    assert len(found) == 12
-    assert all(ours < theirs for theirs, ours in found)
-    assert {(row.dtype, row.fact("d")) for row in rows("gpu-lengths")} == {("bfloat16", "64")}
+PAIRS = [
+    ("nystrom-64", "nystrom-triton-64"),
+    ("nystrom-64+skip", "nystrom-triton-64+skip"),
+    ("skyformer-128", "skyformer-triton-128"),
+    ("near_far", "near_far-triton"),
+    ("near_far-growing", "near_far-growing-triton"),
+]
+# What of a file each pair has: rows of both passes at how many lengths; and the width of its heads.
+AUTO = {
+    "gpu-lengths": (12, "64", PAIRS),
+    "gpu-single": (6, "64", [PAIRS[0], PAIRS[3], PAIRS[2]]),
+    "gpu-wide": (2, "128", PAIRS),
+}
+
+
+@pytest.mark.parametrize("name", AUTO)
+def test_auto_rests_on_kernels_that_were_faster_in_every_row(name):
+    count, width, pairs = AUTO[name]
+    for torch, kernels in pairs:
+        found = [
+            (times_in(name)[torch, timed, n], ours) for (m, timed, n), ours in times_in(name).items() if m == kernels
+        ]
+        assert len(found) == count
+        assert all(ours < theirs for theirs, ours in found)
+    assert {(row.dtype, row.fact("d")) for row in rows(name)} == {("bfloat16", width)}
+
+
+def test_one_sequence():
+    times = times_in("gpu-single")
+    (nystrom, near_far, skyformer) = (
+        "{:.2f} to {:.2f}".format(*shares(times, kernels, torch)) for torch, kernels in AUTO["gpu-single"][2]
+    )
+    said = f"{nystrom} times torch's time for `nystrom`, {near_far} for `near_far` and {skyformer} for `skyformer`."
+    assert said in MEASURED
+
+
+def test_a_whole_model():
+    times = times_in("gpu-model")
+    found = [shares(times, method, "softmax") for method in ("nystrom-triton-64+skip", "near_far-triton")]
+    assert (
+        f"takes {min(low for low, _ in found):.1f} to {max(high for _, high in found):.1f} times its time" in MEASURED
+    )
+    found = shares(times, "nystrom-triton-64+skip", "nystrom-64+skip")
+    assert "take {:.2f} to {:.2f} times the time".format(*found) in " ".join(MEASURED.split())
 
 
 def test_the_sizes_of_auto_are_those_of_the_guide():
     major, minor = _MEASURED_CAPABILITY
-    assert f"compute capability {major}.{minor} (H100, H200) | one H200 |" in GUIDE
-    assert f"heads of up to {_MEASURED_WIDTH} channels | {_MEASURED_WIDTH} |" in GUIDE
+    assert f"compute capability {major}.{minor} (H100, H200) | one H100, one H200 |" in GUIDE
     for words, options, m in (
         ("landmarks in `nystrom`", NystromOptions, 64),
         ("in `skyformer`", SkyformerOptions, 128),
     ):
-        assert options(num_landmarks=m).measured > options(num_landmarks=m + 1).measured
+        assert [options(num_landmarks=m + more).measured_width for more in (0, 1)] == [128, 0]
         assert f"{m} {words}" in GUIDE
-    assert NearFarOptions(**near_far_sizes(32768)).measured > NearFarOptions(**near_far_sizes(65536)).measured
-    assert "up to the sizes of `near_far_sizes(32768)`" in GUIDE
+    assert "heads of up to 128 channels | 64 at 512 to 32,768 tokens; 128 at 16,384 |" in GUIDE
+    widths = [NearFarOptions(**near_far_sizes(n)).measured_width for n in (16384, 32768, 65536)]
+    assert widths == [128, 64, 0]
+    assert (
+        "up to the sizes of `near_far_sizes(32768)`, with heads of more than 64 channels of `near_far_sizes(16384)`"
+        in GUIDE
+    )
