@@ -137,7 +137,7 @@ def exact_where_short(
         first = (zero_masked(take(x[some], place), real) for x in (q, k, v))
         return take(fused_softmax(*first, keep=real, scale=scale), ranks(keep[some])[0].clamp(0, most - 1))
 
-    if not _may_branch(q):
+    if not may_branch(q):
         # Without branches, both are computed, and one is selected.
         return torch.where(short[:, None, None, None], exact(slice(None), m), approximate(q, k, v, keep, keep))
     if not short.any():
@@ -165,7 +165,7 @@ def exact_one_by_one(
     A fused call takes as long for a masked token as for a real one. If calls are cut to the span of the real tokens,
     the tokens before and after it give zeros.
     """
-    if keep is None or q.shape[0] == 1 or q.device.type != "cpu" or not _may_branch(q):
+    if keep is None or q.shape[0] == 1 or q.device.type != "cpu" or not may_branch(q):
         return fused_softmax(q, k, v, keep=keep, scale=scale)
     place = torch.arange(keep.shape[1])
     first = torch.where(keep, place, keep.shape[1]).amin(dim=1).tolist()
@@ -186,14 +186,14 @@ def exact_one_by_one(
     return torch.cat(found)
 
 
-def _may_branch(x: Tensor) -> bool:
+def may_branch(x: Tensor) -> bool:
     """Whether code may branch on the values of a tensor: not in a recorded graph or a transform of torch.func."""
-    captured = x.is_cuda and torch.cuda.is_current_stream_capturing()
     return not (
+        # First: a compiler cannot ask for a capture.
         torch.compiler.is_compiling()
         or torch._C._are_functorch_transforms_active()
         or x.is_meta
-        or captured
+        or (x.is_cuda and torch.cuda.is_current_stream_capturing())
         or not all(isinstance(size, int) for size in x.shape)
     )
 

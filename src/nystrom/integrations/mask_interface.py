@@ -30,6 +30,7 @@ from transformers.masking_utils import (
     sdpa_mask,
 )
 
+from nystrom.attention.exact_limit import may_branch
 from nystrom.attention.registry import METHODS
 from nystrom.models.configuration import EncoderConfig
 
@@ -120,7 +121,7 @@ def make_mask(
             row = allow_is_bidirectional_skip or mask_function is not bidirectional_mask_function
         if row:
             padding = prepare_padding_mask(attention_mask, kv_length, kv_offset)
-            if padding is None or (not torch.compiler.is_compiling() and bool(padding.all())):
+            if padding is None or (may_branch(padding) and bool(padding.all())):
                 return torch.ones(batch_size, 1, 1, 0, dtype=torch.uint8, device=device) if causal else None
             padding = padding[:, None, None, kv_offset : kv_offset + kv_length]
             return padding.to(torch.uint8) if causal else padding

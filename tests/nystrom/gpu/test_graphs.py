@@ -16,6 +16,7 @@ pytest.importorskip("triton")
 from nystrom import near_far_attention, near_far_sizes, nystrom_attention, skyformer_attention
 from nystrom.attention import backend as backends
 from nystrom.attention.backend import picks_triton
+from nystrom.attention.exact_limit import may_branch
 from nystrom.attention.options import NystromOptions
 from nystrom.gpu import attention, launch, plan
 from nystrom.gpu.near_far import attention as near_far
@@ -148,6 +149,24 @@ def test_no_model_reads_numbers_of_the_device(launches_nothing, monkeypatch):
     model(ids, attention_mask=torch.empty_like(ids), labels=ids).loss.backward()
 
 
+def test_no_model_of_transformers_reads_numbers_of_the_device(launches_nothing, monkeypatch):
+    transformers = pytest.importorskip("transformers")
+    pytest.importorskip("nystrom.integrations")
+    monkeypatch.setattr(launch, "check_device", lambda device: None)
+    config = transformers.BertConfig(
+        hidden_size=16,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        intermediate_size=32,
+        vocab_size=50,
+        attention_probs_dropout_prob=0.0,
+    )
+    model = transformers.AutoModel.from_config(config, attn_implementation="nystrom").to("meta")
+    model.config.attention_options = {"num_landmarks": 4, "backend": "triton"}
+    ids = torch.empty(2, 40, dtype=torch.int64, device="meta")
+    model(ids, attention_mask=torch.empty_like(ids)).last_hidden_state.sum().backward()
+
+
 def test_no_plan_is_kept_in_the_memory_of_a_graph_that_a_compiler_makes(launches_nothing, monkeypatch):
     monkeypatch.setattr(Program, "torch", lambda *given: None)
     x = torch.zeros(3, 1, 1, 40, 8, device=DEVICE)
@@ -223,6 +242,16 @@ def test_what_a_compiler_asks_of_a_gpu_is_constant_and_warns_of_nothing(monkeypa
         lambda x: x + backends._is_measured(torch.device("cuda", 0)), fullgraph=True, backend="eager"
     )
     assert compiled(torch.zeros(1)) == 1
+    torch.compiler.reset()
+
+
+def test_a_compiler_does_not_ask_for_a_capture(monkeypatch):
+    class OnGPU:
+        is_cuda, is_meta, shape = True, False, (2, 40)
+
+    monkeypatch.setattr(torch.cuda.graphs, "_cuda_isCurrentStreamCapturing", lambda: False)
+    compiled = torch.compile(lambda x: x + may_branch(OnGPU), fullgraph=True, backend="eager")
+    assert compiled(torch.zeros(1)) == 0
     torch.compiler.reset()
 
 

@@ -151,7 +151,8 @@ def test_tensors_on_two_devices_raise():
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 def test_auto_means_the_kernels_where_they_were_measured(dtype):
-    inputs = [torch.randn(1, 2, 2000, 64, device="cuda", dtype=dtype) for _ in range(3)]
+    # A multiple of the landmarks: else torch adds up its segments on a GPU in any order, and no two calls agree.
+    inputs = [torch.randn(1, 2, 2048, 64, device="cuda", dtype=dtype) for _ in range(3)]
     measured = torch.cuda.get_device_capability() == (9, 0) and dtype == torch.bfloat16
     wanted = nystrom_attention(*inputs, backend="triton" if measured else "torch")
     assert torch.equal(nystrom_attention(*inputs), wanted)
