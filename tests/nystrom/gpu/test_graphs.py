@@ -109,6 +109,32 @@ def test_compilers_are_told_what_the_operators_return(method, masked, dtype, lau
             agrees(OPERATORS.landmark_attention_backward, grad, *tokens, kept, *sizes)
 
 
+@pytest.mark.long
+def test_operators_are_what_torch_expects_of_them():
+    """Nothing is changed or aliased, and what compilers are told is so where kernels run.
+
+    Not "test_aot_dispatch_dynamic": it compares what is kept between the passes, with the room between its parts.
+    """
+    utils = ("test_schema", "test_autograd_registration", "test_faketensor")
+    g = torch.Generator().manual_seed(0)
+    q, k, v, grad = (torch.randn(1, 20, 1, 8, generator=g).transpose(1, 2).to(DEVICE) for _ in range(4))
+    keep = up_to(15, tokens=20)
+    tokens, sizes = (q, k, v, None, keep, keep, None), (4, 0.5, 1, "paper", -1.0)
+    _, kept = OPERATORS.landmark_attention(*tokens, *sizes)
+    chosen = OPERATORS.near_far_choice(q, k, keep, keep, 2, 3, 3, 2, 0.5)
+    near, far = (q, k, v, *chosen, keep), (3, 8, 2, 0.5)
+    out, held = OPERATORS.near_far(*near, *far)
+    for operator, inputs in (
+        (OPERATORS.landmark_attention, (*tokens, *sizes)),
+        (OPERATORS.landmark_attention_backward, (grad, *tokens, kept, *sizes)),
+        (OPERATORS.near_far_choice, (q, k, keep, keep, 2, 3, 3, 2, 0.5)),
+        (OPERATORS.near_far, (*near, *far)),
+        (OPERATORS.near_far_backward, (grad, *near, out, held, *far)),
+    ):
+        found = torch.library.opcheck(operator, inputs, test_utils=utils)
+        assert set(found.values()) == {"SUCCESS"}
+
+
 CALLS = {
     "nystrom": lambda *x, **masks: nystrom_attention(*x, num_landmarks=16, **masks),
     "nystrom in blocks": lambda *x, **masks: nystrom_attention(*x, num_landmarks=100, **masks),
