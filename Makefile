@@ -3,8 +3,10 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 DEMO ?= runs/demo
+# Of uv, which takes the oldest torch without CUDA; empty for PyPI's.
+FLOORS ?= --torch-backend cpu
 
-.PHONY: help demo test whole slow shapes bare lint types layers readme tables docs check gpu clean
+.PHONY: help demo test whole slow shapes bare floors lint types layers readme tables docs check gpu clean
 
 help:  ## list the targets
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
@@ -67,6 +69,16 @@ bare: | $(VENV)/.made  ## the core, in an environment with torch and jaxtyping a
 	cd $(VENV)-bare && bin/python ../tests/nystrom/bare.py
 	rm -rf $(VENV)-bare
 
+floors: | $(VENV)/.made  ## the oldest allowed version of each dependency, in an environment with them
+	rm -rf $(VENV)-floors
+	$(PYTHON) -m venv $(VENV)-floors
+	$(VENV)-floors/bin/python -m pip install --progress-bar off uv
+	$(VENV)-floors/bin/uv pip install --python $(VENV)-floors --resolution lowest-direct $(FLOORS) '.[lab]'
+	$(VENV)-floors/bin/uv pip install --python $(VENV)-floors pytest pytest-timeout pytest-xdist hypothesis
+	$(VENV)-floors/bin/python -m pytest -n auto -o filterwarnings= `# old versions warn of newer ones` \
+	  $(addprefix tests/,nystrom/models/files $(addprefix nystrom_lab/,cli report training/run/test_faults.py))
+	rm -rf $(VENV)-floors
+
 lint: $(VENV)/.dev  ## style
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -86,4 +98,4 @@ gpu:  ## on a machine with a GPU: tests, errors, tables, tiles and runs, 25 minu
 check: lint types layers docs whole readme shapes bare  ## all that a change must pass
 
 clean:  ## remove environments and caches, not runs or data
-	rm -rf $(VENV) $(VENV)-bare $(VENV)-docs .pytest_cache .ruff_cache .hypothesis .import_linter_cache build site src/*.egg-info
+	rm -rf $(VENV) $(VENV)-bare $(VENV)-floors $(VENV)-docs .pytest_cache .ruff_cache .hypothesis .import_linter_cache build site src/*.egg-info
