@@ -37,6 +37,7 @@ def test_two_groups_of_two_processes_give_the_run_of_one_and_go_on_with_it(
     assert done.returncode == 0, done.stderr[-3000:]
     same_run(run, one)
     (run / "checkpoint-12" / "complete.json").unlink()
+    (run / "rows.csv").unlink()
     done = torchrun(4, *words, "--resume")
     assert done.returncode == 0, done.stderr[-3000:]
     assert "Continuing after step 9." in done.stdout
