@@ -19,6 +19,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch._dynamo.decorators import skip_code
 from transformers import PreTrainedModel
 
 from nystrom.integrations.bert_names import more_positions
@@ -74,6 +75,10 @@ class PositionCheck:
                 f"cut the texts to {most} tokens, as tokenizer(..., truncation=True) does, or "
                 f"{more_positions(model.config, n)}."
             )
+
+
+# Before a compiled model the hook would be a graph of its own, without an operation. Inside of one it is traced.
+skip_code(PositionCheck.__call__.__code__)
 
 
 def rows_of(table: nn.Embedding) -> int:

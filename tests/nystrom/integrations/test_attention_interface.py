@@ -6,6 +6,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from torch import nn
+from torch._dynamo.testing import CompileCounter
 from torch.testing import assert_close
 from transformers import (
     AutoModel,
@@ -428,12 +429,19 @@ def test_a_model_of_two_towers_takes_a_method_in_one():
     assert_close(*outputs, **CLOSE)
 
 
-@pytest.mark.parametrize("method", ["nystrom", "skyformer", "linear"])
-def test_compile_makes_one_graph(method):
+@pytest.mark.parametrize("method", ["sdpa", "nystrom", "skyformer", "linear"])
+@pytest.mark.parametrize("masked", [False, True])
+def test_compile_makes_one_graph(method, masked):
     torch._dynamo.reset()
-    model, inputs = make(implementation=method, **SMALL.get(method, {})), text()
-    compiled = torch.compile(model, fullgraph=True, backend="eager")
-    assert_close(run(compiled, **inputs), run(model, **inputs), **CLOSE)
+    model, inputs, counter = make(implementation=method, **SMALL.get(method, {})), text(), CompileCounter()
+    if not masked:
+        del inputs["attention_mask"]
+    compiled = torch.compile(model, fullgraph=True, dynamic=True, backend=counter)
+    for n in (13, 21, 17):
+        some = {name: x[:, :n].clone() for name, x in inputs.items()}
+        assert_close(run(compiled, **some), run(model, **some), **CLOSE)
+    assert counter.frame_count == 1
+    torch._dynamo.reset()
 
 
 @pytest.mark.refuses
