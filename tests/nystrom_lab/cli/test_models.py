@@ -31,7 +31,7 @@ def test_convert_says_what_it_did(tmp_path, capsys):
     words = ["convert", str(tmp_path / "a"), "--to", str(tmp_path / "b"), "--max-position-embeddings", "40"]
     assert main([*words, "--conv-kernel-size", "5", "--num-landmarks", "6"]) == 0
     said = capsys.readouterr().out
-    assert "classifier.weight" in said
+    assert "EncoderForSequenceClassification" in said
     assert "positions: 24 -> 40" in said
     config = EncoderModel.from_pretrained(tmp_path / "b").config
     assert (config.conv_kernel_size, config.attention_options) == (5, {"num_landmarks": 6})

@@ -34,16 +34,14 @@ MODELS = {
 }
 # Files of rows, by the words of the command that reads them.
 ROWS = {
-    **{f"report {study} {{file}}": "" for study in ("efficiency", "model", "ranks", "training")},
+    **{f"report {study} {{file}}": "" for study in ("efficiency", "model", "training")},
     "report study {file} --study complexity": "",
     "lra table {file}": "",
     "lra table {file} --time": "",
     "bench efficiency --to {to}": "efficiency.csv",
     "bench model --to {to}": "model.csv",
     "bench training --to {to}": "training.csv",
-    "bench ranks --to {to}": "ranks.csv",
     "bench runs --to {to}": "runs.csv",
-    "bench pretraining --data {mlm} --to {to}": "pretraining.csv",
     "lra overhead --data {data} --preset demo --to {to}": "overhead.csv",
     f"{LRA_RUN} {{to}}": "lra.csv",
     "reproduce complexity --to {to}/..": "rows.csv",

@@ -141,7 +141,9 @@ def test_every_arm_is_a_training_that_settles_and_is_found_again(data, tmp_path)
         models.add(json.dumps(settings.encoder_config().to_dict() | {"task": settings.task}))
         run = tmp_path / training.name
         run.mkdir()
-        (run / "run.json").write_text(json.dumps({"settings": asdict(settings), "data": {}}))
+        (run / "run.json").write_text(
+            json.dumps({"settings": asdict(settings), "data": {"folder": "data", "fingerprint": "a"}})
+        )
         append_rows(run / "rows.csv", rows_of("text", "none", 0.5))
         assert train(training, tmp_path).is_finished
         other = training._replace(arguments={**training.arguments, "positions": "rotary", "steps": 3})

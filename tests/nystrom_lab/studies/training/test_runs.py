@@ -55,7 +55,7 @@ def test_a_run_with_other_settings_is_left_alone(training, tmp_path, name, value
     folder = tmp_path / "runs" / training.name
     folder.mkdir(parents=True)
     settings = {"seed": 1, "steps": 8, "options": {"num_landmarks": 4, "iterations": 6}}
-    (folder / "run.json").write_text(json.dumps({"settings": settings, "data": {}}))
+    (folder / "run.json").write_text(json.dumps({"settings": settings, "data": {"folder": "data", "fingerprint": "a"}}))
     row = new_row(
         study="", quantity="steps", method="nystrom-4", value=8, unit="", device="a CPU", command="nystrom finetune"
     )
@@ -72,7 +72,9 @@ def test_a_finished_run_of_other_epochs_and_a_search_of_another_method_are_left_
     command = "nystrom finetune sst2 --epochs 2 --to runs"
     row = new_row(study="", quantity="steps", method="nystrom-4", value=8, unit="", device="a CPU", command=command)
     append_rows(folder / "rows.csv", [row])
-    (folder / "run.json").write_text(json.dumps({"settings": {"seed": 1}, "data": {}}))
+    (folder / "run.json").write_text(
+        json.dumps({"settings": {"seed": 1}, "data": {"folder": "data", "fingerprint": "a"}})
+    )
     assert train(training._replace(arguments={"epochs": 2, "seed": 1}), tmp_path / "runs").is_finished
     with pytest.raises(ValueError, match=r"epochs = 2\.0, but the study needs 4"):
         train(training._replace(arguments={"epochs": 4, "seed": 1}), tmp_path / "runs")
