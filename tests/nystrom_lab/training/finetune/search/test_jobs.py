@@ -120,7 +120,7 @@ def test_numbers_that_are_not_finite_hold_up_nothing(tuned, submitted, tmp_path,
     assert_equal_searches(here, there)
     assert submitted == [*(f"trials/learning_rate-{rate}" for rate in (0.001, 0.002, 1e30)), "search"]
     lines = status_lines(there)
-    assert "learning_rate-1e+30: the validation loss is nan" in lines[2]
+    assert "learning_rate-1e+30: the outputs of the model are not finite (nan" in lines[2]
     assert lines[-1] == "3 of 3 finished"
     # While jobs are in the queue the same command waits for what was begun; then it tries that one again, and no other.
     submitted.clear()
