@@ -34,7 +34,7 @@ from triton.backends.compiler import GPUTarget
 from triton.backends.driver import DriverBase
 from triton.runtime import driver
 
-from nystrom.gpu.arguments import Constants, NearFarSizes, Sizes, Tokens
+from nystrom.gpu.arguments import Constants, LandmarkSizes, NearFarSizes, StridedTokens
 
 
 @dataclass(frozen=True)
@@ -193,9 +193,9 @@ def _unbundled(given: Iterable[tuple[str, Any]]) -> Iterator[tuple[str, Any]]:
     for name, x in given:
         if isinstance(x, Constants):
             yield from ((field.name, getattr(x, field.name).value) for field in fields(x))
-        elif isinstance(x, Tokens):
+        elif isinstance(x, StridedTokens):
             yield name, x.at
-        elif isinstance(x, Sizes | NearFarSizes):
+        elif isinstance(x, LandmarkSizes | NearFarSizes):
             yield from x._asdict().items()
         else:
             yield name, x

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import triton.language as tl
 
 
-class Tokens(NamedTuple):
+class StridedTokens(NamedTuple):
     """Tokens (b, h, n, width), with stride 1 along the width: the tensor, and its strides along the others."""
 
     at: Any
@@ -15,7 +15,7 @@ class Tokens(NamedTuple):
     n: int
 
 
-class Sizes(NamedTuple):
+class LandmarkSizes(NamedTuple):
     """Numbers that a kernel is not compiled for.
 
     Attributes:

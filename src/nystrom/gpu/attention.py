@@ -27,7 +27,7 @@ from nystrom.gpu.launch import LARGEST_WHOLE, Target, check_launch, target_of
 from nystrom.gpu.matrix import divisors, divisors_backward, matrix_backward, matrix_of, unscaled, unscaled_backward
 from nystrom.gpu.operators import differentiable
 from nystrom.gpu.plan import FEW_KEYS, FEW_QUERIES, LandmarkPlan, even_token_plan, segment_plan, token_plan
-from nystrom.gpu.program import PROGRAMS, Given, Program, Slot, empty_like, key_of, packed_size, parts_of
+from nystrom.gpu.program import PROGRAMS, GivenTensor, Program, Slot, empty_like, key_of, packed_size, parts_of
 from nystrom.gpu.stages import Small, small_shapes
 from nystrom.landmarks import all_are_short, all_real, even_draws, middle_of
 from nystrom.precision import accumulator
@@ -102,7 +102,7 @@ def _forward(
 
 @functools.lru_cache(maxsize=PROGRAMS)
 def forward_program(
-    given: tuple[Given | None, ...], target: Target, m: int, scale: float, steps: int, z0: str, gamma: float
+    given: tuple[GivenTensor | None, ...], target: Target, m: int, scale: float, steps: int, z0: str, gamma: float
 ) -> Program:
     """The program of the forward pass for such inputs; its results are what the backward pass needs, and the output.
 
@@ -167,7 +167,7 @@ def _backward_pass(
 
 @functools.lru_cache(maxsize=PROGRAMS)
 def backward_program(
-    given: tuple[Given | None, ...], target: Target, m: int, scale: float, steps: int, z0: str, gamma: float
+    given: tuple[GivenTensor | None, ...], target: Target, m: int, scale: float, steps: int, z0: str, gamma: float
 ) -> Program:
     """The program of the backward pass; its results are the gradients of q, k, v and, with a skip, of its kernel."""
     program = Program(given)

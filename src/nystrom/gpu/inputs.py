@@ -8,7 +8,7 @@ import torch
 import triton.language as tl
 from torch import Tensor
 
-from nystrom.gpu.arguments import Constants, Sizes
+from nystrom.gpu.arguments import Constants, LandmarkSizes
 from nystrom.gpu.launch import FLOAT32_PRECISION, Tiles, power, tiles
 from nystrom.gpu.plan import LandmarkPlan
 from nystrom.gpu.program import Program, Slot
@@ -104,10 +104,10 @@ class StageInputs:
         return tiles(self.m, self.q.shape[-1], self.v.shape[-1], self.low, self.device)
 
     @cached_property
-    def sizes(self) -> Sizes:
+    def sizes(self) -> LandmarkSizes:
         """Numbers that kernels are given."""
         b, h, n, _ = self.q.shape
-        return Sizes(h, b * h, n, self.k.shape[2], self.m, self.rows)
+        return LandmarkSizes(h, b * h, n, self.k.shape[2], self.m, self.rows)
 
     def constants(self, **changes: Any) -> Constants:
         """What kernels are compiled for, apart from the changes."""

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from triton import knobs
 
-from nystrom.gpu.arguments import Tokens
+from nystrom.gpu.arguments import StridedTokens
 from nystrom.gpu.launch import launching_on
 
 # Bytes between the parts of a workspace, as between tensors of a GPU.
@@ -30,7 +30,7 @@ _WORKSPACE = -1
 PROGRAMS = 256
 
 
-class Given(NamedTuple):
+class GivenTensor(NamedTuple):
     """What decides how a tensor is read: two that agree in this can be used by the same program."""
 
     shape: torch.Size
@@ -40,10 +40,10 @@ class Given(NamedTuple):
     aligned: bool
 
 
-def key_of(*tensors: Tensor | None) -> tuple[Given | None, ...]:
+def key_of(*tensors: Tensor | None) -> tuple[GivenTensor | None, ...]:
     """What a program is built for."""
     return tuple(
-        None if x is None else Given(x.shape, x.stride(), x.dtype, x.device, x.data_ptr() % _WHOLE == 0)
+        None if x is None else GivenTensor(x.shape, x.stride(), x.dtype, x.device, x.data_ptr() % _WHOLE == 0)
         for x in tensors
     )
 
@@ -70,9 +70,9 @@ class Slot(NamedTuple):
         return self.strides
 
     @property
-    def tokens(self) -> Tokens:
+    def tokens(self) -> StridedTokens:
         """A tensor of tokens as kernels take it."""
-        return Tokens(self, *self.strides[:3])
+        return StridedTokens(self, *self.strides[:3])
 
     def rows(self, first: int) -> "Slot":
         """The rows from `first` on, of a tensor (b, h, rows, width) or (b, rows)."""
@@ -90,7 +90,7 @@ class Program:
         given: The inputs; the first says where they run.
     """
 
-    def __init__(self, given: Sequence[Given | None]):
+    def __init__(self, given: Sequence[GivenTensor | None]):
         self.inputs: list[Any] = [None if x is None else _slot_of(i, x) for i, x in enumerate(given)]
         assert given[0] is not None
         self.device, self._results, self._computes = given[0].device, list[tuple[Any, ...]](), False
@@ -182,7 +182,9 @@ class _Launch:
         self._kernel, self._programs, self._args, self._options = kernel, programs, args, options
         self._compiled = None
         self._places = [(i, x.memory, x.offset) for i, x in enumerate(args) if isinstance(x, Slot)]
-        self._tokens = [(i, x.at.memory, x.at.offset, x[1:]) for i, x in enumerate(args) if isinstance(x, Tokens)]
+        self._tokens = [
+            (i, x.at.memory, x.at.offset, x[1:]) for i, x in enumerate(args) if isinstance(x, StridedTokens)
+        ]
 
     def __call__(self, tensors: list[Tensor], places: list[int]) -> None:
         if self._compiled is None:
@@ -206,7 +208,7 @@ class _Launch:
 _Step = _Call | _Launch
 
 
-def _slot_of(number: int, x: Given) -> Slot:
+def _slot_of(number: int, x: GivenTensor) -> Slot:
     return Slot(number, 0, tuple(x.shape), tuple(x.strides), _read_as(x.dtype))
 
 
@@ -245,7 +247,7 @@ def contiguous(shape: Sequence[int]) -> tuple[int, ...]:
 
 def _tensor(x: Any, tensors: list[Tensor]) -> Any:
     """The tensor of a slot; anything else as it is."""
-    if isinstance(x, Tokens):
+    if isinstance(x, StridedTokens):
         return x._replace(at=_tensor(x.at, tensors))
     if not isinstance(x, Slot):
         return x

@@ -22,7 +22,7 @@ from nystrom.gpu.near_far import stages
 from nystrom.gpu.near_far.inputs import NearFarInputs
 from nystrom.gpu.near_far.stages import Totals
 from nystrom.gpu.operators import differentiable
-from nystrom.gpu.program import PROGRAMS, Given, Program, empty_like, key_of, packed_size, parts_of
+from nystrom.gpu.program import PROGRAMS, GivenTensor, Program, empty_like, key_of, packed_size, parts_of
 from nystrom.precision import accumulator
 
 # Wider heads would leave too few registers for the accumulators of keys and values.
@@ -90,7 +90,7 @@ def _forward(
 
 @functools.lru_cache(maxsize=PROGRAMS)
 def forward_program(
-    given: tuple[Given | None, ...], target: Target, m: int, block: int, reach: int, scale: float
+    given: tuple[GivenTensor | None, ...], target: Target, m: int, block: int, reach: int, scale: float
 ) -> Program:
     """The program of the forward pass for such inputs; its results are what the backward pass needs, and the output.
 
@@ -153,7 +153,7 @@ def _backward_pass(
 
 @functools.lru_cache(maxsize=PROGRAMS)
 def backward_program(
-    given: tuple[Given | None, ...], target: Target, m: int, block: int, reach: int, scale: float
+    given: tuple[GivenTensor | None, ...], target: Target, m: int, block: int, reach: int, scale: float
 ) -> Program:
     """The program of the backward pass; its results are the gradients of q, k and v."""
     program = Program(given)

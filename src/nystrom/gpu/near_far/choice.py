@@ -28,7 +28,7 @@ from nystrom.gpu.inputs import triton_dtype
 from nystrom.gpu.launch import FLOAT32_PRECISION, Target, check_launch, power, shared_memory, splits, target_of
 from nystrom.gpu.near_far import choice_kernels as kernels
 from nystrom.gpu.operators import one_by_one
-from nystrom.gpu.program import PROGRAMS, Given, Program, Slot, key_of
+from nystrom.gpu.program import PROGRAMS, GivenTensor, Program, Slot, key_of
 from nystrom.landmarks import reach
 from nystrom.precision import accumulator
 
@@ -138,7 +138,7 @@ class _Choice(torch.autograd.Function):
 
 @functools.lru_cache(maxsize=PROGRAMS)
 def program_of(
-    given: tuple[Given | None, ...],
+    given: tuple[GivenTensor | None, ...],
     target: Target,
     means: int,
     g: int,
