@@ -1,4 +1,4 @@
-"""Detect forward-mode differentiation, which fused calls do not support, and recomputation by gradient checkpointing.
+"""Detect forward mode and `torch.jit.trace`, which some calls do not support, and recomputation by checkpointing.
 
 `torch.func.jvp`, `jacfwd`, `hessian` and `torch.autograd.forward_ad` use forward mode.
 """
@@ -41,7 +41,7 @@ def is_computed_again() -> bool:
 
 
 def refusing_by_name() -> AbstractContextManager[None]:
-    """Context in which an operation without a forward-mode derivative raises an error that names the alternatives."""
+    """Context in which an operation that forward mode or `torch.jit.trace` cannot take names alternatives."""
     return nullcontext() if torch.compiler.is_compiling() else _refusing()
 
 
@@ -56,4 +56,11 @@ def _refusing() -> Iterator[None]:
             "this attention is made of fused calls, which have no derivative in forward mode (torch.func.jvp, jacfwd, "
             "hessian): use reverse mode, such as torch.func.vjp or jacrev, or a method with second derivatives (see "
             "`nystrom methods`)."
+        ) from error
+    except (AssertionError, TypeError, ValueError) as error:
+        if not torch.jit.is_tracing():
+            raise
+        raise NotImplementedError(
+            "torch.jit.trace, for which lengths are tensors, does not support this attention: use torch.export or "
+            "torch.compile."
         ) from error

@@ -32,7 +32,7 @@ from nystrom.attention.skip import DepthwiseSkip
 from nystrom.attention.tracked_error import TrackedError
 from nystrom.checks import Backend, Inverse, Landmarks, StartValue, check_at_least, check_flag
 from nystrom.precision import check_dtype
-from nystrom.shapes import Masks, check_tensor, check_weight_device, cross_masks, row_per_token
+from nystrom.shapes import Masks, check_positions, check_tensor, check_weight_device, cross_masks, row_per_token
 
 
 class MultiheadAttention(nn.Module):
@@ -184,7 +184,8 @@ class MultiheadAttention(nn.Module):
 
         Returns:
             The output, shaped like `query`, and the rows, or None. Rows have the shape (b, r, s), or (b, h, r, s) if
-            not averaged, and do not include the skip convolution.
+            not averaged, and do not include the skip convolution. The output does not depend on them: its gradient by
+            them, which Grad-rollout weighs them by, does not exist.
 
         Raises:
             ValueError: An invalid or unsupported argument; the message names it.
@@ -234,6 +235,8 @@ class MultiheadAttention(nn.Module):
             )
         elif not self.batch_first:
             query, key, value = (x.transpose(0, 1) for x in (query, key, value))
+        if weight_queries is not None:
+            check_positions("weight_queries", weight_queries, query[:, None])
         keep = _real("key_padding_mask", key_padding_mask, key)
         query_keep = _real("query_padding_mask", query_padding_mask, query)
         masks = Masks(keep, cu_seqlens=cu_seqlens)

@@ -5,7 +5,8 @@ Transformers lets any model take any registered name, drops what it does not kno
 to its base classes:
 
 - A model none of whose attention ever asks for an attention by name (DeBERTa, MPNet) raises when it is made with the
-  name of a method, instead of running its own attention. Of a model of several parts each part is one.
+  name of a method, instead of running its own attention; so does one that picks its attention from a table of its own
+  (GPT-J, GPT-Neo, Falcon), instead of a KeyError. Of a model of several parts each part is one.
 - A model that is made with the name of a method refuses inputs that are longer than its table of positions
   (`nystrom.integrations.position_tables`).
 - `attention_options` is an attribute of every configuration, so that `from_pretrained` of a configuration or a model
@@ -20,6 +21,7 @@ another model.
 
 import copy
 import inspect
+import sys
 from collections.abc import Callable
 from functools import cache, wraps
 from typing import Any
@@ -37,7 +39,12 @@ def watch_models() -> None:
     # Kept under its own name among the attributes of the object, which transformers saves.
     setattr(PreTrainedConfig, "attention_options", property(_options, _set_options))  # noqa: B010 - unknown to checkers
     PreTrainedConfig.__reduce_ex__ = _reduce
-    finish = PreTrainedModel.post_init
+    start, finish = PreTrainedModel.__init__, PreTrainedModel.post_init
+
+    @wraps(start)
+    def init(self: PreTrainedModel, config: PreTrainedConfig, *inputs: Any, **named: Any) -> None:
+        _check_table(type(self), config)
+        start(self, config, *inputs, **named)
 
     @wraps(finish)
     def post_init(self: PreTrainedModel) -> None:
@@ -46,7 +53,7 @@ def watch_models() -> None:
         if self.config._attn_implementation in SERVED:
             watch_positions(self)
 
-    PreTrainedModel.post_init = post_init
+    PreTrainedModel.__init__, PreTrainedModel.post_init = init, post_init
     PreTrainedModel.from_pretrained = _with_options(PreTrainedModel.from_pretrained)
     PreTrainedModel._from_config = _with_options(PreTrainedModel._from_config)
 
@@ -67,6 +74,15 @@ def _with_options(load: Any) -> Any:
         return function(*bound.args, **bound.kwargs)
 
     return classmethod(from_either)
+
+
+def _check_table(kind: type[PreTrainedModel], config: PreTrainedConfig) -> None:
+    """Raise for a model whose attention is a table of classes by name, without the method that it is set to."""
+    method = getattr(config, "_attn_implementation", None)
+    if method in SERVED and not kind._can_set_attn_implementation():
+        names = vars(sys.modules[kind.__module__])
+        if any(name.endswith("_ATTENTION_CLASSES") and method not in names[name] for name in names):
+            refuse_deaf(kind, method)
 
 
 def check_model_asks(model: PreTrainedModel) -> None:

@@ -63,7 +63,8 @@ class NystromReplacement(nn.Module):
             return_attn: Not supported, since n x n weights do not exist here; raises.
             return_attn_matrices: Not supported; raises.
             weight_queries: Positions of the tokens whose rows of the attention matrix are returned, such as 0 for a
-                class token. Rows do not include the skip; rows of "nystrom" may be negative.
+                class token. Rows do not include the skip; rows of "nystrom" may be negative. The output does not depend
+                on them, so it has no gradient by them.
 
         Returns:
             The output, and with `weight_queries` the rows (b, h, r, n).

@@ -175,7 +175,7 @@ def test_bad_inputs_raise():
     layer, x = layer_and_input(conv_kernel_size=None)
     with pytest.raises(ValueError, match="query is a NoneType; expected a tensor"):
         layer(None, x, x)
-    with pytest.raises(ValueError, match="queries is a list; expected a tensor"):
+    with pytest.raises(ValueError, match="weight_queries is a list; expected a tensor"):
         layer(x, x, x, need_weights=True, weight_queries=[1, 2])
     with pytest.raises(ValueError, match="key has width 11; expected 12"):
         layer(x, x[..., :11], x)
@@ -414,6 +414,32 @@ def test_rows_of_landmarks_that_are_drawn_anew_raise_in_training():
         layer(x, x, x, need_weights=True, weight_queries=torch.arange(3))
     layer.eval()
     assert layer(x, x, x, need_weights=True, weight_queries=torch.arange(3))[1].shape == (1, 3, 40)
+
+
+def test_positions_outside_the_tokens_raise_by_the_name_of_the_argument():
+    layer, x = layer_and_input()
+    with pytest.raises(ValueError, match="weight_queries holds positions outside 0"):
+        layer(x, need_weights=True, weight_queries=torch.tensor([20]))
+
+
+# torch.jit itself is deprecated, and warns of each size that becomes a number.
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::torch.jit.TracerWarning")
+@pytest.mark.parametrize("method", [name for name in METHODS if name != "performer"])
+def test_a_trace_of_torch_jit_is_right_or_refused_by_name(method):
+    options = {"max_length": 300} if method == "linformer" else {}
+    layer = MultiheadAttention(8, 2, method=method, conv_kernel_size=3, dtype=torch.float64, **options)
+    # A trace holds the weights as constants.
+    layer.eval().requires_grad_(False)
+    x, other = torch.randn(1, 280, 8, dtype=torch.float64), torch.randn(1, 260, 8, dtype=torch.float64)
+
+    def attend(x):
+        return layer(x)[0]
+
+    if method in ("near_far", "skyformer", "skyformer_softmax", "linformer", "longformer", "bigbird"):
+        with pytest.raises(NotImplementedError, match=r"torch\.jit\.trace.*use torch\.export"):
+            torch.jit.trace(attend, x)
+    else:
+        torch.testing.assert_close(torch.jit.trace(attend, x)(other), attend(other), **CLOSE)
 
 
 def test_rows_of_weights_compile_to_one_graph():

@@ -12,11 +12,15 @@ from transformers import (
     AttentionInterface,
     AutoConfig,
     AutoModel,
+    AutoModelForCausalLM,
     BertConfig,
     BertModel,
     DebertaConfig,
     DebertaV2Config,
     DetrConfig,
+    FalconConfig,
+    GPTJConfig,
+    GPTNeoConfig,
     MegatronBertConfig,
     MPNetConfig,
     NystromformerConfig,
@@ -143,6 +147,22 @@ def test_a_model_whose_attention_asks_for_none_by_name_raises_where_it_is_made_a
     exact.save_pretrained(tmp_path)
     with pytest.raises(ValueError, match=f"{who} has attention of its own.*would change nothing"):
         AutoModel.from_pretrained(tmp_path, attn_implementation="nystrom")
+
+
+@pytest.mark.refuses
+@pytest.mark.parametrize("kind", [GPTJConfig, GPTNeoConfig, FalconConfig])
+def test_a_model_that_picks_its_attention_from_a_table_of_its_own_raises_by_name(kind, tmp_path):
+    config = kind(**SIZES, vocab_size=64, rotary_dim=8, attention_types=[[["global"], SIZES["num_hidden_layers"]]])
+    exact = AutoModelForCausalLM.from_config(config, attn_implementation="eager")
+    exact.save_pretrained(tmp_path)
+    says = f"{type(exact).__name__} has attention of its own.*would change nothing"
+    for call in (
+        lambda: AutoModelForCausalLM.from_config(config, attn_implementation="near_far"),
+        lambda: AutoModelForCausalLM.from_pretrained(tmp_path, attn_implementation="nystrom"),
+        lambda: set_attention(exact, "near_far"),
+    ):
+        with pytest.raises(ValueError, match=says):
+            call()
 
 
 class OwnConfig(PreTrainedConfig):
