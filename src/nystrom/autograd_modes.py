@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.autograd import forward_ad
+from torch.jit._trace import is_tracing
 
 _OF_TORCH = re.compile(r"forward (mode )?AD")
 
@@ -58,7 +59,7 @@ def _refusing() -> Iterator[None]:
             "`nystrom methods`)."
         ) from error
     except (AssertionError, TypeError, ValueError) as error:
-        if not torch.jit.is_tracing():
+        if not is_tracing():
             raise
         raise NotImplementedError(
             "torch.jit.trace, for which lengths are tensors, does not support this attention: use torch.export or "

@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch._dynamo.decorators import skip_code
+from torch._dynamo.eval_frame import skip_code
 from transformers import PreTrainedModel
 
 from nystrom.integrations.bert_names import more_positions
