@@ -24,7 +24,7 @@ from torch.fx.experimental.symbolic_shapes import statically_known_true
 from nystrom.checks import check_at_least
 from nystrom.onnx_form import is_for_onnx
 from nystrom.precision import accumulator, at_least_float32
-from nystrom.shapes import Generator, check_generator, check_keep, check_tensor
+from nystrom.shapes import Generator, check_generator, check_keep, check_tensor, is_number
 
 KMEANS_STEPS = 5
 # Centres count as equally near if they differ by less than this share of their mean squared distance from the middle.
@@ -171,7 +171,7 @@ def nearest_centres(x: Float[Tensor, "b n d"], centres: Float[Tensor, "b m d"]) 
     near = _NEAR * half.mean(dim=-1, keepdim=True)
     (b, n, d), m = x.shape, centres.shape[1]
     # In a compiler there is a single stretch: the number of stretches would become part of its graph.
-    whole = torch.compiler.is_compiling() or not isinstance(n, int)
+    whole = torch.compiler.is_compiling() or not is_number(n)
     stretches = [x] if whole else x.split(max(1, _DISTANCES // (b * m), n * d // (4 * m)), dim=1)
     return torch.cat([_first_least(half - (part - middle) @ centres.mT, near) for part in stretches], dim=1)
 
@@ -290,7 +290,7 @@ def all_are_short(q: Float[Tensor, "b h n d"], k: Float[Tensor, "b h s d"], m: i
 
 def is_known(q: Float[Tensor, "b h n d"], k: Float[Tensor, "b h s d"]) -> bool:
     """Whether lengths are numbers rather than symbols."""
-    return isinstance(q.shape[2], int) and isinstance(k.shape[2], int)
+    return is_number(q.shape[2]) and is_number(k.shape[2])
 
 
 def short_sequences(

@@ -59,6 +59,16 @@ class Masks(NamedTuple):
         return (self.keep, self.keep) if self.is_self else (self.key_keep, self.query_keep)
 
 
+def is_number(size: int) -> bool:
+    """Whether the size of an axis is a number, not one of a range that a compiler or an export works for."""
+    if torch.compiler.is_exporting() and torch.compiler.is_dynamo_compiling():
+        # In a strict export `isinstance` takes a symbolic size for a number.
+        from torch.fx.experimental.symbolic_shapes import has_static_value
+
+        return has_static_value(size)
+    return isinstance(size, int)
+
+
 def cross_masks(k: Tensor, key_keep: Tensor | None, query_keep: Tensor | None, *, declared: bool) -> Masks:
     """Masks of cross-attention.
 
@@ -107,7 +117,7 @@ def check_inputs(q: Tensor, k: Tensor, v: Tensor, masks: Masks) -> tuple[Tensor 
                 "repeat grouped heads before the call."
             )
         for axis, size in (("heads", x.shape[1]), ("width", x.shape[3])):
-            if isinstance(size, int) and size == 0:
+            if is_number(size) and size == 0:
                 raise ValueError(f"{name} has shape {tuple(x.shape)}: its {axis} axis is empty; expected at least 1.")
     if k.shape[-1] != q.shape[-1]:
         raise ValueError(f"k has head width {k.shape[-1]} but q has {q.shape[-1]}; expected the same width.")
@@ -248,7 +258,8 @@ def check_positions(name: str, positions: Tensor, x: Tensor) -> None:
 
 def score_scale(q: Tensor, scale: float | None) -> float:
     """The factor on the scores: 1 / sqrt(d) unless given."""
-    return q.shape[-1] ** -0.5 if scale is None else scale
+    # A trace of torch.jit has sizes as tensors, whose power would be rounded to float32.
+    return torch.sym_float(q.shape[-1]) ** -0.5 if scale is None else scale
 
 
 def zero_masked(x: Float[Tensor, "b h n d"], keep: Bool[Tensor, "b n"] | None) -> Float[Tensor, "b h n d"]:
@@ -261,4 +272,4 @@ def cut_blocks(x: Shaped[Tensor, "b t *d"], size: int) -> Shaped[Tensor, "b l c 
 
     If the length is symbolic, they are cut as windows: a view would need to know whether the block size divides it.
     """
-    return x.unflatten(1, (-1, size)) if isinstance(x.shape[1], int) else x.unfold(1, size, size).movedim(-1, 2)
+    return x.unflatten(1, (-1, size)) if is_number(x.shape[1]) else x.unfold(1, size, size).movedim(-1, 2)

@@ -11,7 +11,7 @@ from torch import Tensor
 from nystrom.attention.segments import check_segments, in_segments
 from nystrom.autograd_modes import refusing_by_name
 from nystrom.precision import cast_for_autocast, narrowed, without_autocast
-from nystrom.shapes import Group, Masks, check_inputs, check_same_tokens, zero_masked
+from nystrom.shapes import Group, Masks, check_inputs, check_same_tokens, is_number, zero_masked
 
 _PACKED = "cu_seqlens is given, and packed sequences attend to themselves: pass queries and keys of the same tokens"
 # The message of `check_same_tokens` for a method without cross-attention.
@@ -63,7 +63,7 @@ def attend(
     if same_tokens is not None:
         check_same_tokens(same_tokens, q, k, masks)
     q, k, v = cast_for_autocast(q, k, v)
-    if any(isinstance(size, int) and size == 0 for size in (q.shape[0], q.shape[2], k.shape[2])):
+    if any(is_number(size) and size == 0 for size in (q.shape[0], q.shape[2], k.shape[2])):
         return nothing(q, k, v, *(x for x in rest if isinstance(x, Tensor)))
     with without_autocast(q), refusing_by_name():
         if not clean:

@@ -62,7 +62,7 @@ from nystrom.integrations.bert_names import longest_input
 from nystrom.integrations.layer_numbers import number_of
 from nystrom.integrations.mask_interface import make_mask, read_mask
 from nystrom.integrations.modules import default_options
-from nystrom.shapes import Masks, cross_masks, zero_masked
+from nystrom.shapes import Masks, cross_masks, is_number, zero_masked
 
 # Names under which the methods are registered, and with the plan of a method for each layer.
 REGISTERED = tuple(name for name in WEIGHTLESS if name != "softmax")
@@ -229,7 +229,7 @@ def attend_layer(
         options["is_causal"] = True
     out = _FUNCTIONS[method](query, key, value, **masks._asdict(), **scale, **options)
     real, n = masks.settled()[1], query.shape[2]
-    if real is not None and not route.causal and group is None and isinstance(n, int) and n <= MASKED_UP_TO:
+    if real is not None and not route.causal and group is None and is_number(n) and n <= MASKED_UP_TO:
         key, value = zero_masked(key, route.keep), zero_masked(value, route.keep)
         exact = fused_softmax(query, key, value, keep=route.keep, scale=scaling)
         out = torch.where(real[:, None, :, None], out, exact.to(out.dtype))

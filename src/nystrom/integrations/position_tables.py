@@ -23,6 +23,7 @@ from torch._dynamo.eval_frame import skip_code
 from transformers import PreTrainedModel
 
 from nystrom.integrations.bert_names import more_positions
+from nystrom.shapes import is_number
 
 # What transformers' models call their tables of learned positions.
 _TABLES = ("position_embeddings", "position_embedding", "wpe")
@@ -62,7 +63,7 @@ class PositionCheck:
             return
         table: Any = reduce(getattr, self._path, model)
         n, most = tokens.shape[1], rows_of(table)
-        if not isinstance(n, int) or n <= most:
+        if not is_number(n) or n <= most:
             return
         if ids is not None and table.padding_idx is not None:
             if torch.compiler.is_compiling():

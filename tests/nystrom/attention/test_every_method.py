@@ -1322,7 +1322,8 @@ def test_inductor_gives_the_same(name, backend):
 
 
 @compiled_cases_masked
-def test_exports_with_a_dynamic_length(name, options, masked):
+@pytest.mark.parametrize("strict", [False, True], ids=["traced", "strict"])
+def test_exports_with_a_dynamic_length(name, options, masked, strict):
     attend = build(name, options)
     # A named length may be any number up to the most: an export that holds for some of them alone raises. One without
     # a name must find by itself that q, k and v are of one length.
@@ -1332,12 +1333,10 @@ def test_exports_with_a_dynamic_length(name, options, masked):
     if masked:
         kwargs, shapes["keep"] = {"keep": draw_keep(13, 2, 40)}, {1: length}
     if options.get("is_causal"):
-        # A strict export would take the length for a number; torch.onnx.export tries both.
-        for strict in (False, True):
-            with pytest.raises(Exception, match="is_causal is True for a symbolic length"):
-                torch.export.export(attend, tuple(draw(13, 40)), kwargs, dynamic_shapes=shapes, strict=strict)
+        with pytest.raises(Exception, match="is_causal is True for a symbolic length"):
+            torch.export.export(attend, tuple(draw(13, 40)), kwargs, dynamic_shapes=shapes, strict=strict)
         return
-    exported = torch.export.export(attend, tuple(draw(13, 40)), kwargs, dynamic_shapes=shapes).module()
+    exported = torch.export.export(attend, tuple(draw(13, 40)), kwargs, dynamic_shapes=shapes, strict=strict).module()
     for n in (40, 47, 3):
         inputs = draw(13, n)
         keeps = {"keep": draw_keep(13, 2, n)} if masked else {}

@@ -424,7 +424,7 @@ def test_positions_outside_the_tokens_raise_by_the_name_of_the_argument():
 
 # torch.jit itself is deprecated, and warns of each size that becomes a number.
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::torch.jit.TracerWarning")
-@pytest.mark.parametrize("method", [name for name in METHODS if name != "performer"])
+@pytest.mark.parametrize("method", METHODS)
 def test_a_trace_of_torch_jit_is_right_or_refused_by_name(method):
     options = {"max_length": 300} if method == "linformer" else {}
     layer = MultiheadAttention(8, 2, method=method, conv_kernel_size=3, dtype=torch.float64, **options)

@@ -38,7 +38,7 @@ from nystrom.attention.parts.band import (
     without_padding,
 )
 from nystrom.landmarks import draw, take
-from nystrom.shapes import Generator, Group, Masks, check_generator, cut_blocks, score_scale, zero_masked
+from nystrom.shapes import Generator, Group, Masks, check_generator, cut_blocks, is_number, score_scale, zero_masked
 
 
 @documented(BigBirdOptions)
@@ -94,7 +94,7 @@ def _bigbird(
     generator: Generator,
 ) -> Float[Tensor, "b h n e"]:
     (h, n), size, r = q.shape[1:3], options.block_size, options.num_random_blocks
-    if isinstance(n, int) and n <= (r + 4) * size:
+    if is_number(n) and n <= (r + 4) * size:
         return fused_softmax(q, k, v, keep=keep, scale=options.scale)
     draws = draw(h * r, generator, q.device)
     scale = score_scale(q, options.scale)
@@ -158,7 +158,7 @@ def _keys(
     parts = [ends[:, None].expand(-1, t // size, -1, -1), windows(x, size, size)]
     if drawn.shape[2]:
         row = torch.arange(b, device=x.device)[:, None, None]
-        if isinstance(t, int):
+        if is_number(t):
             # Faster than indexing on a CPU, but such a view does not accept a symbolic length.
             index = (drawn + row * (t // size)).flatten()
             parts.append(blocks.flatten(2).flatten(0, 1).index_select(0, index).view(b, t // size, -1, d))

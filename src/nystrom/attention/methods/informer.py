@@ -29,7 +29,7 @@ from nystrom.attention.options import InformerOptions, documented
 from nystrom.attention.parts.order import first_in_order, in_order
 from nystrom.landmarks import all_real, draw, insertion_points, ranks, take
 from nystrom.precision import at_least_float32
-from nystrom.shapes import Generator, Group, Masks, check_generator, score_scale
+from nystrom.shapes import Generator, Group, Masks, check_generator, is_number, score_scale
 
 # Keys over which M is computed at a time.
 _BLOCK = 16
@@ -80,7 +80,7 @@ def _informer(
     generator: Generator,
 ) -> Float[Tensor, "b h n e"]:
     n, u, scale = q.shape[2], options.num_queries, options.scale
-    if isinstance(n, int) and n <= u:
+    if is_number(n) and n <= u:
         return fused_softmax(q, k, v, keep=keep, scale=scale)
     with torch.no_grad():
         sample = _sample(k, keep, draw(options.num_samples, generator, q.device))

@@ -30,7 +30,7 @@ from nystrom.attention.entry import attend
 from nystrom.attention.fused import fused_softmax
 from nystrom.attention.options import LinformerOptions, documented
 from nystrom.landmarks import take
-from nystrom.shapes import Group, Masks, check_tensor, check_weight_device
+from nystrom.shapes import Group, Masks, check_tensor, check_weight_device, is_number
 
 
 @documented(LinformerOptions)
@@ -107,8 +107,8 @@ def check_projection(name: str, projection: Tensor, k: Tensor, s: int) -> None:
         )
     check_weight_device(name, projection, k)
     length = projection.shape[2]
-    if not isinstance(s, int) or not isinstance(length, int):
-        torch._check(s <= length, lambda: f"k holds more tokens than {name} has columns.")
+    if not is_number(s) or not is_number(length):
+        torch._check(s <= length)
     elif s > length:
         raise ValueError(
             f"k holds {s} tokens but {name} has columns for {length}: build with max_length={s} or more, cut the "
@@ -133,7 +133,7 @@ def _project(x: Float[Tensor, "b h s d"], projection: Float[Tensor, "g m length"
     heads = x.to(wide).unflatten(1, (projection.shape[0], -1))
     s = x.shape[2]
     # With a symbolic length, a view would ask whether it is the whole projection.
-    used = projection[..., :s] if isinstance(s, int) else projection.index_select(2, torch.arange(s, device=x.device))
+    used = projection[..., :s] if is_number(s) else projection.index_select(2, torch.arange(s, device=x.device))
     return torch.einsum("gms,bgisd->bgimd", used.to(wide), heads).flatten(1, 2)
 
 

@@ -34,7 +34,7 @@ from nystrom.attention.parts.band import (
     without_padding,
 )
 from nystrom.landmarks import first_tokens, ranks
-from nystrom.shapes import Group, Masks, score_scale
+from nystrom.shapes import Group, Masks, is_number, score_scale
 
 # Queries of a block: more of them waste more keys outside the band, fewer make matrix products small.
 _MOST, _LEAST = 64, 8
@@ -88,11 +88,11 @@ def _longformer(
     options: LongformerOptions,
 ) -> Float[Tensor, "b h n e"]:
     n, g, half = q.shape[2], options.num_global, options.window // 2
-    if isinstance(n, int) and (half >= n - 1 or g >= n):
+    if is_number(n) and (half >= n - 1 or g >= n):
         return fused_softmax(q, k, v, keep=keep, scale=options.scale)
     scale, size = score_scale(q, options.scale), block_size_of(half)
     # One bias for most windows takes two more calls a head: worth it where all biases are more than the tokens.
-    known = keep is None and not g and all(isinstance(axis, int) for axis in k.shape)
+    known = keep is None and not g and all(is_number(axis) for axis in k.shape)
     if known and size + 2 * half > k.shape[0] * k.shape[1] * k.shape[3]:
         return _attend_to_windows(q, k, v, half, size, scale)
     real = torch.ones(1, n, dtype=torch.bool, device=q.device) if keep is None else keep

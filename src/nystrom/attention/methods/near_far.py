@@ -63,6 +63,7 @@ from nystrom.shapes import (
     check_inputs,
     check_positions,
     check_same_tokens,
+    is_number,
     score_scale,
     zero_masked,
 )
@@ -244,14 +245,14 @@ def _near_far(
     check_backend_device(options.backend, q.device)
     s, exact_up_to = k.shape[2], options.exact_up_to if is_self and positions is None else 0
     most = max(options.num_heavy, options.num_clusters, *((options.block_size, exact_up_to) if is_self else ()))
-    if isinstance(s, int) and s <= most:
+    if is_number(s) and s <= most:
         exact = exact_one_by_one if is_self else fused_softmax
         return exact(q, k, v, keep=keep, scale=options.scale)
 
     def approximate(q, k, v, keep, query_keep):
         return _approximate(q, k, v, keep, query_keep, options, is_self, positions)
 
-    if not exact_up_to or (keep is None and isinstance(s, int)):
+    if not exact_up_to or (keep is None and is_number(s)):
         return approximate(q, k, v, keep, query_keep)
     return exact_where_short(approximate, q, k, v, all_real(k) if keep is None else keep, exact_up_to, options.scale)
 
@@ -386,12 +387,10 @@ def _check_causal(q: Tensor, masks: Masks, options: NearFarOptions, positions: b
     for what, is_so in wrong.items():
         if is_so:
             raise ValueError(f"is_causal is True, and {what}: leave one of them out.")
-    # In a strict export a symbolic length passes for a number, and the graph would claim other lengths.
-    strict = torch.compiler.is_exporting() and torch.compiler.is_dynamo_compiling()
-    if strict or not isinstance(getattr(q, "shape", (0, 0, 0))[2], int):
+    if not is_number(getattr(q, "shape", (0, 0, 0))[2]):
         raise ValueError(
             "is_causal is True for a symbolic length: blocks are computed in sequence, so a graph is made for "
-            "one length; export or compile it with a fixed one, and export it with strict=False."
+            "one length; export or compile it with a fixed one."
         )
 
 

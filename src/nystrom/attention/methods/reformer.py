@@ -34,7 +34,7 @@ from nystrom.attention.parts.lsh import HashRounds, even_rotations, plan_rounds
 from nystrom.attention.parts.stretches import for_one_gradient
 from nystrom.autograd_modes import is_forward_mode, pull_back
 from nystrom.precision import at_least_float32
-from nystrom.shapes import Generator, Group, Masks, check_generator, score_scale
+from nystrom.shapes import Generator, Group, Masks, check_generator, is_number, score_scale
 
 # Scores computed at a time: as many as the caches of a core hold; enough to fill an accelerator.
 SCORES_AT_A_TIME = {"cpu": 2**20}
@@ -206,7 +206,7 @@ def _scores(
 
 def _take(x: Float[Tensor, "t d"], rows: Int[Tensor, "*p"]) -> Float[Tensor, "*p d"]:
     """Rows of a matrix; faster than indexing on a CPU, but not possible with a symbolic number of rows."""
-    if all(isinstance(size, int) for size in rows.shape):
+    if all(is_number(size) for size in rows.shape):
         return x.index_select(0, rows.flatten()).unflatten(0, rows.shape)
     return x[rows]
 
@@ -214,7 +214,7 @@ def _take(x: Float[Tensor, "t d"], rows: Int[Tensor, "*p"]) -> Float[Tensor, "*p
 def _parts(plan: HashRounds) -> list[slice]:
     """The chunks to process together, as slices."""
     _, g, m = plan.queries.shape
-    if torch.compiler.is_compiling() or not isinstance(g, int):
+    if torch.compiler.is_compiling() or not is_number(g):
         return [slice(None)]
     size = max(1, SCORES_AT_A_TIME.get(plan.queries.device.type, _MANY_SCORES) // (m * plan.keys.shape[-1]))
     return [slice(i, i + size) for i in range(0, g, size)]

@@ -25,7 +25,7 @@ from nystrom.attention.options import NearFarOptions
 from nystrom.attention.parts.band import bias_of
 from nystrom.attention.parts.clusters import Chosen, cluster_sums, open_sizes, take_rows
 from nystrom.landmarks import first_tokens, insertion_points, ranks
-from nystrom.shapes import score_scale
+from nystrom.shapes import is_number, score_scale
 
 # Numbers held at a time in copied keys and values: this many, or twice as many as all keys and values hold, if more.
 _NUMBERS = 2**19
@@ -130,7 +130,7 @@ def attend_at_positions(
     tensors = (k, v, keys, heavy, beyond, bias, count, chosen.cluster)
     width = windows.place.shape[2] * (k.shape[-1] + v.shape[-1]) * b * h
     # In a compiler there is a single stretch: the number of stretches would become part of its graph.
-    whole = torch.compiler.is_compiling() or not (isinstance(n, int) and isinstance(s, int))
+    whole = torch.compiler.is_compiling() or not (is_number(n) and is_number(s))
     again = torch.is_grad_enabled() and (
         torch.compiler.is_compiling() or not torch._C._are_functorch_transforms_active()
     )

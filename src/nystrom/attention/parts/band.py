@@ -23,7 +23,7 @@ from torch.utils.checkpoint import checkpoint
 from nystrom.attention.fused import fused_softmax
 from nystrom.autograd_modes import pull_back
 from nystrom.landmarks import take
-from nystrom.shapes import cut_blocks
+from nystrom.shapes import cut_blocks, is_number
 
 Reach = Callable[..., Tensor]
 
@@ -37,13 +37,13 @@ def pad_to_blocks(x: Shaped[Tensor, "*b n d"], size: int) -> Shaped[Tensor, "*b 
     n = x.shape[-2]
     if statically_known_true(n % size == 0):
         return x
-    blocks = -(-n // size) if isinstance(n, int) else n // size + 2
+    blocks = -(-n // size) if is_number(n) else n // size + 2
     return F.pad(x, (0, 0, 0, blocks * size - n))
 
 
 def without_padding(x: Shaped[Tensor, "b h t d"], n: int) -> Shaped[Tensor, "b h n d"]:
     """The first n tokens; unlike a slice, this does not compare a symbolic length with the number of tokens."""
-    return x[:, :, :n] if isinstance(n, int) else x.index_select(2, torch.arange(n, device=x.device))
+    return x[:, :, :n] if is_number(n) else x.index_select(2, torch.arange(n, device=x.device))
 
 
 def from_first_real(

@@ -26,7 +26,7 @@ from torch import Tensor
 from nystrom.attention.options import NearFarOptions
 from nystrom.attention.parts.order import first_in_order, in_order
 from nystrom.landmarks import all_real, insertion_points, middle_of, ranks, segment_means, uniform
-from nystrom.shapes import score_scale
+from nystrom.shapes import is_number, score_scale
 
 # Number of mean queries that decide which keys are heavy.
 QUERY_MEANS = 8
@@ -119,7 +119,7 @@ def in_one_matrix(rows: Int[Tensor, "*b r"], size: int) -> Int[Tensor, " k"]:
 
 def _in_a_graph(x: Tensor) -> bool:
     """Whether a compiler or exporter traces, whose symbolic lengths do not allow a view as one matrix."""
-    return torch.compiler.is_compiling() or not all(isinstance(size, int) for size in x.shape)
+    return torch.compiler.is_compiling() or not all(is_number(size) for size in x.shape)
 
 
 def cluster_sizes(x: Float[Tensor, "*b s d"], cluster: Int[Tensor, "*b s"], m: int) -> Float[Tensor, "*b m"]:
@@ -192,7 +192,7 @@ def sampled_ranks(
     count = count[:, None]
     sizes, most = torch.minimum(count, ((count + 3) // 4).clamp(m, 8 * m)), 8 * m
     # A symbolic length may be any.
-    place = torch.arange(min(s, max(m, min(most, -(-s // 4)))) if isinstance(s, int) else most, device=count.device)
+    place = torch.arange(min(s, max(m, min(most, -(-s // 4)))) if is_number(s) else most, device=count.device)
     for step in range(iterations - 1):
         yield (place * (iterations - 1) + step) * count // (sizes * (iterations - 1)).clamp(min=1), place < sizes
 
@@ -224,7 +224,7 @@ def nearest_cluster(
         # On a CPU this takes a fraction of the time of argmax.
         return scores.ge_(best - rounding * (length_of[rows, place] - best)).mul_(numbered).amax(dim=-1)
 
-    if torch.compiler.is_compiling() or not isinstance(s, int):
+    if torch.compiler.is_compiling() or not is_number(s):
         # The number of stretches would become part of a compiler's graph.
         return among(slice(None), slice(None)).long().unflatten(0, (b, h))
     most = _MOST if x.device.type == "cpu" else _MOST_ON_A_GPU

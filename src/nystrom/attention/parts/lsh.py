@@ -21,7 +21,7 @@ from torch import Tensor
 
 from nystrom.landmarks import GOLDEN_RATIO, insertion_points
 from nystrom.precision import at_least_float32
-from nystrom.shapes import cut_blocks
+from nystrom.shapes import cut_blocks, is_number
 
 # Directions compared with the tokens at a time; all together would take n x B/2 numbers.
 _COLUMNS = 16
@@ -140,7 +140,7 @@ def _plan_round(queries: _Sorted, keys: _Sorted, m: int, across_buckets: bool) -
     lines, n = queries.order.shape
     device, last = queries.order.device, queries.edges.shape[1] - 1
     # An export branches on whether there is more than one chunk; an extra empty one makes it true for any n.
-    chunks = (n + m - 1) // m + (0 if isinstance(n, int) else 1)
+    chunks = (n + m - 1) // m + (0 if is_number(n) else 1)
     line = torch.arange(lines, device=device)[:, None]
     order = F.pad(queries.order, (0, chunks * m - n))
     bucket = F.pad(queries.buckets, (0, chunks * m - n), value=last)
