@@ -22,7 +22,7 @@ from torch.utils._pytree import tree_leaves
 
 from nystrom.gpu import launch
 from nystrom.gpu.arithmetic import INTERPRETED
-from nystrom.gpu.attention import backward_program, forward_program, given_plan
+from nystrom.gpu.attention import backward_program, forward_program
 from nystrom.gpu.launch import target_of
 from nystrom.gpu.program import key_of
 from tools.kernel_accounting.driver import Launch, OfflineDriver, Shape, size_of
@@ -75,8 +75,7 @@ def analyse(shape: Shape, *, capability: str = "9.0", multiprocessors: int = 132
     sizes = shape.landmarks, shape.width**-0.5, 6, "paper", gamma
 
     def passed(build: Any, *tensors: Tensor | None) -> Sequence[Tensor]:
-        plan = given_plan(q, k, keep, keep, draws, shape.landmarks, gamma)
-        inputs = (*tensors, q, k, v, taps, keep, keep, *plan)
+        inputs = (*tensors, q, k, v, taps, keep, keep, draws)
         # A new program, whose first call records.
         return build.__wrapped__(key_of(*inputs), target_of(q.device), *sizes)(*inputs)
 

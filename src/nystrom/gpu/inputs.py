@@ -2,18 +2,21 @@
 
 from dataclasses import dataclass
 from functools import cached_property
+from math import prod
 from typing import Any
 
 import torch
 import triton.language as tl
-from torch import Tensor
 
+from nystrom.gpu import middle_blocks as block_kernels
 from nystrom.gpu.arguments import Constants, LandmarkSizes
 from nystrom.gpu.launch import FLOAT32_PRECISION, Tiles, power, tiles
 from nystrom.gpu.plan import LandmarkPlan
 from nystrom.gpu.program import Program, Slot
 from nystrom.precision import accumulator
 
+# Numbers that a program adds up.
+_ADDED = 512
 _TRITON = {
     torch.float64: tl.float64,
     torch.float32: tl.float32,
@@ -81,7 +84,7 @@ class StageInputs:
         if parts.shape[0] == 1:
             return parts._replace(shape=parts.shape[1:], strides=parts.strides[1:])
         total = self.program.scratch(parts.shape[1:], parts.dtype)
-        self.program.torch(_add_up, parts, total)
+        add_up(self.program, parts, total)
         return total
 
     @property
@@ -136,8 +139,10 @@ class StageInputs:
         return {"WHOLE": self.m <= blocks.block_m, "TAPS": taps, "BLOCK_T": reached}
 
 
-def _add_up(parts: Tensor, total: Tensor) -> None:
-    torch.sum(parts, 0, out=total)
+def add_up(program: Program, parts: Slot, total: Slot) -> None:
+    """Add a sum over the first dimension to a program."""
+    size = prod(total.shape)
+    program.launch(block_kernels.add_up, -(-size // _ADDED), parts, total, parts.shape[0], size, BLOCK=_ADDED)
 
 
 def plain(*, ACC: torch.dtype, **few: Any) -> Constants:

@@ -15,19 +15,35 @@ import triton.language as tl
 
 from nystrom.gpu.arithmetic import product
 
+# Rows of a tile that holds whole rows of a matrix.
+ROWS = tl.constexpr(16)
+
+
+@triton.jit
+def load_tile(x, i, j, M, TURNED: tl.constexpr, LENGTH: tl.constexpr, WIDTH: tl.constexpr):
+    """A part of an M x M matrix, or of its transpose, from row i and column j on, with zeros around it."""
+    rows, columns = i + tl.arange(0, LENGTH)[:, None], j + tl.arange(0, WIDTH)[None, :]
+    places = columns * M + rows if TURNED else rows * M + columns
+    return tl.load(x + places, mask=(rows < M) & (columns < M), other=0.0)
+
+
+@triton.jit
+def store_tile(x, i, j, value, M, LENGTH: tl.constexpr, WIDTH: tl.constexpr):
+    """Write a part of an M x M matrix from row i and column j on."""
+    rows, columns = i + tl.arange(0, LENGTH)[:, None], j + tl.arange(0, WIDTH)[None, :]
+    tl.store(x + rows * M + columns, value, mask=(rows < M) & (columns < M))
+
 
 @triton.jit
 def load_square(x, M, BLOCK: tl.constexpr):
     """One M x M matrix, with zeros around it."""
-    rows, columns = tl.arange(0, BLOCK)[:, None], tl.arange(0, BLOCK)[None, :]
-    return tl.load(x + rows * M + columns, mask=(rows < M) & (columns < M), other=0.0)
+    return load_tile(x, 0, 0, M, False, BLOCK, BLOCK)
 
 
 @triton.jit
 def store_square(x, value, M, BLOCK: tl.constexpr):
     """Write one M x M matrix."""
-    rows, columns = tl.arange(0, BLOCK)[:, None], tl.arange(0, BLOCK)[None, :]
-    tl.store(x + rows * M + columns, value, mask=(rows < M) & (columns < M))
+    store_tile(x, 0, 0, value, M, BLOCK, BLOCK)
 
 
 @triton.jit
@@ -117,13 +133,6 @@ def inverse_whole_backward(
 
 
 @triton.jit
-def _tile(x, i, j, M, TURNED: tl.constexpr, BLOCK: tl.constexpr):
-    rows, columns = i + tl.arange(0, BLOCK)[:, None], j + tl.arange(0, BLOCK)[None, :]
-    places = columns * M + rows if TURNED else rows * M + columns
-    return tl.load(x + places, mask=(rows < M) & (columns < M), other=0.0)
-
-
-@triton.jit
 def _multiply(
     out,
     x,
@@ -140,33 +149,68 @@ def _multiply(
     """Write alpha x @ y + beta base to `out`, optionally with x or y transposed; only `base` may alias `out`."""
     for i in range(0, M, BLOCK):
         for j in range(0, M, BLOCK):
-            total = beta * _tile(base, i, j, M, False, BLOCK)
+            total = beta * load_tile(base, i, j, M, False, BLOCK, BLOCK)
             for l in range(0, M, BLOCK):
-                left, right = _tile(x, i, l, M, TURN_X, BLOCK), _tile(y, l, j, M, TURN_Y, BLOCK)
+                left, right = (
+                    load_tile(x, i, l, M, TURN_X, BLOCK, BLOCK),
+                    load_tile(y, l, j, M, TURN_Y, BLOCK, BLOCK),
+                )
                 total += alpha * product(left, right, PRECISION)
-            rows, columns = i + tl.arange(0, BLOCK)[:, None], j + tl.arange(0, BLOCK)[None, :]
-            tl.store(out + rows * M + columns, total, mask=(rows < M) & (columns < M))
+            store_tile(out, i, j, total, M, BLOCK, BLOCK)
     # Makes the result visible to all threads of the program.
     tl.debug_barrier()
 
 
 @triton.jit
+def _norms(a, M, BLOCK_M: tl.constexpr):
+    """The sums of the columns of |A|, and its 1-norm and its infinity-norm."""
+    columns, widest = tl.full((BLOCK_M,), 0, a.dtype.element_ty), tl.full((), 0, a.dtype.element_ty)
+    for i in range(0, M, ROWS):
+        part = tl.abs(load_tile(a, i, 0, M, False, ROWS, BLOCK_M))
+        columns += tl.sum(part, 0)
+        widest = tl.maximum(widest, tl.max(tl.sum(part, 1), 0))
+    return columns, tl.max(columns, 0), widest
+
+
+@triton.jit
 def inverse_blocks(
-    a_place, z_place, scratch, M, STEPS, EVERY: tl.constexpr, PRECISION: tl.constexpr, BLOCK: tl.constexpr
+    a_place,
+    divisors,
+    iterates,
+    out,
+    scratch,
+    M,
+    STEPS,
+    PRECISION: tl.constexpr,
+    BLOCK: tl.constexpr,
+    BLOCK_M: tl.constexpr,
 ):
-    """Iterate in scratch memory: the first of STEPS + 1 (with EVERY) or of two matrices holds the initial value."""
+    """Iterate in scratch memory, which holds all iterates if there is no `out`, and two of them otherwise."""
     bh = tl.program_id(0).to(tl.int64)
     size = M * M
     a, y, x = a_place + bh * size, scratch + bh * 3 * size, scratch + bh * 3 * size + size
     x2 = x + size
-    zs = z_place + bh * size * ((STEPS + 1) if EVERY else 2)
+    zs = iterates + bh * size * ((STEPS + 1) if out is None else 2)
+    if divisors is None:
+        _, norm_1, norm_inf = _norms(a, M, BLOCK_M)
+        divisor = norm_1 * norm_inf
+    else:
+        divisor = tl.load(divisors + bh)
+    for i in range(0, M, ROWS):
+        start = load_tile(a, i, 0, M, True, ROWS, BLOCK_M) / divisor
+        store_tile(zs, i, 0, start, M, ROWS, BLOCK_M)
+    tl.debug_barrier()
     for step in range(0, STEPS):
-        z = zs + (step if EVERY else step % 2) * size
-        following = zs + ((step + 1) if EVERY else (step + 1) % 2) * size
+        z = zs + (step if out is None else step % 2) * size
+        following = zs + ((step + 1) if out is None else (step + 1) % 2) * size
         _multiply(y, a, z, a, 1.0, 0.0, M, False, False, PRECISION, BLOCK)
         _multiply(x, y, y, y, -1.0, 7.0, M, False, False, PRECISION, BLOCK)
         _multiply(x2, y, x, y, -1.0, 15.0, M, False, False, PRECISION, BLOCK)
         _multiply(following, z, x2, z, -0.25, 3.25, M, False, False, PRECISION, BLOCK)
+    if out is not None:
+        for i in range(0, M, ROWS):
+            last = load_tile(zs + STEPS % 2 * size, i, 0, M, False, ROWS, BLOCK_M)
+            store_tile(out + bh * size, i, 0, last, M, ROWS, BLOCK_M)
 
 
 @triton.jit
@@ -174,6 +218,7 @@ def inverse_blocks_backward(
     a_place,
     divisors,
     iterates,
+    grad,
     of_a_place,
     of_z_place,
     divisor_grads,
@@ -182,20 +227,19 @@ def inverse_blocks_backward(
     STEPS,
     PRECISION: tl.constexpr,
     BLOCK: tl.constexpr,
-    WHOLE: tl.constexpr,
+    BLOCK_M: tl.constexpr,
 ):
-    """Gradient of the matrix, in scratch memory.
-
-    `of_z_place` holds the gradient of the result at first, and that of the initial value at the end.
-
-    The part through the initial value is added if a block of WHOLE rows holds the matrix; if WHOLE is 0, the caller
-    adds it.
-    """
+    """Gradient of the matrix, and of its divisor if one was given, in scratch memory."""
     bh = tl.program_id(0).to(tl.int64)
     size = M * M
     a, of_a, of_z = a_place + bh * size, of_a_place + bh * size, of_z_place + bh * 2 * size
     zs, y = iterates + bh * (STEPS + 1) * size, scratch + bh * 6 * size
     x1, x2, of_x1, of_x2, of_y = y + size, y + 2 * size, y + 3 * size, y + 4 * size, y + 5 * size
+    for i in range(0, M, ROWS):
+        given = load_tile(grad + bh * size, i, 0, M, False, ROWS, BLOCK_M)
+        store_tile(of_z, i, 0, given, M, ROWS, BLOCK_M)
+        store_tile(of_a, i, 0, tl.zeros_like(given), M, ROWS, BLOCK_M)
+    tl.debug_barrier()
     for back in range(0, STEPS):
         z = zs + (STEPS - 1 - back) * size
         new, old = of_z + (back + 1) % 2 * size, of_z + back % 2 * size
@@ -211,13 +255,36 @@ def inverse_blocks_backward(
         # The term 7 of_x1.
         for i in range(0, M, BLOCK):
             for j in range(0, M, BLOCK):
-                rows, columns = i + tl.arange(0, BLOCK)[:, None], j + tl.arange(0, BLOCK)[None, :]
-                total = _tile(of_y, i, j, M, False, BLOCK) + 7.0 * _tile(of_x1, i, j, M, False, BLOCK)
-                tl.store(of_y + rows * M + columns, total, mask=(rows < M) & (columns < M))
+                total = load_tile(of_y, i, j, M, False, BLOCK, BLOCK)
+                total += 7.0 * load_tile(of_x1, i, j, M, False, BLOCK, BLOCK)
+                store_tile(of_y, i, j, total, M, BLOCK, BLOCK)
         tl.debug_barrier()
         _multiply(of_a, of_y, z, of_a, 1.0, 1.0, M, False, True, PRECISION, BLOCK)
         _multiply(new, a, of_y, new, 1.0, 1.0, M, True, False, PRECISION, BLOCK)
-    if WHOLE > 0:
-        matrix, start = load_square(a, M, WHOLE), load_square(of_z + STEPS % 2 * size, M, WHOLE)
-        total = _start_backward(matrix, load_square(of_a, M, WHOLE), start, divisors, divisor_grads, bh)
-        store_square(of_a, total, M, WHOLE)
+    _through_start(a, of_a, of_z + STEPS % 2 * size, divisors, divisor_grads, bh, M, BLOCK_M)
+
+
+@triton.jit
+def _through_start(a, of_a, of_z, divisors, divisor_grads, bh, M, BLOCK_M: tl.constexpr):
+    """As `_start_backward`, for matrices in memory: `of_z` holds the gradient of the initial value."""
+    columns, norm_1, norm_inf = _norms(a, M, BLOCK_M)
+    divisor = norm_1 * norm_inf if divisors is None else tl.load(divisors + bh)
+    along, many = tl.full((), 0, a.dtype.element_ty), tl.full((), 0, a.dtype.element_ty)
+    for i in range(0, M, ROWS):
+        part = load_tile(a, i, 0, M, False, ROWS, BLOCK_M)
+        along += tl.sum(tl.sum(part * load_tile(of_z, i, 0, M, True, ROWS, BLOCK_M), 1), 0)
+        many += tl.sum((tl.sum(tl.abs(part), 1) == norm_inf).to(part.dtype), 0)
+    of_divisor = -along / (divisor * divisor)
+    most = (columns == norm_1).to(a.dtype.element_ty)
+    column_share = (most * (of_divisor * norm_inf / tl.sum(most, 0)))[None, :]
+    for i in range(0, M, ROWS):
+        part, total = load_tile(a, i, 0, M, False, ROWS, BLOCK_M), load_tile(of_a, i, 0, M, False, ROWS, BLOCK_M)
+        total += load_tile(of_z, i, 0, M, True, ROWS, BLOCK_M) / divisor
+        if divisors is None:
+            # As in torch, the gradient of a maximum is shared by all entries that attain it.
+            sign = tl.where(part > 0, 1.0, tl.where(part < 0, -1.0, 0.0)).to(part.dtype)
+            widest = (tl.sum(tl.abs(part), 1) == norm_inf).to(part.dtype)
+            total += sign * (column_share + (widest * (of_divisor * norm_1 / many))[:, None])
+        store_tile(of_a, i, 0, total, M, ROWS, BLOCK_M)
+    if divisors is not None:
+        tl.store(divisor_grads + bh, of_divisor)

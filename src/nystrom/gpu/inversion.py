@@ -31,13 +31,9 @@ def inverse(program: Program, a: Slot, divisors: Slot | None, steps: int, z: Slo
         program.launch(kernels.inverse_whole, b * h, a, divisors, z, m, steps, EVERY=every, **precision, BLOCK=power(m))
         return
     iterates = z if every else program.scratch((b, h, 2, m, m), a.dtype)
-    program.torch(_start, a, divisors, iterates)
     scratch = program.scratch((b, h, 3, m, m), a.dtype)
-    program.launch(
-        kernels.inverse_blocks, b * h, a, iterates, scratch, m, steps, EVERY=every, **precision, BLOCK=_block(a)
-    )
-    if not every:
-        program.torch(_take, iterates, steps % 2, z)
+    given = (a, divisors, iterates, None if every else z, scratch, m, steps)
+    program.launch(kernels.inverse_blocks, b * h, *given, **precision, BLOCK=_block(a), BLOCK_M=power(m))
 
 
 def inverse_backward(program: Program, a: Slot, divisors: Slot | None, steps: int, grad: Slot) -> tuple[Slot, Slot]:
@@ -67,62 +63,27 @@ def inverse_backward(program: Program, a: Slot, divisors: Slot | None, steps: in
         )
         return a_grad, divisor_grads
     z_grads, scratch = (program.scratch((b, h, each, m, m), a.dtype) for each in (2, 6))
-    program.torch(_start_backward, grad, z_grads, a_grad)
-    whole = power(m) if m <= LARGEST_WHOLE else 0
-    program.launch(
-        kernels.inverse_blocks_backward,
-        b * h,
-        a,
-        divisors,
-        iterates,
-        a_grad,
-        z_grads,
-        divisor_grads,
-        scratch,
-        m,
-        steps,
-        **precision,
-        BLOCK=_block(a),
-        WHOLE=whole,
-    )
-    if not whole:
-        program.torch(_through_start, a, divisors, z_grads, steps % 2, a_grad, divisor_grads)
+    given = (a, divisors, iterates, grad, a_grad, z_grads, divisor_grads, scratch, m, steps)
+    program.launch(kernels.inverse_blocks_backward, b * h, *given, **precision, BLOCK=_block(a), BLOCK_M=power(m))
     return a_grad, divisor_grads
 
 
-def _start(a: Tensor, divisors: Tensor | None, iterates: Tensor) -> None:
-    iterates[:, :, 0] = a.mT / _divisors(a, divisors)[..., None, None]
+def divisors(matrix: Tensor, z0: str) -> Tensor:
+    """Divisors of the initial value that depend on more than one matrix."""
+    largest = matrix.abs().sum(-2).amax(-1)
+    largest = largest.amax() if z0 == "authors" else largest.amax(-1, keepdim=True)
+    return largest.expand(matrix.shape[:2]).contiguous()
 
 
-def _take(iterates: Tensor, which: int, z: Tensor) -> None:
-    z.copy_(iterates[:, :, which])
-
-
-def _start_backward(grad: Tensor, z_grads: Tensor, a_grad: Tensor) -> None:
-    z_grads[:, :, 0] = grad
-    a_grad.zero_()
-
-
-def _through_start(
-    a: Tensor, divisors: Tensor | None, z_grads: Tensor, which: int, a_grad: Tensor, divisor_grads: Tensor
-) -> None:
-    """Add the gradient through the initial value."""
-    start_grad, value = z_grads[:, :, which], _divisors(a, divisors)
-    a_grad += start_grad.mT / value[..., None, None]
-    divisor_grads.copy_(-(start_grad * a.mT).sum((-2, -1)) / value.square())
-    if divisors is None:
-        columns, rows = a.abs().sum(-2), a.abs().sum(-1)
-        most, widest = columns.amax(-1, keepdim=True), rows.amax(-1, keepdim=True)
-        at_most, at_widest = (columns == most).to(a.dtype), (rows == widest).to(a.dtype)
-        share = (divisor_grads[..., None] * widest / at_most.sum(-1, keepdim=True)) * at_most
-        a_grad += a.sign() * share[..., None, :]
-        share = (divisor_grads[..., None] * most / at_widest.sum(-1, keepdim=True)) * at_widest
-        a_grad += a.sign() * share[..., :, None]
+def divisors_backward(matrix: Tensor, given: Tensor, divisor_grads: Tensor, z0: str) -> Tensor:
+    """Gradient of the matrices through `divisors`: all of the batch, or of a sequence, share the largest column sum."""
+    columns = matrix.abs().sum(-2)
+    shared = (0, 1) if z0 == "authors" else (1,)
+    total = divisor_grads.sum(shared, keepdim=True)[..., None]
+    most = (columns == given[..., None]).to(matrix.dtype)
+    axes = (*shared, 2)
+    return matrix.sign() * (total / most.sum(axes, keepdim=True) * most)[..., None, :]
 
 
 def _block(a: Slot) -> int:
     return INVERSE_BLOCK_FLOAT64 if a.dtype == torch.float64 else INVERSE_BLOCK
-
-
-def _divisors(a: Tensor, divisors: Tensor | None) -> Tensor:
-    return a.abs().sum(-2).amax(-1) * a.abs().sum(-1).amax(-1) if divisors is None else divisors

@@ -1,4 +1,4 @@
-"""Which tokens form which landmark, computed from the masks: n integers per sequence, shared by its heads.
+"""Which tokens form which landmark, computed from masks and draws: n integers per sequence, shared by its heads.
 
 Landmarks are the rows of one table per sequence and head.
 
@@ -10,16 +10,14 @@ If a sequence has at most m real keys, these are its landmarks; otherwise, if it
 see `few`.
 """
 
-import functools
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
-from torch import Tensor
 
 from nystrom.gpu import segments
+from nystrom.gpu.arguments import LandmarkSizes
 from nystrom.gpu.launch import power
 from nystrom.gpu.program import Program, Slot
-from nystrom.landmarks import even_draws, ranks, short_sequences, uniform_positions
 
 # As in `nystrom.gpu.segments`.
 FEW_KEYS, FEW_QUERIES = 1, 2
@@ -28,7 +26,7 @@ _BLOCK = 4096
 
 
 class LandmarkPlan(NamedTuple):
-    """The landmarks of a batch: tensors, or their slots in a program.
+    """The landmarks of a batch.
 
     Attributes:
         starts: (b, rows) First token of each landmark.
@@ -40,105 +38,35 @@ class LandmarkPlan(NamedTuple):
         real: (b,) Landmarks that queries are compared with: all, or as many as there are keys.
     """
 
-    starts: Any
-    stops: Any
-    of_keys: Any
-    query_group: Any
-    key_group: Any
-    few: Any
-    real: Any
+    starts: Slot
+    stops: Slot
+    of_keys: Slot | None
+    query_group: Slot
+    key_group: Slot
+    few: Slot
+    real: Slot
 
 
-def segment_plan(
-    program: Program, keep: Slot | None, query_keep: Slot | None, n: int, s: int, b: int, m: int
-) -> LandmarkPlan:
-    """Landmarks as means of m segments of the real queries and of the real keys.
+def plan_of(program: Program, x: tuple[Slot | None, ...], sizes: LandmarkSizes, *, gaussian: bool) -> LandmarkPlan:
+    """Add the plan of the landmarks to a program.
 
     Args:
         program: What to add to.
-        keep: Real keys (b, s) as bytes; None means all.
-        query_keep: Real queries (b, n) as bytes; None means all.
-        n: Queries.
-        s: Keys.
-        b: Sequences.
-        m: Landmarks on each side.
+        x: Real queries (b, n) and real keys (b, s) as bytes, and draws (m,) in [0, 1), where in its segment each drawn
+            token is. None means all; without draws, tokens are spread evenly, see `nystrom.landmarks.even_draws`.
+        sizes: Numbers of tokens and landmarks.
+        gaussian: Whether landmarks are drawn tokens, m // 2 from segments of the queries and the others from segments
+            of the keys, instead of means of segments.
     """
-    shapes = (b, 2 * m), (b, 2 * m), (b, n), (b, s), (b,), (b,)
-    starts, stops, query_group, key_group, few, real = (program.scratch(shape, torch.int32) for shape in shapes)
+    b = sizes.BH // sizes.H
+    shapes = (b, sizes.ROWS), (b, sizes.ROWS), (b, sizes.M), (b, sizes.N), (b, sizes.S), (b,), (b,)
+    parts = [program.scratch(shape, torch.int32) for shape in shapes]
+    plan = LandmarkPlan(*parts) if gaussian else LandmarkPlan(*parts)._replace(of_keys=None)
+    chunks = -(-max(sizes.N, sizes.S) // _BLOCK)
     program.launch(
-        segments.segment_plan,
-        2 * b,
-        query_keep,
-        keep,
-        starts,
-        stops,
-        query_group,
-        key_group,
-        few,
-        real,
-        n,
-        s,
-        m,
-        BLOCK=_BLOCK,
-        BLOCK_M=power(m),
-        num_warps=8,
+        segments.plan,
+        2 * b * chunks,
+        *(*x, *plan, sizes.N, sizes.S, sizes.M, chunks),
+        **{"DRAWN": gaussian, "BLOCK": _BLOCK, "BLOCK_M": power(sizes.M), "num_warps": 8},
     )
-    return LandmarkPlan(starts, stops, None, query_group, key_group, few, real)
-
-
-def token_plan(keep: Tensor, query_keep: Tensor, m: int, draws: Tensor) -> LandmarkPlan:
-    """Landmarks as tokens: m // 2 from the queries and the others from the keys, one drawn from each segment."""
-    half = m // 2
-    few, real = _few(keep, query_keep, m)
-    places = torch.cat(
-        [uniform_positions(query_keep, half, draws[:half]), uniform_positions(keep, m - half, draws[half:])], dim=1
-    )
-    row = torch.arange(m, device=keep.device)
-    of_keys, there = (row >= half).expand_as(places), torch.ones_like(places, dtype=torch.bool)
-    for kind, mask in ((FEW_KEYS, keep), (FEW_QUERIES, query_keep)):
-        here = (few == kind)[:, None]
-        rank, count = ranks(mask)
-        first = _position_of_rank(rank, row.expand_as(places).contiguous())
-        places = torch.where(here, first, places)
-        of_keys = torch.where(here, kind == FEW_KEYS, of_keys)
-        there = torch.where(here, row < count[:, None], there)
-    groups = []
-    for mask, side in ((query_keep, ~of_keys), (keep, of_keys)):
-        # An extra place, dropped afterwards, takes the rows of the other side.
-        group = torch.full((mask.shape[0], mask.shape[1] + 1), -1, dtype=torch.int64, device=keep.device)
-        groups.append(group.scatter(1, torch.where(side & there, places, mask.shape[1]), row.expand_as(places)))
-    stops = places + there.to(places.dtype)
-    return _plan(places, stops, of_keys, groups[0][:, :-1], groups[1][:, :-1], few, real)
-
-
-def even_token_plan(b: int, n: int, s: int, m: int, device: torch.device) -> LandmarkPlan:
-    """`token_plan` of evenly spread tokens where all are real; computed once for these sizes, and kept."""
-    if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
-        # What a graph computes has no values before the graph is replayed.
-        return _even_token_plan.__wrapped__(b, n, s, m, device)
-    return _even_token_plan(b, n, s, m, device)
-
-
-@functools.lru_cache(maxsize=8)
-def _even_token_plan(b: int, n: int, s: int, m: int, device: torch.device) -> LandmarkPlan:
-    keys, queries = (torch.ones(b, tokens, dtype=torch.bool, device=device) for tokens in (s, n))
-    plan = token_plan(keys, queries, m, even_draws(m, device))
-    if device.type == "cuda" and not torch.cuda.is_current_stream_capturing():
-        # Another stream may use it next.
-        torch.cuda.current_stream(device).synchronize()
     return plan
-
-
-def _position_of_rank(rank: Tensor, wanted: Tensor) -> Tensor:
-    """Position of the real token of each rank: ranks never decrease, and the search finds the leftmost."""
-    return torch.searchsorted(rank, wanted.contiguous()).clamp(max=rank.shape[1] - 1)
-
-
-def _few(keep: Tensor, query_keep: Tensor, m: int) -> tuple[Tensor, Tensor]:
-    few_keys, few_queries = short_sequences(keep, query_keep, m)
-    few = FEW_KEYS * few_keys if few_queries is None else FEW_KEYS * few_keys + FEW_QUERIES * few_queries
-    return few, keep.sum(-1).clamp(max=m)
-
-
-def _plan(*parts: Tensor) -> LandmarkPlan:
-    return LandmarkPlan(*(part.to(torch.int32).contiguous() for part in parts))

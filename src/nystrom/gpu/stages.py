@@ -6,16 +6,15 @@ of the tensor that they belong to. Small tensors are (b, h, rows, width), contig
 
 from typing import NamedTuple
 
-from torch import Tensor
-
 from nystrom.gpu import left as left_kernels
 from nystrom.gpu import left_backward as left_backward_kernels
 from nystrom.gpu import means as means_kernels
 from nystrom.gpu import middle as middle_kernels
+from nystrom.gpu import middle_blocks as block_kernels
 from nystrom.gpu import right as right_kernels
 from nystrom.gpu import skip as skip_kernels
 from nystrom.gpu.arguments import Constants
-from nystrom.gpu.inputs import StageInputs, plain, triton_dtype
+from nystrom.gpu.inputs import StageInputs, add_up, plain, triton_dtype
 from nystrom.gpu.launch import AVERAGED, FLOAT32_PRECISION, JOINED_ROWS, power, splits, walks
 from nystrom.gpu.program import Slot
 
@@ -127,6 +126,67 @@ def table_backward(
         x.sizes.BH,
         *(small.table, matrix, matrix_grad, x.few, small.share, query_sums, key_sums, table_grad),
         *(query_sums.shape[0], key_sums.shape[0], x.sizes, _square(x)),
+    )
+    return table_grad
+
+
+def matrix_blocks(x: StageInputs, table: Slot, gamma: float) -> tuple[Slot, Slot | None]:
+    """The landmarks' matrix, and the roots that scale it with the Gaussian kernel, see `nystrom.gpu.middle_blocks`."""
+    b, h = x.q.shape[:2]
+    matrix, roots = x.scratch(b, h, x.m, x.m), x.scratch(b, h, x.m) if x.gaussian else None
+    x.program.launch(
+        block_kernels.matrix_blocks,
+        b * h,
+        *(table, x.few, matrix, roots, x.sizes),
+        **{"GAMMA": gamma, "C": _blocks(x), "num_stages": 1},
+    )
+    return matrix, roots
+
+
+def middle_blocks(x: StageInputs, small: Small, roots: Slot | None) -> None:
+    """Compute the middle."""
+    constants, starts, stops = _blocks(x), *((x.plan.starts, x.plan.stops) if x.plan else (None, None))
+    x.program.launch(
+        block_kernels.middle_blocks,
+        -(-x.m // constants.BLOCK_N.value) * x.sizes.BH,
+        *(small.inverse, roots, small.right, x.v.tokens, starts, stops, x.few, small.middle, x.sizes, constants),
+        num_stages=1,
+    )
+
+
+def middle_blocks_backward(
+    x: StageInputs, small: Small, roots: Slot | None, middle_sums: Slot
+) -> tuple[Slot, Slot, Slot, Slot, Slot]:
+    """The gradients of the middle, the right factor, the inverse and the roots, and the deltas of R."""
+    (b, h), e, constants = x.q.shape[:2], x.v.shape[-1], _blocks(x)
+    middle_grad, right_grad, inverse_grad = x.summed(middle_sums), x.scratch(b, h, x.m, e), x.scratch(b, h, x.m, x.m)
+    root_grad, deltas = (x.scratch(b, h, x.m) for _ in range(2))
+    x.program.launch(
+        block_kernels.middle_blocks_backward,
+        -(-x.m // constants.BLOCK_N.value) * b * h,
+        *(small.inverse, roots, small.right, x.few, middle_grad, right_grad, inverse_grad, root_grad, deltas),
+        *(x.sizes, constants),
+        num_stages=1,
+    )
+    return middle_grad, right_grad, inverse_grad, root_grad, deltas
+
+
+def table_blocks_backward(
+    x: StageInputs,
+    table: Slot,
+    share: Slot,
+    of_matrix: tuple[Slot, Slot | None, Slot, Slot],
+    query_sums: Slot,
+    key_sums: Slot,
+) -> Slot:
+    """The gradient that each token of a landmark receives, from the matrix, the roots and their gradients."""
+    table_grad = x.scratch(*table.shape)
+    x.program.launch(
+        block_kernels.table_blocks_backward,
+        x.sizes.BH,
+        *(table, *of_matrix, x.few, share, query_sums, key_sums, table_grad),
+        *(query_sums.shape[0], key_sums.shape[0], x.sizes, _blocks(x)),
+        num_stages=1,
     )
     return table_grad
 
@@ -255,11 +315,9 @@ def skip_taps(x: StageInputs, grad: Slot) -> None:
         *(x.v.tokens, grad.tokens, x.keep, sums, span, x.sizes, power(taps), constants),
         num_stages=blocks.stages,
     )
-    x.program.torch(_sum_of_taps, sums, x.program.result(x.conv.shape, x.conv.dtype))
-
-
-def _sum_of_taps(sums: Tensor, taps: Tensor) -> None:
-    taps.copy_(sums.sum((0, 1)))
+    # The sum over the batch too.
+    parts = sums._replace(shape=(count * b, h, taps), strides=sums.strides[1:])
+    add_up(x.program, parts, x.program.result(x.conv.shape, x.conv.dtype))
 
 
 def _few_queries(x: StageInputs) -> tuple[Slot | None, ...]:
@@ -270,6 +328,12 @@ def _few_queries(x: StageInputs) -> tuple[Slot | None, ...]:
 def _square(x: StageInputs) -> Constants:
     """Constants of the kernels of which a program holds one matrix."""
     return x.constants(BLOCK_M=power(x.m), BLOCK_N=16, LOW=triton_dtype(x.acc), LOW_PRECISION=FLOAT32_PRECISION)
+
+
+def _blocks(x: StageInputs) -> Constants:
+    """Constants of the kernels that take such matrices block by block."""
+    wide = max(x.tiles().block_d, x.tiles().block_e) * x.acc.itemsize
+    return x.constants(BLOCK_N=32 if wide <= 512 else 16, BLOCK_M=power(x.m))
 
 
 def _summing(x: StageInputs) -> dict[str, int]:

@@ -18,7 +18,7 @@ from nystrom.attention import backend as backends
 from nystrom.attention.backend import picks_triton
 from nystrom.attention.exact_limit import may_branch
 from nystrom.attention.options import NystromOptions
-from nystrom.gpu import attention, launch, plan
+from nystrom.gpu import attention, launch
 from nystrom.gpu.near_far import attention as near_far
 from nystrom.gpu.near_far import choice
 from nystrom.gpu.program import Program
@@ -191,21 +191,6 @@ def test_no_model_of_transformers_reads_numbers_of_the_device(launches_nothing, 
     model.config.attention_options = {"num_landmarks": 4, "backend": "triton"}
     ids = torch.empty(2, 40, dtype=torch.int64, device="meta")
     model(ids, attention_mask=torch.empty_like(ids)).last_hidden_state.sum().backward()
-
-
-def test_no_plan_is_kept_in_the_memory_of_a_graph_that_a_compiler_makes(launches_nothing, monkeypatch):
-    monkeypatch.setattr(Program, "torch", lambda *given: None)
-    x = torch.zeros(3, 1, 1, 40, 8, device=DEVICE)
-
-    def attend(q, k, v):
-        return skyformer_attention(q, k, v, num_landmarks=4, backend="triton")
-
-    plan._even_token_plan.cache_clear()
-    torch.compile(attend, fullgraph=True, backend="aot_eager")(*x)
-    assert not plan._even_token_plan.cache_info().currsize
-    attend(*x)
-    assert plan._even_token_plan.cache_info().currsize == 1
-    torch.compiler.reset()
 
 
 def up_to(*ends, tokens):

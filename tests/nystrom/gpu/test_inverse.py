@@ -32,7 +32,7 @@ def inverse_backward(a, divisors, steps, grad):
     return program(a, divisors, grad)
 
 
-# In registers up to 64 (32 backward in float64), in scratch memory above; there torch differentiates the start value.
+# In registers up to 64 (32 backward in float64), in scratch memory above.
 @pytest.mark.parametrize(
     ("m", "steps"), [(1, 6), (5, 0), (5, 1), (32, 6), (40, 1), (64, 1), pytest.param(66, 1, marks=pytest.mark.long)]
 )

@@ -65,7 +65,8 @@ def test_a_bounded_number_of_programs_is_kept():
 
 
 def built_for(x):
-    return attention.forward_program(key_of(x, x, x, None, None, None), target_of(DEVICE), 4, 0.5, 6, "paper", -1.0)
+    given = key_of(x, x, x, None, None, None, None)
+    return attention.forward_program(given, target_of(DEVICE), 4, 0.5, 6, "paper", -1.0)
 
 
 def test_another_form_is_another_program():
@@ -116,7 +117,7 @@ def test_threads_that_build_one_program_at_once_get_right_ones():
     # One after the other: the interpreter of kernels changes Triton while it runs.
     wanted = nystrom_attention(x, x, x, num_landmarks=4, scale=0.5, backend="triton")
     for program in programs:
-        assert torch.equal(program(x, x, x, None, None, None)[1], wanted)
+        assert torch.equal(program(x, x, x, None, None, None, None)[1], wanted)
 
 
 def test_a_program_without_a_workspace_writes_its_results():
