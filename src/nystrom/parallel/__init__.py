@@ -1,4 +1,4 @@
-"""Attention whose tokens are split across the ranks of a process group: `group` of every method's function.
+"""Attention whose tokens are split across the ranks of a process group: `group` of functions and layers.
 
 Each rank holds a piece of every sequence, in the order of the ranks; pieces may have any size, including zero, and
 padding may be anywhere. Each rank gets its piece of the result that a single process would compute. The same holds for
