@@ -186,7 +186,6 @@ def test_other_methods_name_near_far():
     ("made", "call", "says"),
     [
         ({"conv_kernel_size": 3}, {}, "the skip convolution adds the values of later tokens"),
-        ({"track_error": True}, {}, "track_error"),
         ({}, {"attn_mask": torch.zeros(5, 5)}, "is not the causal mask of 5 tokens, which is_causal asks for"),
         ({}, {"attn_mask": torch.ones(5, 5).tril().bool()}, "is not the causal mask of 5 tokens"),
         ({}, {"attn_mask": torch.zeros(5, 4)}, r"attn_mask of shape \(5, 4\) is not the causal mask of 5 tokens"),
