@@ -153,7 +153,6 @@ def test_the_work_of_a_training_step_is_linear():
 @pytest.mark.parametrize(
     ("given", "says"),
     [
-        ({"query_positions": torch.arange(9).expand(2, 9), "key_positions": torch.arange(9).expand(2, 9)}, "positions"),
         ({"num_samples": 3}, "num_samples is 3"),
         ({"backend": "triton"}, "backend is 'triton'"),
         ({"group": object()}, "group is given"),
