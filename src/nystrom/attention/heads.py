@@ -2,12 +2,12 @@
 
 from dataclasses import asdict, fields
 from functools import partial
-from importlib import import_module
 from typing import Any
 
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
+from nystrom.attention.group_runner import group_runner
 from nystrom.attention.options import refusing
 from nystrom.attention.registry import METHODS, find_function, find_in_home
 from nystrom.attention.segments import check_segments, in_segments
@@ -96,9 +96,7 @@ class AttentionHeads(nn.Module):
         if skip is None or self._takes_skip:
             return out
         if self.group is not None:
-            # Imported only when needed: it depends on this module.
-            over_ranks = import_module("nystrom.parallel.skip").add_skip_over_ranks
-            return over_ranks(self.group, v, skip, q, masks, out)
+            return group_runner().add_skip(self.group, v, skip, q, masks, out)
         check_kernel(v, skip)
         check_same_tokens(NEEDS_SAME_TOKENS, q, k, masks)
         return add_skip(out, v, skip, masks)

@@ -10,6 +10,7 @@ from nystrom import build_attention
 from nystrom.attention.registry import METHODS, find_function
 from nystrom.parallel import count_bytes
 from nystrom.parallel.communication import Ranks
+from nystrom.parallel.entry import OVER_RANKS
 from nystrom.parallel.scan import hops
 
 VARIANTS = {
@@ -44,7 +45,7 @@ CLOSE = {"rtol": 1e-8, "atol": 1e-9}
 
 
 def checks():
-    assert set(VARIANTS) == {name for name, method in METHODS.items() if method.over_ranks}
+    assert set(VARIANTS) == set(OVER_RANKS) == {name for name, method in METHODS.items() if method.over_ranks}
     for name, variants in VARIANTS.items():
         for options in variants:
             kinds = ["self", "cross"] if METHODS[name].cross_attention else ["self"]
