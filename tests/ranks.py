@@ -18,6 +18,8 @@ def main(rank: int, size: int, folder: Path, checks: Path) -> None:
     dist.init_process_group(
         "gloo", init_method=f"file://{folder}/ranks", rank=rank, world_size=size, timeout=timedelta(seconds=120)
     )
+    # A file of checks may use another beside it.
+    sys.path.append(str(checks.parent))
     spec = spec_from_file_location(checks.stem, checks)
     module = module_from_spec(spec)
     spec.loader.exec_module(module)

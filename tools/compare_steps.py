@@ -2,7 +2,6 @@
 
     python tools/compare_steps.py heads --to runs/compare-heads.csv
     python tools/compare_steps.py formats --to runs/compare-formats.csv
-    python tools/compare_steps.py tracking --to runs/compare-tracking.csv
     python tools/compare_steps.py dropout --to runs/compare-dropout.csv
 
 `heads`: a training step on masked words that scores all tokens, compared with one that scores only the masked tokens
@@ -12,10 +11,6 @@ backward and AdamW; both have the same initial weights and the same batch.
 `formats`: loading a batch of ListOps from a prepared folder of this library, compared with an Arrow folder that
 `datasets.Dataset.save_to_disk` wrote of the same samples and that is read in its numpy format; and a training step
 with each, the loading included. Sampler, collator and batches are the same. It needs `pip install datasets`.
-
-`tracking`: forward and backward of Nyström attention with its skip and projections that keeps a running estimate of its
-error (`track_error`), compared with the same layer without, as a mean of 16 steps: small layers are not looked at in
-each.
 
 `dropout`: a training step of a classifier with the dropout of `nystrom.models.parts.dropout`, compared with the same
 classifier with torch's.
@@ -41,7 +36,6 @@ import tyro
 from torch import Tensor
 from torch.utils.data import DataLoader
 
-from nystrom import NystromAttention
 from nystrom.checks import check_at_least
 from nystrom.models import EncoderConfig, EncoderForMaskedLM, EncoderForPreTraining, EncoderForSequenceClassification
 from nystrom.models.parts.dropout import Dropout
@@ -53,8 +47,6 @@ from nystrom_lab.training.data.batches import TrainingOrder, collate
 COMMAND = ("python", "tools/compare_steps.py")
 LANDMARKS = 64
 MASKED = 0.15
-# As many as may lie between two looks.
-STEPS = 16
 
 Call = Callable[[], object]
 
@@ -193,39 +185,6 @@ def compare_formats(
             batches = loader(split, rounds + 1)
             calls[name] = _step(EncoderForSequenceClassification(_classifier(max_length)), batches.__next__)
         rows += _rows("training step time, loading included", in_turn(calls, rounds=rounds), **shared)
-    return _written(to, rows)
-
-
-def compare_tracking(
-    *, to: Path, tokens: int = 4096, width: int = 512, heads: int = 8, batch: int = 1, rounds: int = 15
-) -> list[Row]:
-    """Compare a layer that tracks its error with one that does not.
-
-    Args:
-        to: New file of the rows.
-        tokens: Tokens of a sequence.
-        width: Width of the layer.
-        heads: Its heads.
-        batch: Sequences of a batch.
-        rounds: Rounds.
-
-    Raises:
-        ValueError: A size is below 1, the width is no multiple of the heads, or the file exists.
-    """
-    asked = dict(locals())
-    _check(to, asked)
-    torch.manual_seed(0)
-    x = torch.randn(batch, tokens, width)
-    with _one_thread():
-        calls: dict[str, Call] = {}
-        for name, tracks in (("tracked", True), ("not tracked", False)):
-            torch.manual_seed(0)
-            layer = NystromAttention(width, heads, num_landmarks=LANDMARKS, track_error=tracks).train()
-            calls[name] = lambda layer=layer: [layer(x, x, x)[0].sum().backward() for _ in range(STEPS)]
-        found = {name: [each / STEPS for each in seconds] for name, seconds in in_turn(calls, rounds=rounds).items()}
-        command = command_line((*COMMAND, "tracking"), compare_tracking, asked | {"rounds": (rounds,)}, "rounds")
-        facts = {"b": batch, "h": heads, "d": width // heads, "steps": STEPS, "threads": 1}
-        rows = _rows("layer step time", found, n=tokens, facts=facts, command=command)
     return _written(to, rows)
 
 
@@ -393,7 +352,6 @@ def main(words: Sequence[str] | None = None) -> int:
         commands = {
             "heads": compare_heads,
             "formats": compare_formats,
-            "tracking": compare_tracking,
             "dropout": compare_dropout,
         }
         tyro.extras.subcommand_cli_from_dict(commands, args=words)

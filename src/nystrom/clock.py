@@ -89,16 +89,6 @@ def peak_bytes(call: Callable[[], object], device: torch.device) -> int:
     return peak
 
 
-def free_bytes(device: torch.device) -> int:
-    """Free memory in bytes: on CUDA, including unused memory that torch has reserved; else what the system has left."""
-    if device.type == "cuda":
-        reusable = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
-        return torch.cuda.mem_get_info(device)[0] + reusable
-    import psutil
-
-    return psutil.virtual_memory().available
-
-
 def _finish(device: torch.device) -> None:
     if device.type == "cuda":
         torch.cuda.synchronize(device)

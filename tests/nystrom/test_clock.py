@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from nystrom.attention.methods.softmax import softmax_attention
-from nystrom.clock import free_bytes, peak_bytes, seconds
+from nystrom.clock import peak_bytes, seconds
 
 CPU = torch.device("cpu")
 
@@ -68,10 +68,6 @@ def test_time_holds_the_call():
     assert seconds(lambda: time.sleep(0.02), CPU) >= 0.02
 
 
-def test_free_memory_is_some_of_the_machines():
-    assert 2**20 < free_bytes(CPU) < 2**50
-
-
 @pytest.mark.gpu
 def test_on_a_gpu_time_is_that_of_the_device_without_its_caches():
     device = torch.device("cuda", 0)
@@ -88,4 +84,3 @@ def test_on_a_gpu_the_output_and_temporaries_count():
     device = torch.device("cuda", 0)
     assert peak_bytes(lambda: torch.empty(1024, 1024, device=device), device) == 4 * 2**20
     assert peak_bytes(lambda: (torch.empty(1024, 1024, device=device), None)[1], device) == 4 * 2**20
-    assert free_bytes(device) > 2**20

@@ -1,13 +1,13 @@
 """What all methods share around their own computation: checks, dtypes, padding and empty inputs."""
 
 from collections.abc import Callable
-from importlib import import_module
 from typing import Any
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from nystrom.attention.group_runner import group_runner
 from nystrom.attention.segments import check_segments, in_segments
 from nystrom.autograd_modes import refusing_by_name
 from nystrom.precision import cast_for_autocast, narrowed, without_autocast
@@ -54,9 +54,7 @@ def attend(
         NotImplementedError: A forward-mode derivative of a fused call is requested.
     """
     if group is not None:
-        # Imported only when needed: it depends on the methods.
-        over_ranks = import_module("nystrom.parallel.entry").attend_over_ranks
-        return over_ranks(group, core, q, k, v, masks, *rest, same_tokens=same_tokens)
+        return group_runner().attend(group, q, k, v, masks, *rest, same_tokens=same_tokens)
     if masks.cu_seqlens is not None and masks.is_self and masks.keep is None:
         return _attend_in_segments(core, q, k, v, masks.cu_seqlens, *rest, same_tokens=same_tokens, clean=clean)
     keep, query_keep = check_inputs(q, k, v, masks)

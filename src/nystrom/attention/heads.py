@@ -2,17 +2,16 @@
 
 from dataclasses import asdict, fields
 from functools import partial
-from importlib import import_module
 from typing import Any
 
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
+from nystrom.attention.group_runner import group_runner
 from nystrom.attention.options import refusing
 from nystrom.attention.registry import METHODS, find_function, find_in_home
 from nystrom.attention.segments import check_segments, in_segments
 from nystrom.attention.skip import NEEDS_SAME_TOKENS, check_kernel, depthwise_skip
-from nystrom.attention.tracked_error import TrackedError
 from nystrom.checks import check_at_least, check_names
 from nystrom.shapes import Group, Masks, check_same_tokens, check_tensor
 
@@ -97,9 +96,7 @@ class AttentionHeads(nn.Module):
         if skip is None or self._takes_skip:
             return out
         if self.group is not None:
-            # Imported only when needed: it depends on this module.
-            over_ranks = import_module("nystrom.parallel.skip").add_skip_over_ranks
-            return over_ranks(self.group, v, skip, q, masks, out)
+            return group_runner().add_skip(self.group, v, skip, q, masks, out)
         check_kernel(v, skip)
         check_same_tokens(NEEDS_SAME_TOKENS, q, k, masks)
         return add_skip(out, v, skip, masks)
@@ -177,7 +174,6 @@ def attend_in_heads(
     *,
     masks: Masks,
     conv: nn.Module | None = None,
-    tracked: TrackedError | None = None,
     is_causal: bool = False,
 ) -> Float[Tensor, "b n x"]:
     """Split projected tokens into heads, attend, add the skip convolution of the values if there is one, and merge.
@@ -189,33 +185,14 @@ def attend_in_heads(
         v: Projected values.
         masks: Which tokens are real.
         conv: A `DepthwiseSkip`, or None.
-        tracked: The running estimate of the error, or None.
         is_causal: Causal attention: a query sees no later token.
 
     Raises:
-        ValueError: Invalid shapes, dtypes or masks, or error tracking across a group.
+        ValueError: Invalid shapes, dtypes or masks.
     """
-    if tracked is not None and heads.group is not None:
-        raise ValueError(
-            "track_error is True, but the tokens are split across ranks, and each rank sees only its own: build "
-            "the layer or model with track_error=False."
-        )
-    if tracked is not None and masks.cu_seqlens is not None:
-        raise ValueError(
-            "cu_seqlens is given, and track_error works on whole rows of a batch: build the layer with "
-            "track_error=False, or pad the sequences."
-        )
     q, k, v = (split_heads(x, heads.num_heads) for x in (q, k, v))
-    if is_causal and tracked is not None:
-        raise ValueError(
-            "is_causal is True, and track_error compares with non-causal attention: build the layer with "
-            "track_error=False."
-        )
 
     def attend(v: Tensor, skip: Tensor | None) -> Tensor:
-        out = heads(q, k, v, **masks._asdict(), skip=skip, is_causal=is_causal)
-        if tracked is not None:
-            tracked(q, k, v, out, masks=masks, skip=skip, scale=getattr(heads.options, "scale", None))
-        return out
+        return heads(q, k, v, **masks._asdict(), skip=skip, is_causal=is_causal)
 
     return merge_heads(attend(v, None) if conv is None else conv(v, attend=attend))

@@ -29,7 +29,6 @@ from nystrom.attention.heads import attend_in_heads, build_attention, merge_head
 from nystrom.attention.options import refusing_names_of_the_package
 from nystrom.attention.registry import METHODS, find_in_home
 from nystrom.attention.skip import DepthwiseSkip
-from nystrom.attention.tracked_error import TrackedError
 from nystrom.checks import Backend, Inverse, Landmarks, StartValue, check_at_least, check_flag
 from nystrom.precision import check_dtype
 from nystrom.shapes import Masks, check_positions, check_tensor, check_weight_device, cross_masks, row_per_token
@@ -52,8 +51,6 @@ class MultiheadAttention(nn.Module):
         batch_first: Whether inputs are (batch, tokens, width) rather than (tokens, batch, width).
         self_attention: Whether query and key of a call with three arguments are the same tokens; None treats the same
             object passed as both as self-attention.
-        track_error: Keep a running estimate of the error against exact attention while the layer trains, see
-            `tracked_error`; training is bit-for-bit unchanged.
         device: Where the parameters live.
         dtype: Dtype of the parameters.
         **options: Options of the method, see `nystrom.attention.options`.
@@ -80,14 +77,13 @@ class MultiheadAttention(nn.Module):
         head_dim: int | None = None,
         batch_first: bool = True,
         self_attention: bool | None = None,
-        track_error: bool = False,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
         **options: Any,
     ):
         super().__init__()
         kdim, vdim = (embed_dim if width is None else width for width in (kdim, vdim))
-        for name, flag in (("bias", bias), ("batch_first", batch_first), ("track_error", track_error)):
+        for name, flag in (("bias", bias), ("batch_first", batch_first)):
             check_flag(name, flag)
         if self_attention is not None:
             check_flag("self_attention", self_attention)
@@ -118,7 +114,6 @@ class MultiheadAttention(nn.Module):
         self.in_proj_bias = nn.Parameter(torch.empty(3 * inner, **place)) if bias else None
         self.out_proj = nn.Linear(inner, embed_dim, bias=bias, **place)
         self.conv = None if conv_kernel_size is None else DepthwiseSkip(num_heads, conv_kernel_size).to(device, dtype)
-        self.tracked = TrackedError(num_heads) if track_error else None
         if self_attention is False:
             self._check_cross("self_attention is False")
         self.reset_parameters()
@@ -251,10 +246,7 @@ class MultiheadAttention(nn.Module):
         key = query if one_key and is_self else _without_padding(key, keep)
         value = key if one_value else _without_padding(value, keep)
         q, k, v = self._project(query=query, key=key, value=value)
-        out = attend_in_heads(
-            self.heads, q, k, v, masks=masks, conv=self.conv, tracked=self.tracked, is_causal=is_causal
-        )
-        out = self.out_proj(out)
+        out = self.out_proj(attend_in_heads(self.heads, q, k, v, masks=masks, conv=self.conv, is_causal=is_causal))
         weights = None
         if weight_queries is not None:
             assert self._rows is not None, "checked before"
@@ -331,24 +323,6 @@ class MultiheadAttention(nn.Module):
             device=weight.device,
             dtype=dtype,
         )
-
-    def tracked_error(self) -> Float[Tensor, " h"]:
-        """The running estimate of each head's relative error against exact attention, over the last training steps.
-
-        This is the error of the method's output, without the skip convolution and before the projection. A training
-        step, of a small layer one in every few, samples eight queries per sequence in two of the heads, which rotate;
-        the weight of a step halves every 100 steps. See `nystrom.attention.tracked_error`. In low precision, the error
-        includes the rounding of the output.
-
-        Returns:
-            The relative error in the Frobenius norm; NaN for a head that no training step has sampled yet.
-
-        Raises:
-            ValueError: The layer was built without `track_error`.
-        """
-        if self.tracked is None:
-            raise ValueError("track_error is False, so there is no estimate: build the layer with track_error=True.")
-        return self.tracked.value()
 
     def extra_repr(self) -> str:
         """Sizes, shown by print; the heads name the method."""
@@ -562,8 +536,6 @@ class NystromAttention(MultiheadAttention):
         batch_first: Whether inputs are (batch, tokens, width) rather than (tokens, batch, width).
         self_attention: Whether query and key of a call with three arguments are the same tokens; None treats the same
             object passed as both as self-attention.
-        track_error: Keep a running estimate of the error against exact attention while the layer trains, see
-            `tracked_error`; training is bit-for-bit unchanged.
         device: Where the parameters live.
         dtype: Dtype of the parameters.
 
@@ -592,7 +564,6 @@ class NystromAttention(MultiheadAttention):
         head_dim: int | None = None,
         batch_first: bool = True,
         self_attention: bool | None = None,
-        track_error: bool = False,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ):
@@ -608,7 +579,6 @@ class NystromAttention(MultiheadAttention):
             head_dim=head_dim,
             batch_first=batch_first,
             self_attention=self_attention,
-            track_error=track_error,
             device=device,
             dtype=dtype,
             num_landmarks=num_landmarks,

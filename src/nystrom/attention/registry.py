@@ -143,7 +143,6 @@ METHODS: dict[str, Method] = {
         cost="(n + s) d^2",
         exact_limit="its own kernel, always",
         source="Katharopoulos et al. 2020, arXiv:2006.16236",
-        over_ranks=True,
         second_derivatives="always",
     ),
     "performer": Method(
@@ -155,7 +154,6 @@ METHODS: dict[str, Method] = {
         weights="PerformerFeatures",
         weight_options=("redraw_steps",),
         random=True,
-        over_ranks=True,
     ),
     "linformer": Method(
         summary="softmax over learned mixtures of the tokens",
@@ -166,7 +164,6 @@ METHODS: dict[str, Method] = {
         weights="LinformerProjections",
         weight_options=("num_features", "max_length", "per_head", "share_key_value", "init_std", "frozen"),
         positional=True,
-        over_ranks=True,
     ),
     "informer": Method(
         summary="softmax for the queries that stand out, the mean for the rest",

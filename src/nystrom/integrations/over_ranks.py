@@ -1,10 +1,10 @@
 """transformers' encoders whose tokens are split across the ranks of a process group.
 
-`nystrom.parallel.parallelize` hands such a model here. A hook before the encoder counts positions across all ranks and
-passes the mask to the layers, on which the group is set (see `nystrom.integrations.attention_interface`). Operations
-outside of attention that need a whole sequence run across all ranks: the first token or the mean of a head for
-sequences, and the mean loss of a head for tokens. Only the families in `PLACES` and `AFTER_PADDING` are supported,
-since others may mix tokens elsewhere.
+`nystrom.parallel.parallelize` hands such a model here, once `nystrom.integrations` is imported. A hook before the
+encoder counts positions across all ranks and passes the mask to the layers, on which the group is set (see
+`nystrom.integrations.attention_interface`). Operations outside of attention that need a whole sequence run across all
+ranks: the first token or the mean of a head for sequences, and the mean loss of a head for tokens. Only the families in
+`PLACES` and `AFTER_PADDING` are supported, since others may mix tokens elsewhere.
 """
 
 import inspect
@@ -48,14 +48,19 @@ _POOLING = {"cls": "first", "bos": "first", "mean": "mean"}
 _HELD = "_nystrom_over_ranks"
 
 
-def parallelize_transformers(model: PreTrainedModel, group: Group) -> None:
+def parallelize_transformers(model: nn.Module, group: Group) -> bool:
     """Let a model of transformers take one piece of each sequence per rank, at least one token; changed in place.
 
     See `nystrom.parallel.parallelize`.
 
+    Returns:
+        Whether it is a model of transformers, and none of `nystrom.models`.
+
     Raises:
         ValueError: An invalid group, or a family, head, attention or rotation that does not work across ranks.
     """
+    if not isinstance(model, PreTrainedModel) or hasattr(model, "group"):
+        return False
     head = _find_head(model)
     _check_attention(model)
     if group is not None:
@@ -69,6 +74,7 @@ def parallelize_transformers(model: PreTrainedModel, group: Group) -> None:
             module.__dict__[GROUP] = group
     if group is not None:
         model.__dict__[_HELD] = _Hooks(model, group, head)
+    return True
 
 
 def _find_head(model: PreTrainedModel) -> str:

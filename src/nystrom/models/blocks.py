@@ -23,7 +23,6 @@ from nystrom.attention.heads import AttentionHeads, attend_in_heads, build_atten
 from nystrom.attention.method_names import NO_ATTENTION
 from nystrom.attention.registry import METHODS
 from nystrom.attention.skip import DepthwiseSkip
-from nystrom.attention.tracked_error import TrackedError
 from nystrom.models.configuration import EncoderConfig
 from nystrom.models.parts.activations import activation
 from nystrom.models.parts.dropout import Dropout
@@ -57,7 +56,6 @@ class EncoderSelfAttention(nn.Module):
         self.method = build_method(config, layer)
         size = config.conv_kernel_size
         self.conv = None if size is None else DepthwiseSkip(self.num_heads, size)
-        self.tracked = TrackedError(self.num_heads) if attends and config.track_error else None
         taps = config.short_conv_kernel_size
         self.query_conv = None if taps is None or not attends else ShortConvolution(width, taps)
         self.key_conv = None if taps is None or not attends else ShortConvolution(width, taps)
@@ -81,7 +79,7 @@ class EncoderSelfAttention(nn.Module):
         k = _convolve(self.key_conv, self.key(x), keep)
         if turn is not None:
             q, k = (rotate(part, turn, num_heads=self.num_heads) for part in (q, k))
-        return attend_in_heads(self.method, q, k, v, masks=Masks(keep), conv=self.conv, tracked=self.tracked)
+        return attend_in_heads(self.method, q, k, v, masks=Masks(keep), conv=self.conv)
 
     def _passed(self, v: Float[Tensor, "b n w"], keep: Bool[Tensor, "b n"] | None) -> Float[Tensor, "b n w"]:
         """The values, and their convolution."""

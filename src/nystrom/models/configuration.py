@@ -120,8 +120,6 @@ class EncoderConfig(PreTrainedConfig):
         sparse_prediction: In training with labels, the heads for masked words score only the tokens that have a label:
             the same loss at a fraction of the time and memory. Their logits are then (masked tokens, v) rather than (b,
             n, v). Evaluation scores all tokens.
-        track_error: Each layer keeps a running estimate of its error against exact attention while the model trains,
-            see `nystrom.attention.tracked_error`. It is not saved: it belongs to the training run, not to the model.
         bos_token_id: Token that begins a text; stored for the published format, not used by any model.
         eos_token_id: Token or tokens that end a text; likewise.
         segment_means_seq_len: The only input length that transformers' own model supports, unless attention is exact.
@@ -166,7 +164,6 @@ class EncoderConfig(PreTrainedConfig):
     task: str | None = None
     tie_word_embeddings: bool = True
     sparse_prediction: bool = False
-    track_error: bool = False
     bos_token_id: int | None = None
     eos_token_id: int | list[int] | None = None
     segment_means_seq_len: int | None = None
@@ -216,17 +213,12 @@ class EncoderConfig(PreTrainedConfig):
                 f"chunk_size_feed_forward is {self.chunk_size_feed_forward}; expected 0: the block runs in one piece."
             )
         check_flag("sparse_prediction", self.sparse_prediction)
-        check_flag("track_error", self.track_error)
-        if self.track_error and self.attention == NO_ATTENTION:
-            raise ValueError(f"track_error is True, but attention is {NO_ATTENTION!r}, which has none: leave it out.")
         dropout = ("hidden_dropout_prob", "attention_probs_dropout_prob")
         check_numbers(
             positive={name: getattr(self, name) for name in ("initializer_range", "layer_norm_eps")},
             shares={name: getattr(self, name) for name in dropout},
         )
-        check_dropped_weights(
-            self.attention_probs_dropout_prob, self.attention, design=self.design, track_error=self.track_error
-        )
+        check_dropped_weights(self.attention_probs_dropout_prob, self.attention, design=self.design)
         check_attention(
             self.attention, self.attention_options, layers=self.num_hidden_layers, shared=self.share_attention_weights
         )
@@ -286,12 +278,6 @@ class EncoderConfig(PreTrainedConfig):
     def from_json_file(cls, json_file: str | os.PathLike) -> Self:
         """Read one file of either format; see `from_dict`."""
         return cls.from_dict(read_json(Path(json_file)))
-
-    def to_dict(self) -> dict[str, Any]:
-        """All fields that are saved."""
-        content = super().to_dict()
-        content.pop("track_error", None)
-        return content
 
     def to_json_file(self, json_file_path: str | os.PathLike, use_diff: bool = True) -> None:
         """Write config.json, in the published format where `segment_means_seq_len` is set.

@@ -197,8 +197,6 @@ class EncoderPreTrainedModel(PreTrainedModel):
         self.config.attention, self.config.attention_options = attention, options
         for layer, method in zip(layers, built, strict=True):
             layer.method = method.train(layer.training)
-            if layer.tracked is not None:
-                layer.tracked.restart()
 
     @classmethod
     def _can_set_attn_implementation(cls) -> bool:

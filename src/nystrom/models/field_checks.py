@@ -37,11 +37,11 @@ def check_heads(hidden_size: int, attention_size: object, heads: int) -> None:
         raise ValueError(f"{name} is {width} but num_attention_heads is {heads}; expected a multiple of the heads.")
 
 
-def check_dropped_weights(share: object, attention: str, *, design: str, track_error: bool) -> None:
+def check_dropped_weights(share: object, attention: str, *, design: str) -> None:
     """Check that attention stores weights, if dropout is to be applied to them.
 
     Raises:
-        ValueError: It does not, or its error is tracked, which would then be the error of the dropout.
+        ValueError: It does not.
     """
     if share == 0:
         return
@@ -50,11 +50,6 @@ def check_dropped_weights(share: object, attention: str, *, design: str, track_e
             f"attention_probs_dropout_prob is {share!r}, but {attention} of design {design!r} stores no weights that "
             "could be dropped (only softmax and kernelized of design 'authors' do): expected 0. Use "
             "hidden_dropout_prob; of a published Nyströmformer drop the value, which transformers does not use either."
-        )
-    if track_error:
-        raise ValueError(
-            f"track_error is True, but attention_probs_dropout_prob is {share!r}, so the error would be that of "
-            "the dropout: leave track_error out."
         )
 
 

@@ -1,7 +1,6 @@
 """What all methods share around their computation across ranks: agreement, checks, dtypes, masks and empty pieces."""
 
 from collections.abc import Callable
-from importlib import import_module
 from typing import Any
 
 import torch
@@ -13,15 +12,28 @@ from nystrom.attention.backend import uses_triton
 from nystrom.attention.entry import nothing
 from nystrom.attention.registry import METHODS
 from nystrom.parallel.agreement import agree, check_group, facts_of
-from nystrom.parallel.communication import Ranks
-from nystrom.parallel.tokens import Tokens, find_tokens
+from nystrom.parallel.methods.longformer import longformer_over_ranks
+from nystrom.parallel.methods.near_far import near_far_over_ranks
+from nystrom.parallel.methods.nystrom import nystrom_over_ranks
+from nystrom.parallel.methods.skyformer import skyformer_over_ranks
+from nystrom.parallel.methods.softmax import softmax_over_ranks
+from nystrom.parallel.tokens import find_tokens
 from nystrom.precision import cast_for_autocast, narrowed, without_autocast
 from nystrom.shapes import Group, Masks, check_inputs, check_same_tokens, zero_masked
+
+# The computation of each method that works across ranks: (ranks, queries, keys, q, k, v, *rest) -> outputs.
+OVER_RANKS: dict[str, Callable[..., Tensor]] = {
+    "softmax": softmax_over_ranks,
+    "nystrom": nystrom_over_ranks,
+    "near_far": near_far_over_ranks,
+    "skyformer": skyformer_over_ranks,
+    "longformer": longformer_over_ranks,
+}
+_METHODS = {entry.options: name for name, entry in METHODS.items()}
 
 
 def attend_over_ranks(
     group: Group,
-    core: Callable[..., Tensor],
     q: Float[Tensor, "b h n d"],
     k: Float[Tensor, "b h s d"],
     v: Float[Tensor, "b h s e"],
@@ -31,14 +43,13 @@ def attend_over_ranks(
 ) -> Float[Tensor, "b h n e"]:
     """Attend as `nystrom.attention.entry.attend` would to the tokens of all ranks; returns this rank's piece.
 
-    The counterpart of the core of a method is `METHOD_over_ranks(ranks, queries, keys, q, k, v, *rest)` in
-    `nystrom.parallel.methods.METHOD`.
+    The method is that whose options are among the further arguments.
 
     Raises:
         ValueError: An invalid group; shapes, dtypes or masks that are invalid or differ between ranks; or a method or
             backend that does not work across ranks.
     """
-    ranks, method = check_group(group), core.__module__.rpartition(".")[2]
+    ranks, method = check_group(group), next(_METHODS[type(value)] for value in rest if type(value) in _METHODS)
     refusal = None
     try:
         _check_method(method, rest)
@@ -69,15 +80,10 @@ def attend_over_ranks(
         # In self-attention, one object serves both. Without a mask, other keys may be split differently.
         queries = keys if masks.is_self and n == s else find_tokens(ranks, n, query_keep, len(q), q.device)
         q, k, v = zero_masked(q, query_keep), zero_masked(k, keep), zero_masked(v, keep)
-        out = _run(ranks, method, queries, keys, q, k, v, rest)
+        # No operation meets an empty axis.
+        padded = (x if x.shape[2] else F.pad(x, (0, 0, 0, 1)) for x in (q, k, v))
+        out = OVER_RANKS[method](ranks, queries, keys, *padded, *rest)
         return ranks.end_with(narrowed(zero_masked(out[:, :, : q.shape[2]], query_keep), v.dtype))
-
-
-def _run(
-    ranks: Ranks, method: str, queries: Tokens, keys: Tokens, q: Tensor, k: Tensor, v: Tensor, rest: tuple[Any, ...]
-) -> Tensor:
-    function = getattr(import_module(f"nystrom.parallel.methods.{method}"), f"{method}_over_ranks")
-    return function(ranks, queries, keys, *(x if x.shape[2] else F.pad(x, (0, 0, 0, 1)) for x in (q, k, v)), *rest)
 
 
 def _check_method(method: str, rest: tuple[Any, ...]) -> None:

@@ -42,7 +42,6 @@ def softmax_over_ranks(
     v: Float[Tensor, "b h s e"],
     *,
     scale: float | None,
-    bias: Float[Tensor, "b h s 1"] | None = None,
 ) -> tuple[Float[Tensor, "b h r e"], Float[Tensor, "b h r 1"]]:
     """Softmax attention of a few replicated queries to the keys of all ranks; in float32 at least.
 
@@ -53,11 +52,10 @@ def softmax_over_ranks(
         k: Keys of this rank.
         v: Their values; zeros where a key is not real.
         scale: Factor on the inner products; None means 1 / sqrt(d).
-        bias: Added to all scores of a key.
 
     Returns:
         The outputs, and the logarithms of their normalisers.
     """
     q, k, v = (at_least_float32(x) for x in (q, k, v))
     keep = None if keys.whole and keys.lengths[ranks.rank] else keys.keep
-    return join(ranks, *softmax_and_logsumexp(q, k, v, keep=keep, scale=scale, bias=bias))
+    return join(ranks, *softmax_and_logsumexp(q, k, v, keep=keep, scale=scale))

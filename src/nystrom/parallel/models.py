@@ -5,8 +5,7 @@ tokens, mask and token labels; labels of sequences are the same on all ranks. Ev
 scores of its own tokens, and the pooled tokens and loss of the whole, equal to those of a single process.
 """
 
-import sys
-from importlib import import_module
+from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F
@@ -21,6 +20,14 @@ from nystrom.parallel.tokens import Tokens, find_tokens, take_first
 from nystrom.precision import at_least_float32
 from nystrom.shapes import Group
 
+# For models of other packages: make one of their own work over the ranks of a group, and say whether it is theirs.
+_others: list[Callable[[nn.Module, Group], bool]] = []
+
+
+def pass_parallelize(other: Callable[[nn.Module, Group], bool]) -> None:
+    """Let `parallelize` take models of another package, as `nystrom.integrations` does for those of transformers."""
+    _others.append(other)
+
 
 def parallelize(model: nn.Module, group: Group) -> None:
     """Let a model of `nystrom.models`, or an encoder of transformers, take one piece of each sequence per rank.
@@ -30,23 +37,21 @@ def parallelize(model: nn.Module, group: Group) -> None:
 
     Args:
         model: `EncoderModel`, or one with a head for masked words, pretraining, sequences or tokens; or a model of
-            transformers that attends by a method of this library, see `nystrom.integrations.over_ranks`. Changed in
+            transformers that attends by a method of this library, after `import nystrom.integrations`. Changed in
             place.
         group: Process group, or a mesh of one dimension; None returns to a single process.
 
     Raises:
-        ValueError: An invalid group, or a model, method or error tracking that does not work across ranks.
+        ValueError: An invalid group, or a model or method that does not work across ranks.
     """
     if not getattr(model, "over_ranks", False):
-        transformers = sys.modules.get("transformers")
-        if transformers is not None and isinstance(model, transformers.PreTrainedModel) and not hasattr(model, "group"):
-            # Imported only when needed: it depends on this module.
-            import_module("nystrom.integrations.over_ranks").parallelize_transformers(model, group)
+        if any(other(model, group) for other in _others):
             return
         raise ValueError(
             f"model is a {type(model).__name__}, which does not work over ranks; expected an encoder of "
-            "nystrom.models or transformers without a head, or with one for masked words, pretraining, sequences or "
-            "tokens. For your own layers, set the attribute group of their AttentionHeads."
+            "nystrom.models, or after `import nystrom.integrations` of transformers, without a head, or with one for "
+            "masked words, pretraining, sequences or tokens. For your own layers, set the attribute group of their "
+            "AttentionHeads."
         )
     if group is not None:
         check_group(group)

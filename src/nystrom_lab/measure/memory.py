@@ -33,6 +33,16 @@ def allocator() -> str:
     return " ".join(told) or "default"
 
 
+def free_bytes(device: torch.device) -> int:
+    """Free memory in bytes: on CUDA, including unused memory that torch has reserved; else what the system has left."""
+    if device.type == "cuda":
+        reusable = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+        return torch.cuda.mem_get_info(device)[0] + reusable
+    import psutil
+
+    return psutil.virtual_memory().available
+
+
 def peak_megabytes(device: str) -> float:
     """The peak since the process began, in MB (10^6 bytes); 0 where the system does not report it.
 

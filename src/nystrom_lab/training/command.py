@@ -82,8 +82,7 @@ def train_words(
         named["context_parallel"] = settings.context_parallel
     named |= {"precision": settings.precision, "device": settings.device}
     named |= {"threads": threads, "compile": settings.compile or None}
-    named |= {"track_error": settings.track_error or None, "data": data}
-    named |= {**columns.named(), "to": to}
+    named |= {"data": data, **columns.named(), "to": to}
     named |= {"model": settings.model, "mask_share": settings.mask_share or None}
     if settings.positions is not None and not LRA[settings.task].any_size:
         named["max_length"] = settings.positions

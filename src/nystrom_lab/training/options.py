@@ -107,8 +107,6 @@ class RunOptions:
         context_parallel: Processes that split the tokens of each sample, for samples that do not fit in one process.
         precision: "auto" is bfloat16 autocast on an accelerator that has it, and float32 elsewhere.
         device: "auto" uses an accelerator if there is one.
-        track_error: Also record the error of attention against exact attention, estimated from a few queries; for
-            models of this library.
         threads: CPU threads. Default: torch's choice.
         timeout: Seconds to wait for the other processes; then the run ends, and can be resumed.
     """
@@ -119,7 +117,6 @@ class RunOptions:
     context_parallel: int = 1
     precision: Precision = "auto"
     device: Device = "auto"
-    track_error: bool = False
     threads: int | None = None
     timeout: int = TIMEOUT
 

@@ -45,7 +45,6 @@ class Settings(Recipe, Schedule):
         positions: Number of positions of the model; None for the preset's.
         compile: Whether the model is compiled.
         share_projections: Whether all layers share the weights of the method.
-        track_error: Whether the attention error is recorded in the curves.
         mask_share: Share of the tokens that are masked and predicted; 0 if the class is predicted.
         model: Folder of the encoder that the run starts from; None if it starts from scratch.
         weights: Checksum of that encoder's weights.
@@ -72,7 +71,6 @@ class Settings(Recipe, Schedule):
     positions: int | None = None
     compile: bool = False
     share_projections: bool = False
-    track_error: bool = False
     mask_share: float = 0.0
     model: str | None = None
     weights: str | None = None
@@ -81,11 +79,6 @@ class Settings(Recipe, Schedule):
     def __post_init__(self):
         super().__post_init__()
         self.check_recipe()
-        if self.drop_weights and self.track_error and self.attention in DROPS_WEIGHTS:
-            raise ValueError(
-                f"drop_weights and track_error are both True: the error of {self.attention} would be that of the "
-                "dropped weights: leave one of them out."
-            )
         # Masked inputs are learned without a head.
         if self.pooled_norm != "none" and self.part_size == 1 and self.mask_share == 0:
             raise ValueError(
@@ -159,7 +152,6 @@ class Settings(Recipe, Schedule):
             share_attention_weights=self.share_projections,
             conv_kernel_size=self.conv_kernel_size,
             task=self.task,
-            track_error=self.track_error,
         )
 
 
@@ -228,7 +220,6 @@ def settle(
         positions=positions,
         compile=asked.compile,
         share_projections=method.share_projections,
-        track_error=asked.track_error,
         mask_share=asked.mask_share,
         model=None if start is None else str(start.folder),
         weights=None if start is None else start.weights,
@@ -268,6 +259,8 @@ def differences(settings: RunSettings, before: Mapping[str, Any]) -> list[str]:
     # A run that began before a setting existed had its default.
     defaults = {field.name: field.default for field in fields(settings) if field.default is not MISSING}
     before = {**json.loads(json.dumps(defaults)), **before}
+    # Of earlier versions; it changed no weight.
+    before.pop("track_error", None)
     return [
         f"{name} is {_shown(name, now)} but was {_shown(name, before)}"
         for name in sorted({*now, *before})

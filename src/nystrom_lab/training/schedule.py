@@ -153,8 +153,3 @@ class RunSettings(Protocol):
     def precision(self) -> str:
         """Precision: "float32", "bfloat16" or "float16"."""
         ...
-
-    @property
-    def track_error(self) -> bool:
-        """Whether the attention error is recorded in the curves."""
-        ...

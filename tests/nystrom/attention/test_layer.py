@@ -508,5 +508,3 @@ def test_packed_sequences_are_whole_and_their_own():
         layer(x, cu_seqlens=edges, weight_queries=torch.tensor([0]), need_weights=True)
     with pytest.raises(ValueError, match="which is self-attention, but query and key are different tokens"):
         MultiheadAttention(8, 2, method="linear", self_attention=False)(x, x + 1, x + 1, cu_seqlens=edges)
-    with pytest.raises(ValueError, match="track_error works on whole rows"):
-        NystromAttention(8, 2, track_error=True)(x, cu_seqlens=edges)

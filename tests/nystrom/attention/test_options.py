@@ -13,7 +13,7 @@ from nystrom.attention.options import MASK_DOCS
 from nystrom.attention.registry import METHODS, find_function
 from nystrom.command_options import option_docs
 
-CALL = {*MASK_DOCS, "generator", "skip", "group", "query_positions", "key_positions", "is_causal"}
+CALL = {*MASK_DOCS, "generator", "skip", "group", "is_causal"}
 
 
 def keywords(function):

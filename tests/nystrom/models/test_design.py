@@ -241,7 +241,6 @@ def test_a_saved_model_is_the_same_again(tmp_path):
             LINFORMER | {"design": "authors"},
             r"frozen is not given, .* pass attention_options={'frozen': False} for Nyströmformer's, .*Skyformer's",
         ),
-        (AUTHORS | {"track_error": True}, "track_error is True, but attention_probs_dropout_prob is 0.5"),
         ({"attention_size": 7}, "attention_size is 7 but num_attention_heads is 2; expected a multiple of the heads"),
         ({"attention_size": 0}, "attention_size is 0; expected a whole number of at least 1"),
         (

@@ -55,7 +55,6 @@ def checks():
         yield f"{kind} with pooling by means", check
     for method, options in {
         "near_far": {"block_size": 4, "reach": 1, "num_heavy": 2, "num_clusters": 3, "exact_up_to": 0},
-        "linear": {},
         "nystrom": {"num_landmarks": 4, "exact_layers": (0,)},
     }.items():
         for kind in ("bert", "modernbert"):
@@ -225,8 +224,8 @@ def what_does_not_work_over_ranks_is_refused():
     refused("BertForQuestionAnswering, whose head does not work", build("bert", AutoModelForQuestionAnswering))
     refused("attends by sdpa, and a layer of transformers' own", build("bert", method="sdpa"))
     refused(
-        "attends by informer, which does not work over ranks: use one of nystrom, near",
-        build("bert", method="informer"),
+        "attends by linear, which does not work over ranks: use one of nystrom, near",
+        build("bert", method="linear"),
     )
     model = build("bert")
     set_attention(model.encoder.layer[0], "sdpa")

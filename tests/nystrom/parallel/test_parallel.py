@@ -6,7 +6,8 @@ import pytest
 import torch
 from torch.testing import assert_close
 
-from nystrom import nystrom_attention
+from nystrom import build_attention, nystrom_attention
+from nystrom.attention import group_runner
 from nystrom.landmarks import group_sums
 from nystrom.parallel.tokens import _equal_segments
 
@@ -40,6 +41,17 @@ def test_equal_segments_are_summed_as_by_their_numbers(start, n):
     x = torch.randn(2, 3, n, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     segment = (start + torch.arange(n)).div(4, rounding_mode="floor").expand(2, n)
     assert_close(_equal_segments(x, start, 4, 3), group_sums(x, segment, 3))
+
+
+def test_a_group_without_the_package_that_runs_it_raises_by_name(monkeypatch):
+    monkeypatch.setattr(group_runner, "_passed", [])
+    q = torch.randn(1, 2, 9, 4)
+    with pytest.raises(ValueError, match=r"group is given, and attention over ranks is in nystrom\.parallel: import"):
+        nystrom_attention(q, q, q, num_landmarks=3, group="tokens")
+    heads = build_attention("softmax", num_heads=2, head_dim=4)
+    heads.group = "tokens"
+    with pytest.raises(ValueError, match=r"import nystrom\.parallel"):
+        heads(q, q, q, skip=torch.ones(2, 1, 3, 1))
 
 
 def test_a_group_without_a_process_group_raises_by_name():

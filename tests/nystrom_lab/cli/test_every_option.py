@@ -13,6 +13,7 @@ from unittest import mock
 from nystrom_lab.cli.main import COMMANDS, main
 
 LIST = Path(__file__).with_name("every_option.txt")
+DEFAULT = re.compile(r"\((default: [^)]*|required|repeatable)\)$")
 # An option or an argument, at the beginning of its line, whether boxes are drawn or not; its help is further in.
 ITEM = re.compile(r"^[│ ] {0,2}(--?[a-z]|[\[A-Z{])")
 
@@ -21,19 +22,24 @@ def options_of(command):
     """Names, values and defaults of the options of a command, by its help."""
     said = io.StringIO()
     with (
-        mock.patch.dict(os.environ, {"COLUMNS": "400"}),
+        # From 130 on there may be two columns.
+        mock.patch.dict(os.environ, {"COLUMNS": "129"}),
         contextlib.redirect_stdout(said),
         contextlib.suppress(SystemExit),
     ):
         main([*command.split(), "--help"])
     found = []
     for line in said.getvalue().partition("\n\n")[2].splitlines():
-        text = line.strip("│ ")
+        text = line.strip("│╭╮╰╯─ ")
         if ITEM.match(line) and (text.startswith("-") or not text.endswith(".")):
-            found.append(re.split(r"\s{2,}", text)[0])
-        if found and (default := re.search(r"\((default: [^)]*|required|repeatable)\)$", text)):
-            found[-1] += f" ({default[1]})"
-    return sorted(found)
+            found.append([re.split(r"\s{2,}", text)[0], text])
+        elif found:
+            # A default may go on in the next line.
+            found[-1][1] += f" {text}" if text else "\n"
+    defaults = [DEFAULT.search(text.partition("\n")[0].rstrip()) for _, text in found]
+    return sorted(
+        name + (f" ({default[1]})" if default else "") for (name, _), default in zip(found, defaults, strict=True)
+    )
 
 
 def listed():

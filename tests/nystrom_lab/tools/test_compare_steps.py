@@ -5,7 +5,7 @@ import importlib.util
 import pytest
 
 from nystrom_lab.measure.rows import read_rows
-from tools.compare_steps import compare_dropout, compare_formats, compare_heads, compare_tracking, in_turn, main
+from tools.compare_steps import compare_dropout, compare_formats, compare_heads, in_turn, main
 
 HAS_DATASETS = importlib.util.find_spec("datasets") is not None
 SMALL = {"layers": 1, "width": 8, "batch": 2, "tokens": 32, "vocabulary": 50, "rounds": 3}
@@ -40,14 +40,6 @@ def test_scoring_all_tokens_is_compared_with_scoring_the_masked_ones(tmp_path, c
         "python tools/compare_steps.py heads --layers 1 --width 8 --batch 2 --tokens 32 --vocabulary 50 --rounds 3"
     )
     assert len(capsys.readouterr().out.splitlines()) == len(rows) == 6
-
-
-def test_a_layer_that_tracks_its_error_is_compared_with_one_that_does_not(tmp_path):
-    rows = compare_tracking(to=tmp_path / "rows.csv", tokens=24, width=8, heads=2, rounds=2)
-    assert [row.quantity for row in rows] == [
-        f"layer step time, {what}" for what in ("tracked", "not tracked", "tracked / not tracked")
-    ]
-    assert rows[0].command == "python tools/compare_steps.py tracking --tokens 24 --width 8 --heads 2 --rounds 2"
 
 
 def test_a_classifier_is_compared_with_itself_under_the_dropout_of_torch(tmp_path, monkeypatch):

@@ -51,7 +51,7 @@ def settings_of(task="listops", **asked):
             "clip_norm": 1.0,
         },
         {"schedule": "cosine", "label_smoothing": 0.1, "ema": 0.99, "augment": True, "denoise": 1.0},
-        {"compile": True, "track_error": True},
+        {"compile": True},
     ],
 )
 def test_the_words_make_the_settings(given, trained):

@@ -8,13 +8,12 @@ from nystrom_lab.training.run_settings import settle
 
 @pytest.mark.parametrize(("attention", "share"), [("softmax", 0.1), ("kernelized", 0.1), ("nystrom", 0.0)])
 def test_a_training_drops_what_the_authors_drop_if_it_is_asked_to(attention, share):
-    def settled(track_error=False, **changes):
+    def settled(**changes):
         return settle(
             TrainOptions(
                 "listops",
                 device="cpu",
                 precision="float32",
-                track_error=track_error,
                 attention=attention,
                 preset="nystromformer",
                 **changes,
@@ -27,8 +26,3 @@ def test_a_training_drops_what_the_authors_drop_if_it_is_asked_to(attention, sha
     assert asked.changes() == {"drop_weights": True}
     with pytest.raises(ValueError, match=r"drop_weights is True, but design is 'transformers'.*leave drop_weights out"):
         settled(drop_weights=True, design="transformers")
-    if share:
-        with pytest.raises(ValueError, match=f"the error of {attention} would be that of the dropped weights"):
-            settled(track_error=True, drop_weights=True)
-    else:
-        assert settled(track_error=True, drop_weights=True).track_error

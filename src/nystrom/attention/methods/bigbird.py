@@ -64,7 +64,7 @@ def bigbird_attention(
         **options: Those of `BigBirdOptions`.
         **masks: Which tokens are real.
         generator: Source of the random blocks; None uses evenly spread draws, "global" torch's global generator.
-        group: Process group across which the tokens are split, see `nystrom.parallel`; None for a single process.
+        group: None; a process group raises, see `nystrom.parallel` for the methods that take one.
 
     Raises:
         ValueError: Invalid shapes, dtypes, masks or options, or queries and keys of different tokens.

@@ -60,7 +60,7 @@ def informer_attention(
         **options: Those of `InformerOptions`.
         **masks: Which tokens are real.
         generator: Source of the sample of keys; None uses evenly spread keys, "global" torch's global generator.
-        group: Process group across which the tokens are split, see `nystrom.parallel`; None for a single process.
+        group: None; a process group raises, see `nystrom.parallel` for the methods that take one.
 
     Raises:
         ValueError: Invalid shapes, dtypes, masks or options.

@@ -54,7 +54,7 @@ def linear_attention(
         v: Values.
         **options: Those of `LinearOptions`.
         **masks: Which tokens are real.
-        group: Process group across which the tokens are split, see `nystrom.parallel`; None for a single process.
+        group: None; a process group raises, see `nystrom.parallel` for the methods that take one.
 
     Raises:
         ValueError: Invalid shapes, dtypes, masks or options.

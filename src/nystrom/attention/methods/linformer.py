@@ -58,7 +58,7 @@ def linformer_attention(
         value_projection: F, likewise; the same tensor as E if keys and values share it.
         **options: Those of `LinformerOptions` that do not shape the projections.
         **masks: Which tokens are real.
-        group: Process group across which the tokens are split, see `nystrom.parallel`; None for a single process.
+        group: None; a process group raises, see `nystrom.parallel` for the methods that take one.
 
     Raises:
         ValueError: Invalid shapes, dtypes or masks, or more keys than the projections have columns.
@@ -86,14 +86,14 @@ def _linformer(
     value_projection: Float[Tensor, "g m length"],
     options: LinformerOptions,
 ) -> Float[Tensor, "b h n e"]:
-    check_projection("key_projection", key_projection, k, k.shape[2])
-    check_projection("value_projection", value_projection, k, k.shape[2])
+    _check_projection("key_projection", key_projection, k, k.shape[2])
+    _check_projection("value_projection", value_projection, k, k.shape[2])
     keys = _project(_from_first_real(k, keep), key_projection)
     values = _project(_from_first_real(v, keep), value_projection)
     return fused_softmax(q.to(keys.dtype), keys, values, scale=options.scale)
 
 
-def check_projection(name: str, projection: Tensor, k: Tensor, s: int) -> None:
+def _check_projection(name: str, projection: Tensor, k: Tensor, s: int) -> None:
     """Check a projection for the heads of k and s keys.
 
     Raises:

@@ -13,12 +13,7 @@ those of its tokens that are not near, and the logarithm of their number added t
 - Heavy keys and clusters: see `nystrom.attention.parts.clusters`. The choice has no gradient; means, counts and scores
   have theirs.
 - `num_samples` adds what the approximation misses, see `nystrom.attention.parts.residual`; rows are then not positive.
-- Cross-attention, where queries and keys are different tokens, has no near tokens: all queries see the same keys. With
-  `query_positions` and `key_positions`, places in one common text, it does: these replace the positions in the
-  sequence, blocks are counted from the position of the first real key, and near are the keys of the query's block and
-  those up to `reach` from it. A constant added to all positions changes nothing, and with 0 ... n - 1 for both it is
-  self-attention. See `nystrom.attention.parts.at_positions`; gaps between positions cost nothing.
-
+- Cross-attention, where queries and keys are different tokens, has no near tokens: all queries see the same keys.
 - `is_causal`: a query sees only tokens up to itself: those of its block and of the block before, and heavy keys and
   clusters of all earlier ones; see `nystrom.attention.parts.causal`. `reach` and `iterations` are not used, and the
   queries of the first `exact_up_to` tokens, in whole blocks, are exact.
@@ -46,7 +41,6 @@ from nystrom.attention.entry import attend
 from nystrom.attention.exact_limit import exact_one_by_one, exact_where_short
 from nystrom.attention.fused import fused_softmax, open_empty
 from nystrom.attention.options import NearFarOptions, documented
-from nystrom.attention.parts.at_positions import Positions, attend_at_positions, check_places, near_keys
 from nystrom.attention.parts.band import from_first_real, pad_to_blocks, without_padding
 from nystrom.attention.parts.block_stretches import attend_in_stretches
 from nystrom.attention.parts.causal import attend_causally
@@ -71,7 +65,7 @@ from nystrom.shapes import (
 # What `check_same_tokens` says where nothing declares cross-attention.
 _NEEDS_SAME_TOKENS = (
     "near_far counts positions, and without key_keep or query_keep takes queries and keys for the same tokens: pass "
-    "key_keep for cross-attention (all True where all keys are real), or query_positions and key_positions"
+    "key_keep for cross-attention (all True where all keys are real)"
 )
 _CAUSAL = "is_causal is True, which is self-attention, of queries and keys of the same tokens"
 
@@ -95,8 +89,6 @@ def near_far_attention(
     key_keep: Bool[Tensor, "b s"] | None = None,
     query_keep: Bool[Tensor, "b n"] | None = None,
     cu_seqlens: Int[Tensor, " ends"] | None = None,
-    query_positions: Int[Tensor, "b n"] | None = None,
-    key_positions: Int[Tensor, "b s"] | None = None,
     is_causal: bool = False,
     group: Group = None,
 ) -> Float[Tensor, "b h n e"]:
@@ -108,14 +100,11 @@ def near_far_attention(
         v: Values.
         **options: Those of `NearFarOptions`.
         **masks: Which tokens are real.
-        query_positions: Places of the queries in a text that they share with the keys, in any order; with them
-            cross-attention also has near tokens. Give both or neither.
-        key_positions: Places of the keys; strictly increasing over the real ones, with any gaps.
         is_causal: Causal attention: a query sees no later token; self-attention, in one process.
         group: Process group across which the tokens are split, see `nystrom.parallel`; None for a single process.
 
     Raises:
-        ValueError: Invalid shapes, dtypes, masks, positions or options.
+        ValueError: Invalid shapes, dtypes, masks or options.
     """
     options = NearFarOptions(
         block_size=block_size,
@@ -131,20 +120,10 @@ def near_far_attention(
     masks = Masks(keep, key_keep, query_keep, cu_seqlens)
     check_flag("is_causal", is_causal)
     if is_causal:
-        _check_causal(q, masks, options, query_positions is not None or key_positions is not None, group)
+        _check_causal(q, masks, options, group)
         return attend(_causal, q, k, v, masks, options, same_tokens=_CAUSAL)
-    if query_positions is None and key_positions is None:
-        same_tokens = _NEEDS_SAME_TOKENS if masks.is_self else None
-        return attend(_near_far, q, k, v, masks, options, masks.is_self, same_tokens=same_tokens, group=group)
-    if group is not None or uses_triton(options.backend):
-        what = "group is given" if group is not None else "backend is 'triton'"
-        raise ValueError(
-            f"{what}, and so are positions, which are supported only in a single process in torch: leave one of them "
-            "out."
-        )
-    real_keys, _ = check_inputs(q, k, v, masks)
-    positions = check_places(query_positions, key_positions, q, k, real_keys)
-    return attend(_near_far, q, k, v, masks, options, False, positions)
+    same_tokens = _NEEDS_SAME_TOKENS if masks.is_self else None
+    return attend(_near_far, q, k, v, masks, options, masks.is_self, same_tokens=same_tokens, group=group)
 
 
 @documented(NearFarOptions)
@@ -164,8 +143,6 @@ def near_far_rows(
     keep: Bool[Tensor, "b n"] | None = None,
     key_keep: Bool[Tensor, "b s"] | None = None,
     query_keep: Bool[Tensor, "b n"] | None = None,
-    query_positions: Int[Tensor, "b n"] | None = None,
-    key_positions: Int[Tensor, "b s"] | None = None,
 ) -> Float[Tensor, "b h r s"]:
     r"""Rows of the attention matrix A, for the queries at r positions: r x s numbers.
 
@@ -178,8 +155,6 @@ def near_far_rows(
         queries: Positions of the queries.
         **options: Those of `NearFarOptions`.
         **masks: Which tokens are real.
-        query_positions: As for `near_far_attention`.
-        key_positions: As for `near_far_attention`.
 
     Raises:
         ValueError: Invalid shapes, dtypes, masks or options, a position outside 0 ... n - 1, or `num_samples` other
@@ -203,8 +178,7 @@ def near_far_rows(
     masks = Masks(keep, key_keep, query_keep)
     keep, query_keep = check_inputs(q, k, k, masks)
     check_positions("queries", queries, q)
-    positions = check_places(query_positions, key_positions, q, k, keep)
-    if masks.is_self and positions is None:
+    if masks.is_self:
         check_same_tokens(_NEEDS_SAME_TOKENS, q, k, masks)
     q, k = (at_least_float32(x) for x in cast_for_autocast(q, k))
     if not all((q.shape[0], len(queries), k.shape[2])):
@@ -215,16 +189,14 @@ def near_far_rows(
         factor, real = score_scale(q, scale), all_real(k) if keep is None else keep
         asked = factor * q[:, :, queries]
         exact = (chosen.cluster == num_clusters)[:, :, None]
-        if positions is not None:
-            exact = exact | near_keys(positions, real, queries, options)[:, None]
-        elif masks.is_self:
+        if masks.is_self:
             exact = exact | _near(real, queries, options)[:, None]
         # A key of no cluster takes the zeros behind the last one.
         sizes = cluster_sizes(k, chosen.cluster, num_clusters).clamp(min=1)[..., None]
         means = F.pad(cluster_sums(k, chosen.cluster, num_clusters) / sizes, (0, 0, 0, 1))
         far = (asked @ means.mT).gather(3, chosen.cluster[:, :, None].expand(-1, -1, len(queries), -1))
         scores = torch.where(exact, asked @ k.mT, far)
-        if masks.is_self and positions is None:
+        if masks.is_self:
             short = real.sum(dim=1) <= exact_up_to
             scores = torch.where(short[:, None, None, None], asked @ k.mT, scores)
         rows = scores.masked_fill(~open_empty(real)[:, None, None], -torch.inf).softmax(dim=-1)
@@ -240,17 +212,16 @@ def _near_far(
     query_keep: Bool[Tensor, "b n"] | None,
     options: NearFarOptions,
     is_self: bool,
-    positions: Positions | None = None,
 ) -> Float[Tensor, "b h n e"]:
     check_backend_device(options.backend, q.device)
-    s, exact_up_to = k.shape[2], options.exact_up_to if is_self and positions is None else 0
+    s, exact_up_to = k.shape[2], options.exact_up_to if is_self else 0
     most = max(options.num_heavy, options.num_clusters, *((options.block_size, exact_up_to) if is_self else ()))
     if is_number(s) and s <= most:
         exact = exact_one_by_one if is_self else fused_softmax
         return exact(q, k, v, keep=keep, scale=options.scale)
 
     def approximate(q, k, v, keep, query_keep):
-        return _approximate(q, k, v, keep, query_keep, options, is_self, positions)
+        return _approximate(q, k, v, keep, query_keep, options, is_self)
 
     if not exact_up_to or (keep is None and is_number(s)):
         return approximate(q, k, v, keep, query_keep)
@@ -265,10 +236,9 @@ def _approximate(
     query_keep: Bool[Tensor, "b n"] | None,
     options: NearFarOptions,
     is_self: bool,
-    positions: Positions | None,
 ) -> Float[Tensor, "b h n e"]:
     largest = torch.finfo(v.dtype).max
-    if positions is None and picks_triton(options, q, k, v):
+    if picks_triton(options, q, k, v):
         # The kernels take tokens where and in the dtype they are.
         chosen = _choose_by_kernels(q, k, keep, query_keep, options)
         out = _by_kernels(q, k, v, keep, chosen, options, is_self=is_self)
@@ -279,9 +249,7 @@ def _approximate(
         # Keys and values are read row by row many times.
         q, k, v = at_least_float32(q), *(at_least_float32(x).contiguous() for x in (k, v))
         chosen = choose(q, k, keep, query_keep, options)
-        if positions is not None:
-            out = attend_at_positions(q, k, v, keep, positions, chosen, options)
-        elif is_self:
+        if is_self:
             out = _blocks(q, k, v, keep, chosen, options)
         else:
             out = attend_everywhere(q, k, v, chosen, options)
@@ -371,7 +339,7 @@ def _blocks(
     return take_rows(out, back).unflatten(0, (b, h))
 
 
-def _check_causal(q: Tensor, masks: Masks, options: NearFarOptions, positions: bool, group: Group) -> None:
+def _check_causal(q: Tensor, masks: Masks, options: NearFarOptions, group: Group) -> None:
     """Raise for arguments that causal attention does not support."""
     if not masks.is_self:
         name = "key_keep" if masks.query_keep is None else "query_keep"
@@ -379,7 +347,6 @@ def _check_causal(q: Tensor, masks: Masks, options: NearFarOptions, positions: b
             f"{name} cannot be honoured: is_causal is self-attention, with one mask for queries and keys. Pass keep."
         )
     wrong = {
-        "query_positions or key_positions is given": positions,
         "group is given": group is not None,
         f"num_samples is {options.num_samples}": options.num_samples,
         "backend is 'triton'": uses_triton(options.backend),

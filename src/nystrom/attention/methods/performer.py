@@ -66,7 +66,7 @@ def performer_attention(
         **masks: Which tokens are real.
         generator: Source of the draw if no projection is given; None draws the same each time, "global" uses torch's
             global generator.
-        group: Process group across which the tokens are split, see `nystrom.parallel`; None for a single process.
+        group: None; a process group raises, see `nystrom.parallel` for the methods that take one.
 
     Raises:
         ValueError: Invalid shapes, dtypes, masks or options, or both a projection and a generator.
@@ -90,7 +90,7 @@ def _performer(
     projection: Float[Tensor, "r d"] | None,
     generator: Generator,
 ) -> Float[Tensor, "b h n e"]:
-    projection = projection_of(q, options, projection, generator)
+    projection = _projection_of(q, options, projection, generator)
     q, k, v = (at_least_float32(x) for x in (q, k, v))
     scale = score_scale(q, options.scale)
     rows = (scale**0.5 * projection.to(q.dtype)).expand(*q.shape[:2], -1, -1)
@@ -99,7 +99,7 @@ def _performer(
     return fused_softmax(wide_q, torch.cat([rows, logs], dim=-1), means, scale=1.0)
 
 
-def projection_of(
+def _projection_of(
     q: Float[Tensor, "b h n d"],
     options: PerformerOptions,
     projection: Float[Tensor, "r d"] | None,

@@ -67,7 +67,7 @@ def reformer_attention(
         **options: Those of `ReformerOptions`.
         **masks: Which tokens are real.
         generator: Source of the rotations; None uses evenly spread numbers, "global" torch's global generator.
-        group: Process group across which the tokens are split, see `nystrom.parallel`; None for a single process.
+        group: None; a process group raises, see `nystrom.parallel` for the methods that take one.
 
     Raises:
         ValueError: Invalid shapes, dtypes, masks or options, or queries and keys of different tokens.

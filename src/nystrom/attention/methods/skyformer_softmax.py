@@ -82,7 +82,7 @@ def skyformer_softmax_attention(
         **options: Those of `SkyformerSoftmaxOptions`.
         **masks: Which tokens are real.
         generator: Source of the draws; None uses evenly spread tokens, "global" torch's global generator.
-        group: Process group across which the tokens are split, see `nystrom.parallel`; None for a single process.
+        group: None; a process group raises, see `nystrom.parallel` for the methods that take one.
 
     Raises:
         ValueError: Invalid shapes, dtypes, masks or options.

@@ -27,9 +27,9 @@ from nystrom.attention.fused import softmax_rows
 from nystrom.checks import StartValue
 from nystrom.landmarks import segment_means
 from nystrom.linalg.pinv import iterate, pinv_ridge, residual, start_value
-from nystrom.linalg.spectrum import condition_number
 from nystrom_lab.measure.rows import Row
 from nystrom_lab.studies.approximation.real_heads.recorded import LayerHeads
+from nystrom_lab.studies.matrices.spectra import condition_number
 from nystrom_lab.studies.reproduce.spread import spread_row
 
 RESIDUAL, DISTANCE = "norm of I - A Z", "distance to the pseudoinverse"

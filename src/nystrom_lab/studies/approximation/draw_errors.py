@@ -19,7 +19,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from nystrom.linalg import Draws, nystrom_psd, spectral_norm
+from nystrom_lab.studies.matrices.column_draws import Draws
+from nystrom_lab.studies.matrices.dense_nystrom import nystrom_psd
+from nystrom_lab.studies.matrices.spectra import spectral_norm
 
 # Entries of the matrices that are computed at a time: 40 MB. A draw needs a few times as much.
 _ENTRIES = 5_000_000

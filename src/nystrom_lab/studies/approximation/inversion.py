@@ -51,7 +51,6 @@ from torch import Tensor
 
 from nystrom.clock import seconds
 from nystrom.linalg.pinv import pinv_iterative
-from nystrom.linalg.spectrum import condition_number
 from nystrom.turns import in_turns
 from nystrom_lab.measure.rows import Row, cpu_name
 from nystrom_lab.measure.timing import timed_rows
@@ -62,6 +61,7 @@ from nystrom_lab.studies.approximation.convergence import landmark_matrix, true_
 from nystrom_lab.studies.approximation.preconditioner import landmark_kernels, scaled
 from nystrom_lab.studies.approximation.real_heads.recorded import RealHeads, find_heads
 from nystrom_lab.studies.approximation.real_heads.selection import rows_of
+from nystrom_lab.studies.matrices.spectra import condition_number
 from nystrom_lab.studies.reproduce.spread import spread_row
 from nystrom_lab.studies.reproduce.study import Part, Plan, Setting, Study
 

@@ -18,13 +18,13 @@ from nystrom.attention.methods.nystrom import nystrom_attention
 from nystrom.checks import Landmarks
 from nystrom.clock import seconds
 from nystrom.landmarks import kmeans, segment_means, uniform
-from nystrom.linalg.low_rank import SquareInverse, nystrom_columns_and_rows
 from nystrom.linalg.pinv import pinv_exact, pinv_iterative
-from nystrom.linalg.sampling import uniform_draws
-from nystrom.linalg.spectrum import spectral_norm
 from nystrom.turns import in_turns, quartiles
 from nystrom_lab.measure.rows import Row, cpu_name, new_row
 from nystrom_lab.studies.approximation.real_heads.recorded import LayerHeads
+from nystrom_lab.studies.matrices.column_draws import uniform_draws
+from nystrom_lab.studies.matrices.dense_nystrom import SquareInverse, nystrom_columns_and_rows
+from nystrom_lab.studies.matrices.spectra import spectral_norm
 from nystrom_lab.studies.reproduce.encoders import Encoder
 from nystrom_lab.studies.reproduce.spread import spread_row
 

@@ -42,12 +42,12 @@ from jaxtyping import Float
 from torch import Tensor
 
 from nystrom.kernels import gaussian_kernel, softmax_kernel
-from nystrom.linalg import condition_number, effective_rank
 from nystrom_lab.measure.rows import Row
 from nystrom_lab.report.plots.lines import draw_lines
 from nystrom_lab.report.summary import Verdict
 from nystrom_lab.report.table import Table
 from nystrom_lab.studies.approximation.real_heads.selection import only_row, over_layers, rows_of
+from nystrom_lab.studies.matrices.spectra import condition_number, effective_rank
 from nystrom_lab.studies.reproduce.encoders import Encoder, Weights, find_encoder
 from nystrom_lab.studies.reproduce.known import mean_of, most, share_of
 from nystrom_lab.studies.reproduce.spread import spread_row

@@ -36,7 +36,6 @@ import numpy as np
 import torch
 
 from nystrom.linalg.pinv import pinv_iterative
-from nystrom.linalg.spectrum import condition_number
 from nystrom_lab.measure.rows import Row
 from nystrom_lab.report.plots.maps import draw_maps
 from nystrom_lab.report.table import Table
@@ -59,6 +58,7 @@ from nystrom_lab.studies.approximation.convergence_report import (
 from nystrom_lab.studies.approximation.real_heads.pictures import read_pictures, save_pictures
 from nystrom_lab.studies.approximation.real_heads.recorded import WEIGHTS, RealHeads, find_heads
 from nystrom_lab.studies.approximation.real_heads.selection import rows_of
+from nystrom_lab.studies.matrices.spectra import condition_number
 from nystrom_lab.studies.reproduce.encoders import Weights
 from nystrom_lab.studies.reproduce.spread import spread_row
 from nystrom_lab.studies.reproduce.study import Part, Plan, Setting, Study

@@ -59,11 +59,13 @@ from nystrom.attention.heads import build_attention
 from nystrom.attention.method_names import near_far_keys, reformer_buckets, size_options
 from nystrom.attention.registry import find_function
 from nystrom.kernels import gaussian_kernel, half_norms
-from nystrom.linalg import nystrom_columns_and_rows, nystrom_off_diagonal, spectral_norm, uniform_draws
 from nystrom_lab.measure.rows import Row
 from nystrom_lab.report.plots.lines import draw_lines
 from nystrom_lab.report.summary import Verdict
 from nystrom_lab.report.table import Table
+from nystrom_lab.studies.matrices.column_draws import uniform_draws
+from nystrom_lab.studies.matrices.dense_nystrom import nystrom_columns_and_rows, nystrom_off_diagonal
+from nystrom_lab.studies.matrices.spectra import spectral_norm
 from nystrom_lab.studies.reproduce.encoders import Encoder, Recording, Weights, find_encoder, instead_of_bert_base
 from nystrom_lab.studies.reproduce.known import UNKNOWN, most, quartiles_of, share_of
 from nystrom_lab.studies.reproduce.spread import spread_row

@@ -60,14 +60,6 @@ from jaxtyping import Float
 from torch import Tensor
 
 from nystrom.kernels import gaussian_kernel, laplace_kernel, matern32_kernel, matern52_kernel
-from nystrom.linalg import (
-    complete,
-    leverage_draws,
-    leverage_scores,
-    spectral_norm,
-    statistical_dimension,
-    uniform_draws,
-)
 from nystrom_lab.measure.rows import Row, cpu_name, new_row
 from nystrom_lab.report.table import Table
 from nystrom_lab.studies.approximation.draw_errors import measure_draws, needed_draws, rounding
@@ -89,6 +81,9 @@ from nystrom_lab.studies.approximation.draw_findings import (
     draw_dimension,
     values_of,
 )
+from nystrom_lab.studies.matrices.column_draws import leverage_draws, uniform_draws
+from nystrom_lab.studies.matrices.dense_nystrom import complete
+from nystrom_lab.studies.matrices.spectra import leverage_scores, spectral_norm, statistical_dimension
 from nystrom_lab.studies.reproduce.encoders import Encoder, Weights, find_encoder
 from nystrom_lab.studies.reproduce.spread import spread_row
 from nystrom_lab.studies.reproduce.study import Part, Plan, Setting, Study

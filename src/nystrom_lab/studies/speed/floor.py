@@ -18,8 +18,9 @@ from collections.abc import Callable
 
 import torch
 
-from nystrom.clock import free_bytes, seconds
+from nystrom.clock import seconds
 from nystrom.turns import in_turns, quartiles
+from nystrom_lab.measure.memory import free_bytes
 from nystrom_lab.measure.rows import Row
 from nystrom_lab.studies.speed.interleaved import Setup, plain_row
 

@@ -19,10 +19,10 @@ import torch
 from torch import Tensor
 
 from nystrom.attention.backend import kernel_errors
-from nystrom.clock import free_bytes, peak_bytes, seconds
+from nystrom.clock import peak_bytes, seconds
 from nystrom.progress import Progress
 from nystrom.turns import in_turns, quartiles
-from nystrom_lab.measure.memory import allocator
+from nystrom_lab.measure.memory import allocator, free_bytes
 from nystrom_lab.measure.rows import Row, new_row
 from nystrom_lab.studies.speed.choices import Pass
 from nystrom_lab.studies.speed.contenders.inputs import Call, Inputs, Sizes, make_inputs

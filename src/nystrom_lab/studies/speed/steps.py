@@ -9,10 +9,9 @@ from pathlib import Path
 
 import torch
 
-from nystrom.clock import free_bytes
 from nystrom.progress import Progress
 from nystrom.turns import in_turns, quartiles
-from nystrom_lab.measure.memory import allocator
+from nystrom_lab.measure.memory import allocator, free_bytes
 from nystrom_lab.measure.rows import Row, append_rows, new_row, rows_so_far
 from nystrom_lab.studies.speed.asked import device_name
 from nystrom_lab.studies.speed.choices import StepDtype

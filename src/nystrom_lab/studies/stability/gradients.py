@@ -31,13 +31,13 @@ from torch import Tensor
 
 from nystrom.attention.methods.skyformer_softmax import skyformer_softmax_attention
 from nystrom.attention.methods.softmax import softmax_attention
-from nystrom.linalg import uniform_draws
 from nystrom_lab.measure.rows import Row
 from nystrom_lab.report.plots.canvas import REFERENCE
 from nystrom_lab.report.plots.lines import draw_lines
 from nystrom_lab.report.summary import Verdict
 from nystrom_lab.report.table import Table
 from nystrom_lab.studies.approximation.spectral_norm import printed_form
+from nystrom_lab.studies.matrices.column_draws import uniform_draws
 from nystrom_lab.studies.reproduce.encoders import Encoder, Recording, find_encoder
 from nystrom_lab.studies.reproduce.known import most, share_of
 from nystrom_lab.studies.reproduce.spread import spread_row

@@ -1,1 +1,1 @@
-"""Optional additions to training: a compiled model, denoising, an average of the weights, tracked errors."""
+"""Optional additions to training: a compiled model, denoising, an average of the weights."""

@@ -104,7 +104,7 @@ def find_classifier(model: str, *, attention: str | None, options: Mapping[str, 
 
 
 def make_classifier(
-    start: StartClassifier, *, classes: Sequence[str] | None, task: str, pairs: bool, track_error: bool = False
+    start: StartClassifier, *, classes: Sequence[str] | None, task: str, pairs: bool
 ) -> PreTrainedModel:
     """Make the model to train; its head is new unless the folder has a matching one.
 
@@ -113,7 +113,6 @@ def make_classifier(
         classes: Names of the classes; None for numbers.
         task: The task; stored in the configuration.
         pairs: Whether it classifies pairs of texts; stored in the configuration.
-        track_error: Whether to track the attention error; only for models of this library.
 
     Raises:
         ValueError: Weights that do not match, or an attention that the model cannot use.
@@ -124,7 +123,7 @@ def make_classifier(
     config.problem_type = "regression" if classes is None else "single_label_classification"
     config.text_pairs = pairs
     if start.own:
-        config.task, config.track_error = task, track_error
+        config.task = task
     else:
         config.finetuning_task = task
         # A name in config.json is set by set_attention, with its options checked.

@@ -83,12 +83,6 @@ def settle(start: StartClassifier, material: Material, asked: FinetuneOptions) -
             f"max_length is {max_length} but model {start.folder} has {longest} positions: "
             f"take fewer, or {more_positions(start.config, max_length, start.folder)}."
         )
-    if asked.track_error and not start.own:
-        raise ValueError(
-            f"track_error is on, but model {start.folder} runs in transformers' own layers, which keep no estimate: "
-            f"leave it out, or fine-tune the result of `nystrom convert {start.folder} --to OTHER`; nystrom inspect "
-            "measures a trained model."
-        )
     check_pieces(asked.context_parallel, partial(blank_classifier, start))
     check_backend_device(start.options.get("backend", "auto"), torch.device(asked.device))
     return FinetuneSettings(
@@ -104,7 +98,6 @@ def settle(start: StartClassifier, material: Material, asked: FinetuneOptions) -
         learning_rate=asked.learning_rate,
         device=asked.device,
         precision=asked.precision,
-        track_error=asked.track_error,
         context_parallel=asked.context_parallel,
         **asked.extent.in_steps(len(material.data.splits["train"].texts)),
     )
@@ -139,9 +132,7 @@ def run_once(
     run.check_data(digest)
     set_seed(settings.seed)
     pairs = data.splits["train"].pairs is not None
-    model = make_classifier(
-        start, classes=data.classes, task=settings.task, pairs=pairs, track_error=settings.track_error
-    )
+    model = make_classifier(start, classes=data.classes, task=settings.task, pairs=pairs)
     segments = start.segments and takes_segments(model) and pairs
     splits = {
         name: EncodedSplit(split, start.tokenizer, max_length=settings.max_length, segments=segments)

@@ -68,7 +68,6 @@ class FinetuneSettings(Schedule):
         log_every: Steps between points of the training curve.
         device: "cpu" or "cuda".
         precision: "float32", "bfloat16" or "float16".
-        track_error: Whether the attention error is recorded in the curves.
         context_parallel: Processes that split the tokens of each sample (context parallelism).
     """
 
@@ -89,7 +88,6 @@ class FinetuneSettings(Schedule):
     log_every: int
     device: str
     precision: str
-    track_error: bool = False
     context_parallel: int = 1
 
     def __post_init__(self):

@@ -71,7 +71,6 @@ class GridOptions(PresetChanges):
         precision: "auto" is bfloat16 autocast on an accelerator that has it, and float32 elsewhere.
         device: "auto" uses an accelerator if there is one.
         compile: Compile the models, see `nystrom train`.
-        track_error: Also record the error of attention against exact attention, estimated from a few queries.
         on: "local", or "slurm": one job per run, on the cluster of this machine. This process may end before the jobs;
             the same command waits for them again.
         slurm: Resources of each job.
@@ -92,7 +91,6 @@ class GridOptions(PresetChanges):
     precision: Precision = "auto"
     device: Device = "auto"
     compile: bool = False
-    track_error: bool = False
     on: Where = "local"
     slurm: Slurm = NO_SLURM
 
@@ -110,7 +108,6 @@ class GridOptions(PresetChanges):
             accumulation=self.accumulation,
             precision=self.precision,
             device=device,
-            track_error=self.track_error,
             **self.changes(),
         )
 

@@ -64,7 +64,6 @@ def run_of(to: Path, planned: Planned, data: Path, *, threads: int, max_length: 
         "device": settings.device,
         "precision": settings.precision,
         "compile": settings.compile,
-        "track_error": settings.track_error,
         "threads": threads,
         "data": str(data),
         "to": str(to / planned.name),

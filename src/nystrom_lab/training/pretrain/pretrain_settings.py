@@ -50,7 +50,6 @@ class PretrainingSettings(Schedule):
         device: "cpu" or "cuda".
         precision: "float32", "bfloat16" or "float16".
         compile: Whether the encoder is compiled.
-        track_error: Whether the attention error is recorded in the curves.
         context_parallel: Processes that split the tokens of each sample (context parallelism).
     """
 
@@ -81,7 +80,6 @@ class PretrainingSettings(Schedule):
     device: str
     precision: str
     compile: bool = False
-    track_error: bool = False
     context_parallel: int = 1
 
     def __post_init__(self):
@@ -148,7 +146,6 @@ def settle(base: PretrainingPreset, source: StartModel | None, asked: PretrainOp
         device=asked.device,
         precision=asked.precision,
         compile=asked.compile,
-        track_error=asked.track_error,
         context_parallel=asked.context_parallel,
         **(given | chosen),
     )

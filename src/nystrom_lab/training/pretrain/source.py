@@ -175,7 +175,6 @@ def _of_run(settings: PretrainingSettings) -> dict[str, Any]:
         "pooling": "first",
         "sparse_prediction": True,
         "task": "mlm-sop",
-        "track_error": settings.track_error,
     }
 
 

@@ -44,7 +44,6 @@ from nystrom.models.heads.pooled_norm import measure_pooled, pooled_norms
 from nystrom.parallel import parallelize
 from nystrom.whole_files import NotWritten
 from nystrom_lab.measure.memory import peak_megabytes
-from nystrom_lab.training.additions.attention_error import MEAN, error_quantities, restart_errors, take_errors
 from nystrom_lab.training.data.batches import TrainingOrder, shortest_first
 from nystrom_lab.training.finite import NotFinite, check_outputs
 from nystrom_lab.training.ranks.pieces import Pieces
@@ -101,16 +100,12 @@ class RunTrainer(Trainer):
         preprocess_logits_for_metrics: Callable[..., Any] | None = None,
     ):
         judge = preprocess_logits_for_metrics
-        shown, errors = quantities, error_quantities(model) if settings.track_error else {}
-        if errors:
-            # The line of a step has the mean alone.
-            shown = {**quantities, MEAN: errors[MEAN]}
         self.pieces = None
         if settings.context_parallel > 1:
             self.pieces = Pieces(settings.context_parallel, device=settings.device, timeout=arguments.ddp_timeout_delta)
             parallelize(model, self.pieces.tokens)
             collate = self.pieces.collate(collate)
-        self.settings, self.run, self.clip_value, self.quantities = settings, run, clip_value, {**quantities, **errors}
+        self.settings, self.run, self.clip_value, self.quantities = settings, run, clip_value, quantities
         self.train_samples, self.validation, self._collate = train, validation, collate
         self._seconds, self._since, self._megabytes = 0.0, time.monotonic(), 0.0
         self.network, self.gradient_norm = model, math.nan
@@ -122,7 +117,7 @@ class RunTrainer(Trainer):
             eval_dataset=validation,  # pyright: ignore[reportArgumentType]
             compute_metrics=compute_metrics,
             preprocess_logits_for_metrics=judge and (lambda logits, labels: judge(check_outputs(logits), labels)),
-            callbacks=[RunCallback(self), RunProgress(shown)],
+            callbacks=[RunCallback(self), RunProgress(quantities)],
         )
         # It prints numbers as quoted strings.
         self.remove_callback(PrinterCallback)
@@ -191,8 +186,6 @@ class RunTrainer(Trainer):
         if "loss" in logs:
             # Where the Trainer clips by the norm it logs the norm itself, from before that.
             logs.setdefault("grad_norm", self.gradient_norm)
-            if self.settings.track_error:
-                logs |= take_errors(self.network)
         logs |= {"seconds": self.seconds, "megabytes": self.megabytes}
         super().log(logs, start_time)
 
@@ -227,7 +220,6 @@ class RunTrainer(Trainer):
         logged = [entry for entry in self.state.log_history if "seconds" in entry]
         self._seconds, self._since = max((entry["seconds"] for entry in logged), default=0.0), time.monotonic()
         self._megabytes = max((entry["megabytes"] for entry in logged), default=0.0)
-        restart_errors(self.network, self.state.global_step * self.settings.accumulation)
 
     def curves(self) -> list[Point]:
         """The curves so far."""

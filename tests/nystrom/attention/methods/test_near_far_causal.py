@@ -153,7 +153,6 @@ def test_the_work_of_a_training_step_is_linear():
 @pytest.mark.parametrize(
     ("given", "says"),
     [
-        ({"query_positions": torch.arange(9).expand(2, 9), "key_positions": torch.arange(9).expand(2, 9)}, "positions"),
         ({"num_samples": 3}, "num_samples is 3"),
         ({"backend": "triton"}, "backend is 'triton'"),
         ({"group": object()}, "group is given"),
@@ -186,7 +185,6 @@ def test_other_methods_name_near_far():
     ("made", "call", "says"),
     [
         ({"conv_kernel_size": 3}, {}, "the skip convolution adds the values of later tokens"),
-        ({"track_error": True}, {}, "track_error"),
         ({}, {"attn_mask": torch.zeros(5, 5)}, "is not the causal mask of 5 tokens, which is_causal asks for"),
         ({}, {"attn_mask": torch.ones(5, 5).tril().bool()}, "is not the causal mask of 5 tokens"),
         ({}, {"attn_mask": torch.zeros(5, 4)}, r"attn_mask of shape \(5, 4\) is not the causal mask of 5 tokens"),

@@ -5,8 +5,9 @@ import pytest
 import torch
 
 from nystrom.kernels import gaussian_kernel
-from nystrom.linalg import complete, uniform_draws
 from nystrom_lab.studies.approximation.draw_errors import measure_draws, needed_draws, rounding
+from nystrom_lab.studies.matrices.column_draws import uniform_draws
+from nystrom_lab.studies.matrices.dense_nystrom import complete
 
 
 @pytest.fixture

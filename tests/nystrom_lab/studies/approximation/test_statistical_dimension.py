@@ -7,10 +7,10 @@ import pytest
 import torch
 
 from nystrom.kernels import gaussian_kernel
-from nystrom.linalg import complete
 from nystrom_lab.measure.rows import new_row
 from nystrom_lab.studies.approximation import draw_findings as findings
 from nystrom_lab.studies.approximation.statistical_dimension import EPSILONS, STUDIES, head_rows
+from nystrom_lab.studies.matrices.dense_nystrom import complete
 from nystrom_lab.studies.reproduce.encoders import find_encoder
 from nystrom_lab.studies.reproduce.run import check_study, run_study
 from nystrom_lab.studies.reproduce.study import Setting

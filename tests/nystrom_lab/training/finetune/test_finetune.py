@@ -390,15 +390,3 @@ def test_a_submission_is_written_for_the_test_split_as_it_came_alone(tuned, film
     ]
     assert len(table(run / "predictions" / "SST-2.tsv")) == 10
     assert all("splits=own" in row.words for row in read_rows(run / "rows.csv"))
-
-
-def test_the_error_of_attention_is_a_curve_of_models_of_this_library(bert, tuned, tmp_path):
-    with pytest.raises(ValueError, match=r"track_error is on, but model .* runs in transformers' own layers"):
-        tuned(tmp_path / "refused", track_error=True)
-    assert not (tmp_path / "refused").exists()
-    convert(bert, tmp_path / "own", num_landmarks=4)
-    run = tuned(tmp_path / "run", model=str(tmp_path / "own"), steps=3, track_error=True)
-    points = [row for row in table(run / "curves.csv", ",") if row["quantity"] == "attention error"]
-    assert points
-    assert all(0 < float(row["value"]) < 10 for row in points)
-    assert "--track-error" in read_rows(run / "rows.csv")[0].command

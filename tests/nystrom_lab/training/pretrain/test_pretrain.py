@@ -179,11 +179,3 @@ def test_rows_say_how_to_repeat_the_run(unbroken):
     assert row.command.startswith("nystrom pretrain --data data --preset demo --attention nystrom")
     assert "--options.num-landmarks 8" in row.command
     assert json.loads((unbroken / "run.json").read_text())["method"] == "nystrom-8"
-
-
-def test_the_error_of_attention_is_a_curve_and_the_run_stays_the_same(short_run, unbroken, tmp_path, weights, curves):
-    run = short_run(tmp_path / "run", track_error=True)
-    errors = [(step, value) for step, quantity, value in curves(run) if quantity == "attention error"]
-    assert [step for step, _ in errors] == list(range(1, 9))
-    assert all(0 < value < 10 for _, value in errors)
-    assert_close(weights(run, 8), weights(unbroken, 8), rtol=0, atol=0)

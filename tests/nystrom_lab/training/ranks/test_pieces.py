@@ -67,7 +67,6 @@ def test_every_token_is_on_one_rank():
         (4, {"batch_size": 9}, "batch_size is 9 but 2 groups of 2 processes share it, each in accumulation = 1"),
         (2, {"attention": "reformer", "options": {}}, "model attends by reformer, which does not work over ranks"),
         (2, {"attention": "none", "options": {}}, "model has no attention"),
-        (2, {"track_error": True}, "model has .*tracked, a TrackedError, which does not work over ranks"),
         (2, {"short_conv_kernel_size": 3}, "a ShortConvolution, which does not work over ranks"),
         (2, {"compile": True}, "compile is on and context_parallel is 2, but a graph does not exchange tokens"),
         (2, {"task": "retrieval"}, "model is a EncoderForPairClassification, which does not work over ranks"),

@@ -230,6 +230,16 @@ def test_a_run_that_began_before_there_was_a_setting_had_its_default(run, settin
         hold(run, other, resume=True)
 
 
+@pytest.mark.parametrize("tracked", [False, True])
+def test_a_run_that_began_with_a_setting_of_its_curves_that_is_gone_is_resumed(run, settings, tracked):
+    start(run, settings)
+    content = json.loads((run.path / "run.json").read_text())
+    content["settings"]["track_error"] = tracked
+    (run.path / "run.json").write_text(json.dumps(content))
+    hold(run, settings, resume=True)
+    assert run.read()["settings"]["track_error"] is tracked
+
+
 def test_a_run_is_resumed_with_its_own_data_only(run, settings):
     start(run, settings)
     run.check_data("00000000")

@@ -5,7 +5,7 @@ A draw is a matrix S with one column $w_j e_{i_j}$ for each index $i_j$.
 - `uniform_draws`: m independent draws with replacement, each index with probability 1/n, and $w = m^{-1/2}$ (Definition
   1 of Skyformer). With probabilities p instead of 1/n, the weight is $(m n p_i)^{-1/2}$.
 - `leverage_draws`: the same, with probabilities proportional to scores, such as the exact
-  `nystrom.linalg.leverage_scores`.
+  `nystrom_lab.studies.matrices.spectra.leverage_scores`.
 - `recursive_leverage_draws`: m columns without replacement, in proportion to ridge leverage scores. These are estimated
   from a sample, that sample is drawn by scores estimated from a smaller one, and so on, from O(n m) entries of the
   matrix. With a weighted sample $S$, the estimates are

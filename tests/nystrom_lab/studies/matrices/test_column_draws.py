@@ -5,16 +5,15 @@ import scipy.stats
 import torch
 
 from nystrom.kernels import gaussian_kernel
-from nystrom.linalg import (
+from nystrom_lab.studies.matrices.column_draws import (
     Draws,
     approximate_leverage_scores,
     leverage_draws,
-    leverage_scores,
-    nystrom_psd,
     recursive_leverage_draws,
-    spectral_norm,
     uniform_draws,
 )
+from nystrom_lab.studies.matrices.dense_nystrom import nystrom_psd
+from nystrom_lab.studies.matrices.spectra import leverage_scores, spectral_norm
 
 
 def generator(seed=0):

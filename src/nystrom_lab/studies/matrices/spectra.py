@@ -4,14 +4,12 @@ With singular values $\sigma_1 \ge \sigma_2 \ge \dots$ and $p_i = \sigma_i / \su
 
 - spectral norm $\|A\| = \sigma_1$, by a power iteration with $A^\top A$,
 - effective rank $\exp(-\sum_i p_i \ln p_i)$,
-- stable rank $\|A\|_F^2 / \|A\|^2$,
 - condition number, the largest singular value divided by the smallest.
 
 For symmetric positive semidefinite C and a ridge $\lambda > 0$:
 
 - leverage scores $\ell_i = (C (C + \lambda I)^{-1})_{ii}$, in [0, 1),
-- statistical dimension $\sum_i \ell_i$, roughly the number of eigenvalues above $\lambda$,
-- the Loewner order: $A \preceq B$ if $B - A$ has no negative eigenvalue.
+- statistical dimension $\sum_i \ell_i$, roughly the number of eigenvalues above $\lambda$.
 
 Source: Roy and Vetterli (2007) for the effective rank; Chen et al. (2021), arXiv:2111.00035, Theorem 2, for the rest.
 """
@@ -66,12 +64,6 @@ def effective_rank(singular_values: Float[Tensor, "*b r"]) -> Float[Tensor, "*b"
     return torch.special.entr(shares).sum(dim=-1).exp()
 
 
-def stable_rank(singular_values: Float[Tensor, "*b r"]) -> Float[Tensor, "*b"]:
-    """Sum of the squared singular values divided by the largest, at most the rank; NaN if all are 0."""
-    largest = singular_values.amax(dim=-1, keepdim=True)
-    return (singular_values / largest).square().sum(dim=-1)
-
-
 def condition_number(singular_values: Float[Tensor, "*b r"]) -> Float[Tensor, "*b"]:
     """The largest singular value divided by the smallest: infinite for a singular matrix, NaN if all are 0."""
     return singular_values.amax(dim=-1) / singular_values.amin(dim=-1)
@@ -102,19 +94,6 @@ def leverage_scores(c: Float[Tensor, "*b n n"], ridge: float | Float[Tensor, "*b
     """
     values, vectors = torch.linalg.eigh(c)
     return (vectors.square() @ _shrunk(values, ridge)[..., None])[..., 0]
-
-
-def loewner_gap(a: Float[Tensor, "*b n n"], b: Float[Tensor, "*b n n"]) -> Float[Tensor, "*b"]:
-    r"""Smallest eigenvalue of $B - A$: $A \preceq B$ in the Loewner order if it is not negative.
-
-    Rounding changes it by about n eps $\|B - A\|$, and an error E in A or B by at most $\|E\|$. So a gap between 0 and
-    $-n\, \text{eps}\, (\|A\| + \|B\|)$ is no evidence against $A \preceq B$.
-
-    Args:
-        a: Symmetric matrices.
-        b: Symmetric matrices.
-    """
-    return torch.linalg.eigvalsh(b - a).amin(dim=-1)
 
 
 def _shrunk(values: Float[Tensor, "*b n"], ridge: float | Float[Tensor, "*b"]) -> Float[Tensor, "*b n"]:
