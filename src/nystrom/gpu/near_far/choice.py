@@ -17,15 +17,16 @@ The choice becomes part of torch as in `nystrom.gpu.operators`; it has no gradie
 """
 
 import functools
-from typing import Any
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
 from nystrom.autograd_modes import is_transformed
+from nystrom.gpu.arguments import ChoiceConstants, ChoiceSizes
 from nystrom.gpu.arithmetic import INTERPRETED
 from nystrom.gpu.inputs import triton_dtype
-from nystrom.gpu.launch import FLOAT32_PRECISION, Target, check_launch, power, shared_memory, splits, target_of
+from nystrom.gpu.launch import Target, check_launch, power, shared_memory, splits, target_of
 from nystrom.gpu.near_far import choice_kernels as kernels
 from nystrom.gpu.operators import one_by_one
 from nystrom.gpu.program import PROGRAMS, GivenTensor, Program, Slot, key_of
@@ -34,8 +35,8 @@ from nystrom.precision import accumulator
 
 # The widest keys.
 LARGEST_WIDTH = 128
-# Tokens that a program ranks, or sorts, at a time.
-_RANKED, _SORTED = 4096, 512
+# Tokens whose order a program finds.
+_SORTED = 512
 
 
 def can_choose(width: int, dtype: torch.dtype) -> bool:
@@ -157,107 +158,41 @@ def program_of(
     (b, h, n, d), s, acc = q.shape, k.shape[2], accumulator(k.dtype)
     heavy, found = program.result((b, h, g), torch.long), program.result((b, h, g), torch.bool)
     cluster = program.result((b, h, s), torch.int32)
-    same: dict[str, Any] = {"MEANS": means, "D": d, "ACC": triton_dtype(acc), "BLOCK_D": power(d)}
+    # The sample of a step has MOST keys at most.
+    sizes = ChoiceSizes(h, b * h, n, s, g, m, MOST=min(s, max(m, min(8 * m, -(-s // 4)))), MOVES=iterations - 1)
+    constants = ChoiceConstants(d, power(d), triton_dtype(acc), reach(acc), means)
     places, counts = _room(program, keep)
     query_places, query_counts = _room(program, query_keep)
-    if keep is not None or query_keep is not None:
-        program.launch(
-            kernels.near_far_ranks,
-            2 * b,
-            query_keep,
-            keep,
-            query_places,
-            places,
-            query_counts,
-            counts,
-            n,
-            s,
-            BLOCK=_RANKED,
-            num_warps=8,
-        )
+    if counts is not None or query_counts is not None:
+        masks = (query_keep, keep, query_places, places, query_counts, counts)
+        program.launch(kernels.near_far_ranks, 2 * b, *masks, sizes, num_warps=8)
     centre, table = program.scratch((b, h, d), acc), program.scratch((b, h, means + m, d), acc)
-    program.launch(
-        kernels.near_far_middle,
-        b * h,
-        k.tokens,
-        places,
-        counts,
-        centre,
-        h,
-        s,
-        REACH=reach(acc),
-        D=d,
-        ACC=triton_dtype(acc),
-        BLOCK_D=power(d),
-    )
+    program.launch(kernels.near_far_middle, b * h, k.tokens, places, counts, centre, sizes, constants)
     program.launch(
         kernels.near_far_segments,
         (means + m) * b * h,
-        q.tokens,
-        k.tokens,
-        query_places,
-        places,
-        query_counts,
-        counts,
-        centre,
-        table,
-        h,
-        b * h,
-        n,
-        s,
-        m,
-        BLOCK_N=64,
+        *(q.tokens, k.tokens, query_places, places, query_counts, counts, centre, table, sizes),
+        replace(constants, BLOCK_N=64),
         num_warps=4,
-        **same,
     )
     order, listed = program.scratch((b, h, s), torch.long), min(g, s)
     with program.reused():
-        _order(program, k, keep, centre, table, order, cluster, m, scale, acc, same)
+        _order(program, k, keep, centre, table, order, cluster, sizes, replace(constants, SCALE=scale))
     top, at = (program.scratch((b, h, listed), torch.long) for _ in range(2))
     program.torch(_largest, order, top, at)
-    program.launch(kernels.near_far_taken, b * h, top, heavy, found, cluster, s, g, listed, m, BLOCK=64, num_warps=4)
-    # The sample of a step has this size at most.
-    most, moves = min(s, max(m, min(8 * m, -(-s // 4)))), iterations - 1
-    sampled = program.scratch((b, h, most), torch.int32)
-    block_n, block_m, stages = _blocks(k, program.device)
-    blocks = {"PRECISION": FLOAT32_PRECISION, "BLOCK_N": block_n, "BLOCK_M": min(block_m, power(m))}
-    options = {"num_warps": 8, "num_stages": stages} | blocks | same
-    for step in range(iterations):
-        sample, size = (sampled, most) if step < moves else (None, s)
-        program.launch(
-            kernels.near_far_nearest,
-            -(-size // block_n) * b * h,
-            k.tokens,
-            places,
-            counts,
-            centre,
-            table,
-            cluster,
-            sample,
-            h,
-            s,
-            m,
-            step,
-            moves,
-            size,
-            **options,
-        )
-        if sample is not None:
-            program.launch(
-                kernels.near_far_moved,
-                -(-m // blocks["BLOCK_M"]) * b * h,
-                k.tokens,
-                counts,
-                cluster,
-                sample,
-                centre,
-                table,
-                h,
-                s,
-                m,
-                most,
-                **options | {"BLOCK_N": min(block_n, 128 // k.dtype.itemsize)},
-            )
+    program.launch(kernels.near_far_taken, b * h, top, heavy, found, cluster, listed, sizes, BLOCK=64, num_warps=4)
+    sampled = program.scratch((b, h, sizes.MOST), torch.int32)
+    block_n, block_m, stages = _blocks(k, m, program.device)
+    options, nearest = {"num_warps": 8, "num_stages": stages}, replace(constants, BLOCK_N=block_n, BLOCK_M=block_m)
+    moved = replace(nearest, BLOCK_N=min(block_n, 128 // k.dtype.itemsize))
+    of_keys, clusters = (k.tokens, places, counts, centre, table, cluster), -(-m // block_m)
+    for step in range(sizes.MOVES):
+        tiles = -(-sizes.MOST // block_n) * b * h
+        program.launch(kernels.near_far_nearest, tiles, *of_keys, sampled, step, sizes, nearest, **options)
+        sums = (k.tokens, counts, cluster, sampled, centre, table, sizes)
+        program.launch(kernels.near_far_moved, clusters * b * h, *sums, moved, **options)
+    tiles = -(-s // block_n) * b * h
+    program.launch(kernels.near_far_nearest, tiles, *of_keys, None, sizes.MOVES, sizes, nearest, **options)
     return program
 
 
@@ -265,13 +200,15 @@ def _largest(order: Tensor, top: Tensor, at: Tensor) -> None:
     torch.topk(order, top.shape[-1], dim=-1, out=(top, at))
 
 
-def _blocks(k: Slot, device: torch.device) -> tuple[int, int, int]:
+def _blocks(k: Slot, m: int, device: torch.device) -> tuple[int, int, int]:
     """Tokens and centres of a tile whose parts fit into shared memory and registers, and loads in flight."""
     # From compute capability 9.0 on, products take their operands from shared memory and not from registers.
     large, narrow = shared_memory(device) >= 192 * 1024, power(k.shape[-1]) * accumulator(k.dtype).itemsize <= 256
     if k.dtype == torch.bfloat16:
-        return (128, 64, 2) if large else (64, 32, 2)
-    return 64 if large or narrow else 32, 64 if large and narrow else 32, 1
+        block_n, block_m, stages = (128, 64, 2) if large else (64, 32, 2)
+    else:
+        block_n, block_m, stages = 64 if large or narrow else 32, 64 if large and narrow else 32, 1
+    return block_n, min(block_m, power(m)), stages
 
 
 def _room(program: Program, keep: Slot | None) -> tuple[Slot | None, Slot | None]:
@@ -289,55 +226,27 @@ def _order(
     table: Slot,
     order: Slot,
     cluster: Slot,
-    m: int,
-    scale: float,
-    acc: torch.dtype,
-    same: dict[str, Any],
+    sizes: ChoiceSizes,
+    constants: ChoiceConstants,
 ) -> None:
     """Sort the keys by the attention that they receive."""
-    (b, h, s), means, block = k.shape[:3], same["MEANS"], 32 if same["BLOCK_D"] > 64 else 64
+    (b, h, s, _), acc, means = k.shape, accumulator(k.dtype), constants.MEANS.value
+    block = 32 if constants.BLOCK_D.value > 64 else 64
     spans, span = splits(s, b * h, means, block, program.device)
     scores = program.scratch((b, h, s, means), acc)
     tops, totals = (program.scratch((spans, b, h, means), acc) for _ in range(2))
     program.launch(
         kernels.near_far_scores,
         b * h * spans,
-        k.tokens,
-        keep,
-        centre,
-        table,
-        scores,
-        tops,
-        totals,
-        h,
-        b * h,
-        s,
-        m,
-        span,
-        SCALE=scale,
-        PRECISION=FLOAT32_PRECISION,
-        BLOCK_N=block,
-        BLOCK_Q=power(means),
+        *(k.tokens, keep, centre, table, scores, tops, totals, span, sizes),
+        replace(constants, BLOCK_N=block, BLOCK_M=power(means)),
         num_warps=4,
         num_stages=2,
-        **same,
     )
     program.launch(
         kernels.near_far_order,
         -(-s // _SORTED) * b * h,
-        scores,
-        tops,
-        totals,
-        keep,
-        order,
-        cluster,
-        h,
-        b * h,
-        s,
-        m,
-        spans,
-        MEANS=means,
-        ACC=same["ACC"],
-        BLOCK=_SORTED,
+        *(scores, tops, totals, keep, order, cluster, spans, sizes),
+        replace(constants, SCALE=1.0, BLOCK_N=_SORTED),
         num_warps=4,
     )
