@@ -149,6 +149,7 @@ class ChoiceConstants(_Compiled):
         SCALE: Factor on the scores.
         BLOCK_N: Tokens of a tile.
         BLOCK_M: Clusters of a tile, or at least MEANS.
+        GROUP: Keys of a group, of which the largest order is known.
     """
 
     D: Any
@@ -159,3 +160,4 @@ class ChoiceConstants(_Compiled):
     SCALE: Any = 1.0
     BLOCK_N: Any = 16
     BLOCK_M: Any = 16
+    GROUP: Any = 1

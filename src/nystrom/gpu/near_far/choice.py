@@ -1,9 +1,8 @@
-# Triton's stubs expect its own wrapper around numbers that a kernel is specialised to.
-# pyright: reportArgumentType=false, reportCallIssue=false
 r"""Heavy keys and clusters by Triton kernels: the same choice as in `nystrom.attention.parts.clusters`.
 
 Launches: the centre of the keys, and the means of segments; the scores of the keys with the mean queries; the order of
-the keys; the largest of these by torch; the heavy keys, which leave the clusters; then for each step of k-means but the
+the keys; of more than _COMPARED_WHOLE, the groups that hold the largest of these; the heavy keys, which leave the
+clusters; then for each step of k-means but the
 last the nearest centre of each sampled key, and the means of those; in the last step the nearest centre of each key.
 With masks, first the ranks of the real tokens. There may be any number of clusters. Nothing has a size of keys times
 clusters, the host waits for nothing, and sums are added in a fixed order, so the same inputs give the same choice.
@@ -18,6 +17,7 @@ The choice becomes part of torch as in `nystrom.gpu.operators`; it has no gradie
 
 import functools
 from dataclasses import replace
+from math import log2
 
 import torch
 from torch import Tensor
@@ -35,8 +35,10 @@ from nystrom.precision import accumulator
 
 # The widest keys.
 LARGEST_WIDTH = 128
-# Tokens whose order a program finds.
-_SORTED = 512
+# Tokens whose order a program finds, and the most of which each is compared with all others.
+_SORTED, _COMPARED_WHOLE = 512, 1024
+# Keys that a program compares with others, and with how many at a time.
+_RANKED, _COMPARED = 64, 128
 
 
 def can_choose(width: int, dtype: torch.dtype) -> bool:
@@ -175,12 +177,8 @@ def program_of(
         replace(constants, BLOCK_N=64),
         num_warps=4,
     )
-    order, listed = program.scratch((b, h, s), torch.long), min(g, s)
     with program.reused():
-        _order(program, k, keep, centre, table, order, cluster, sizes, replace(constants, SCALE=scale))
-    top, at = (program.scratch((b, h, listed), torch.long) for _ in range(2))
-    program.torch(_largest, order, top, at)
-    program.launch(kernels.near_far_taken, b * h, top, heavy, found, cluster, listed, sizes, BLOCK=64, num_warps=4)
+        _take_heavy(program, k, keep, centre, table, (heavy, found, cluster), sizes, replace(constants, SCALE=scale))
     sampled = program.scratch((b, h, sizes.MOST), torch.int32)
     block_n, block_m, stages = _blocks(k, m, program.device)
     options, nearest = {"num_warps": 8, "num_stages": stages}, replace(constants, BLOCK_N=block_n, BLOCK_M=block_m)
@@ -194,10 +192,6 @@ def program_of(
     tiles = -(-s // block_n) * b * h
     program.launch(kernels.near_far_nearest, tiles, *of_keys, None, sizes.MOVES, sizes, nearest, **options)
     return program
-
-
-def _largest(order: Tensor, top: Tensor, at: Tensor) -> None:
-    torch.topk(order, top.shape[-1], dim=-1, out=(top, at))
 
 
 def _blocks(k: Slot, m: int, device: torch.device) -> tuple[int, int, int]:
@@ -218,19 +212,18 @@ def _room(program: Program, keep: Slot | None) -> tuple[Slot | None, Slot | None
     return program.scratch(keep.shape, torch.int32), program.scratch(keep.shape[:1], torch.int32)
 
 
-def _order(
+def _take_heavy(
     program: Program,
     k: Slot,
     keep: Slot | None,
     centre: Slot,
     table: Slot,
-    order: Slot,
-    cluster: Slot,
+    results: tuple[Slot, Slot, Slot],
     sizes: ChoiceSizes,
     constants: ChoiceConstants,
 ) -> None:
-    """Sort the keys by the attention that they receive."""
-    (b, h, s, _), acc, means = k.shape, accumulator(k.dtype), constants.MEANS.value
+    """Sort the keys by the attention that they receive; the first are heavy, the others may join clusters."""
+    (b, h, s, _), acc, means, cluster = k.shape, accumulator(k.dtype), constants.MEANS.value, results[2]
     block = 32 if constants.BLOCK_D.value > 64 else 64
     spans, span = splits(s, b * h, means, block, program.device)
     scores = program.scratch((b, h, s, means), acc)
@@ -243,10 +236,31 @@ def _order(
         num_warps=4,
         num_stages=2,
     )
+    size, ranked = group_size(s, sizes.G), replace(constants, SCALE=1.0, BLOCK_N=_RANKED, BLOCK_M=_COMPARED)
+    order, count, candidates, groups, largest = program.scratch((b, h, s), torch.long), -(-s // size), s, None, None
+    if size > 1:
+        candidates, ranked = sizes.G * size, replace(ranked, GROUP=size)
+        largest, groups = program.scratch((b, h, count), torch.long), program.scratch((b, h, sizes.G), torch.int32)
     program.launch(
         kernels.near_far_order,
         -(-s // _SORTED) * b * h,
-        *(scores, tops, totals, keep, order, cluster, spans, sizes),
-        replace(constants, SCALE=1.0, BLOCK_N=_SORTED),
+        *(scores, tops, totals, keep, order, largest, cluster, spans, sizes),
+        replace(ranked, BLOCK_N=_SORTED, BLOCK_M=16),
         num_warps=4,
     )
+    if groups is not None:
+        tiles = -(-count // _RANKED) * b * h
+        program.launch(kernels.near_far_groups, tiles, largest, groups, count, sizes, replace(ranked, GROUP=1))
+    if sizes.G:
+        tiles = -(-max(candidates, sizes.G) // _RANKED) * b * h
+        program.launch(kernels.near_far_taken, tiles, order, groups, *results, candidates, sizes, ranked)
+
+
+def group_size(s: int, g: int) -> int:
+    """Keys of a group, of which the g with the largest keys hold the g largest keys of s; 1 to compare all keys.
+
+    With groups of about sqrt(s / g), finding the groups and then the keys takes s g comparisons each.
+    """
+    if s <= _COMPARED_WHOLE or not g:
+        return 1
+    return min(_SORTED, 1 << max(0, round(log2(s / g) / 2)))

@@ -22,7 +22,8 @@ from nystrom.landmarks import MIDDLE_TOKENS
 ROUNDINGS = tl.constexpr(16)
 # An order is the weight's logarithm in steps of 1 / STEPS, then the place.
 STEPS, PLACES, FURTHEST = tl.constexpr(2**10), tl.constexpr(2**30), tl.constexpr(2.0**22)
-NOT_REAL = tl.constexpr(-(2**63))
+# That of a key that is not real is this plus its place; no key is ABSENT. Both are below all others.
+NOT_REAL, ABSENT = tl.constexpr(1 - 2**63), tl.constexpr(-(2**63))
 _SOME, _PRECISION = tl.constexpr(MIDDLE_TOKENS), tl.constexpr(FLOAT32_PRECISION)
 # Tokens that a program ranks at a time.
 _RANKED = tl.constexpr(4096)
@@ -170,8 +171,11 @@ def near_far_scores(k, keep, centre, table, scores, tops, totals, SPAN, sizes, C
 
 
 @triton.jit
-def near_far_order(scores, tops, totals, keep, order, cluster, SPANS, sizes, C: tl.constexpr):
-    """Numbers that sort keys by their weights, see `in_order`; each real key is free, the others have no cluster."""
+def near_far_order(scores, tops, totals, keep, order, largest, cluster, SPANS, sizes, C: tl.constexpr):
+    """Numbers that sort keys by their weights, see `in_order`; each real key is free, the others have no cluster.
+
+    With `largest`, also the largest number of each group of keys.
+    """
     tiles = (sizes.S + C.BLOCK_N - 1) // C.BLOCK_N
     bh, start = tl.program_id(0) // tiles, tl.program_id(0) % tiles * C.BLOCK_N
     positions, means = start + tl.arange(0, C.BLOCK_N), tl.arange(0, C.MEANS)
@@ -194,23 +198,63 @@ def near_far_order(scores, tops, totals, keep, order, cluster, SPANS, sizes, C: 
     weight = tl.where(weight == weight, tl.minimum(tl.maximum(weight, -FURTHEST), FURTHEST), -FURTHEST)
     level = tl.floor(weight * STEPS + 0.5).to(tl.int64)
     live = real_tokens(keep, bh // sizes.H, positions, sizes.S)
-    tl.store(order + row + positions, tl.where(live, level * PLACES + (PLACES - 1 - positions), NOT_REAL), mask=there)
+    numbers = tl.where(live, level * PLACES, NOT_REAL) + (PLACES - 1 - positions)
+    tl.store(order + row + positions, numbers, mask=there)
+    if largest is not None:
+        groups, all_groups = tl.arange(0, C.BLOCK_N // C.GROUP), (sizes.S + C.GROUP - 1) // C.GROUP
+        highest = tl.max(tl.reshape(tl.where(there, numbers, ABSENT), (C.BLOCK_N // C.GROUP, C.GROUP)), 1)
+        group = start // C.GROUP + groups
+        tl.store(largest + bh * tl.full((), all_groups, tl.int64) + group, highest, mask=group < all_groups)
     tl.store(cluster + row + positions, tl.where(live, FREE, sizes.M), mask=there)
 
 
 @triton.jit
-def near_far_taken(top, heavy, found, cluster, LISTED, sizes, BLOCK: tl.constexpr):
-    """Take the heavy keys of one sequence and head, those of the largest LISTED orders `top`, out of the clusters."""
-    bh = tl.program_id(0)
-    own = cluster + bh * tl.full((), sizes.S, tl.int64)
-    for start in range(0, sizes.G, BLOCK):
-        place = start + tl.arange(0, BLOCK)
-        order = tl.load(top + bh * LISTED + place, mask=place < LISTED, other=NOT_REAL)
-        there = order > NOT_REAL
-        position = tl.where(there, PLACES - 1 - (order & (PLACES - 1)), 0)
-        tl.store(heavy + bh * sizes.G + place, position, mask=place < sizes.G)
-        tl.store(found + bh * sizes.G + place, there, mask=place < sizes.G)
-        tl.store(own + position, tl.full((BLOCK,), 0, tl.int32) + sizes.M, mask=there)
+def _place_of(groups, bh, i, COUNT, sizes, C: tl.constexpr):
+    """The place of the i-th of COUNT candidates, which are all keys or, with `groups`, those of G groups."""
+    place = i
+    if groups is not None:
+        group = tl.load(groups + bh * tl.full((), sizes.G, tl.int64) + i // C.GROUP, mask=i < COUNT, other=0)
+        place = group * C.GROUP + i % C.GROUP
+    return place
+
+
+@triton.jit
+def _rank_of(own, order, groups, bh, COUNT, S, sizes, C: tl.constexpr):
+    """How many of COUNT candidates among S have a larger order; all orders differ, apart from ABSENT."""
+    larger = tl.full((C.BLOCK_N, C.BLOCK_M), 0, tl.int32)
+    for start in range(0, COUNT, C.BLOCK_M):
+        i = start + tl.arange(0, C.BLOCK_M)
+        place = _place_of(groups, bh, i, COUNT, sizes, C)
+        there = (i < COUNT) & (place < S)
+        other = tl.load(order + bh * tl.full((), S, tl.int64) + place, mask=there, other=ABSENT)
+        larger += (other[None, :] > own[:, None]).to(tl.int32)
+    return tl.sum(larger, 1)
+
+
+@triton.jit
+def near_far_groups(largest, groups, GROUPS, sizes, C: tl.constexpr):
+    """The G groups of keys with the largest orders: they hold the G largest keys."""
+    tiles, wide = (GROUPS + C.BLOCK_N - 1) // C.BLOCK_N, tl.full((), 0, tl.int64)
+    bh, i = tl.program_id(0) // tiles, tl.program_id(0) % tiles * C.BLOCK_N + tl.arange(0, C.BLOCK_N)
+    own = tl.load(largest + bh * (GROUPS + wide) + i, mask=i < GROUPS, other=ABSENT)
+    rank = _rank_of(own, largest, None, bh, GROUPS, GROUPS, sizes, C)
+    tl.store(groups + bh * (sizes.G + wide) + rank, i, mask=(i < GROUPS) & (rank < sizes.G))
+
+
+@triton.jit
+def near_far_taken(order, groups, heavy, found, cluster, COUNT, sizes, C: tl.constexpr):
+    """The heavy keys: those of the G largest orders among COUNT candidates. They leave the clusters."""
+    tiles, wide = (tl.maximum(COUNT, sizes.G) + C.BLOCK_N - 1) // C.BLOCK_N, tl.full((), 0, tl.int64)
+    bh, i = tl.program_id(0) // tiles, tl.program_id(0) % tiles * C.BLOCK_N + tl.arange(0, C.BLOCK_N)
+    position = _place_of(groups, bh, i, COUNT, sizes, C)
+    own = tl.load(order + bh * (sizes.S + wide) + position, mask=(i < COUNT) & (position < sizes.S), other=ABSENT)
+    # Fewer keys than heavy keys are all candidates, and the places after them are empty.
+    rank = tl.where(i < COUNT, _rank_of(own, order, groups, bh, COUNT, sizes.S, sizes, C), i)
+    listed, there, row = rank < sizes.G, own >= NOT_REAL + PLACES, bh * (sizes.G + wide)
+    tl.store(heavy + row + rank, tl.where(there, position, 0), mask=listed)
+    tl.store(found + row + rank, there, mask=listed)
+    none = tl.full((C.BLOCK_N,), 0, tl.int32) + sizes.M
+    tl.store(cluster + bh * (sizes.S + wide) + position, none, mask=listed & there)
 
 
 @triton.jit
