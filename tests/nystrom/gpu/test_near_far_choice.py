@@ -11,7 +11,7 @@ from nystrom.attention.methods.near_far import near_far_attention
 from nystrom.attention.options import NearFarOptions
 from nystrom.attention.parts.clusters import QUERY_MEANS, choose
 from nystrom.gpu.near_far import choice
-from nystrom.gpu.near_far.choice import choose_by_kernels, group_size
+from nystrom.gpu.near_far.choice import ChoiceOptions, choose_by_kernels, group_size
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
@@ -31,17 +31,9 @@ def masked(x, keep):
 
 
 def by_kernels(q, k, keep, query_keep, options):
-    return choose_by_kernels(
-        q,
-        k,
-        keep,
-        query_keep,
-        num_means=QUERY_MEANS,
-        num_heavy=options.num_heavy,
-        num_clusters=options.num_clusters,
-        iterations=options.iterations,
-        scale=q.shape[-1] ** -0.5 if options.scale is None else options.scale,
-    )
+    scale = q.shape[-1] ** -0.5 if options.scale is None else options.scale
+    sizes = ChoiceOptions(QUERY_MEANS, options.num_heavy, options.num_clusters, options.iterations, scale)
+    return choose_by_kernels(q, k, keep, query_keep, sizes)
 
 
 def assert_same_choice(q, k, keep=None, query_keep=None, *, g=5, m=6, **more):

@@ -28,7 +28,7 @@ ATTEND = {
 }
 CACHES = (
     attention.forward_program, attention.backward_program, near_far.forward_program, near_far.backward_program,
-    choice.program_of,
+    near_far.whole_program, choice.program_of,
 )  # fmt: skip
 each_method = pytest.mark.parametrize("attend", ATTEND.values(), ids=ATTEND)
 

@@ -18,6 +18,7 @@ The choice becomes part of torch as in `nystrom.gpu.operators`; it has no gradie
 import functools
 from dataclasses import replace
 from math import log2
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -46,18 +47,31 @@ def can_choose(width: int, dtype: torch.dtype) -> bool:
     return width <= LARGEST_WIDTH and (dtype != torch.float64 or INTERPRETED.value)
 
 
+class ChoiceOptions(NamedTuple):
+    """What heavy keys and clusters are chosen for.
+
+    Attributes:
+        means: Mean queries whose attention decides which keys are heavy; a power of two, at most 16.
+        g: Heavy keys.
+        m: Clusters.
+        iterations: Steps of k-means.
+        scale: Factor on the scores.
+    """
+
+    means: int
+    g: int
+    m: int
+    iterations: int
+    scale: float
+
+
 @torch.no_grad()
 def choose_by_kernels(
     q: Tensor,
     k: Tensor,
     keep: Tensor | None,
     query_keep: Tensor | None,
-    *,
-    num_means: int,
-    num_heavy: int,
-    num_clusters: int,
-    iterations: int,
-    scale: float,
+    options: ChoiceOptions,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Choose heavy keys and clusters.
 
@@ -66,11 +80,7 @@ def choose_by_kernels(
         k: Keys (b, h, s, d).
         keep: (b, s) Real keys; None if all are.
         query_keep: (b, n) Real queries; None if all are.
-        num_means: Mean queries whose attention decides which keys are heavy; a power of two, at most 16.
-        num_heavy: Heavy keys g.
-        num_clusters: Clusters m.
-        iterations: Steps of k-means.
-        scale: Factor on the scores.
+        options: Its sizes.
 
     Returns:
         Positions of the heavy keys (b, h, g), which of them exist, and the cluster of each key (b, h, s) as int32.
@@ -85,7 +95,7 @@ def choose_by_kernels(
         choice = _choice
     elif is_transformed():
         choice = _Choice.apply
-    return choice(q, k, keep, query_keep, num_means, num_heavy, num_clusters, iterations, scale)
+    return choice(q, k, keep, query_keep, *options)
 
 
 def _choose(
@@ -157,6 +167,15 @@ def program_of(
     check_launch(1, {"q": given[0], "k": given[1], "v": given[1]})
     program = Program(given)
     q, k, keep, query_keep = program.inputs
+    add_choice(program, q, k, keep, query_keep, ChoiceOptions(means, g, m, iterations, scale))
+    return program
+
+
+def add_choice(
+    program: Program, q: Slot, k: Slot, keep: Slot | None, query_keep: Slot | None, options: ChoiceOptions
+) -> tuple[Slot, Slot, Slot]:
+    """Add the launches; returns their results, which are those of `choose_by_kernels`."""
+    means, g, m, iterations, scale = options
     (b, h, n, d), s, acc = q.shape, k.shape[2], accumulator(k.dtype)
     heavy, found = program.result((b, h, g), torch.long), program.result((b, h, g), torch.bool)
     cluster = program.result((b, h, s), torch.int32)
@@ -181,17 +200,17 @@ def program_of(
         _take_heavy(program, k, keep, centre, table, (heavy, found, cluster), sizes, replace(constants, SCALE=scale))
     sampled = program.scratch((b, h, sizes.MOST), torch.int32)
     block_n, block_m, stages = _blocks(k, m, program.device)
-    options, nearest = {"num_warps": 8, "num_stages": stages}, replace(constants, BLOCK_N=block_n, BLOCK_M=block_m)
+    launching, nearest = {"num_warps": 8, "num_stages": stages}, replace(constants, BLOCK_N=block_n, BLOCK_M=block_m)
     moved = replace(nearest, BLOCK_N=min(block_n, 128 // k.dtype.itemsize))
     of_keys, clusters = (k.tokens, places, counts, centre, table, cluster), -(-m // block_m)
     for step in range(sizes.MOVES):
         tiles = -(-sizes.MOST // block_n) * b * h
-        program.launch(kernels.near_far_nearest, tiles, *of_keys, sampled, step, sizes, nearest, **options)
+        program.launch(kernels.near_far_nearest, tiles, *of_keys, sampled, step, sizes, nearest, **launching)
         sums = (k.tokens, counts, cluster, sampled, centre, table, sizes)
-        program.launch(kernels.near_far_moved, clusters * b * h, *sums, moved, **options)
+        program.launch(kernels.near_far_moved, clusters * b * h, *sums, moved, **launching)
     tiles = -(-s // block_n) * b * h
-    program.launch(kernels.near_far_nearest, tiles, *of_keys, None, sizes.MOVES, sizes, nearest, **options)
-    return program
+    program.launch(kernels.near_far_nearest, tiles, *of_keys, None, sizes.MOVES, sizes, nearest, **launching)
+    return heavy, found, cluster
 
 
 def _blocks(k: Slot, m: int, device: torch.device) -> tuple[int, int, int]:
