@@ -65,6 +65,8 @@ def differentiable(
         ctx.numbers = inputs[tensors:]
 
     def differentiate(ctx, grad, *_):
+        if grad is None:
+            return (None,) * (tensors + len(ctx.numbers))
         given = (grad, *ctx.saved_tensors)
         found = _way(operator_backward, Gradients, PlainGradients, backward, given)(*given, *ctx.numbers)
         # Operators return tensors, also where none was given.

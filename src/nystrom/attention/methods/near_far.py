@@ -267,7 +267,7 @@ def _approximate(
     is_self: bool,
     positions: Positions | None,
 ) -> Float[Tensor, "b h n e"]:
-    largest = torch.finfo(v.dtype).max
+    dtype = v.dtype
     if positions is None and picks_triton(options, q, k, v):
         # The kernels take tokens where and in the dtype they are.
         out, chosen = _by_kernels(q, k, v, keep, query_keep, options, is_self=is_self)
@@ -289,6 +289,7 @@ def _approximate(
     if not options.num_samples:
         return out
     # What is added may pass the largest float16.
+    largest = torch.finfo(dtype).max
     return add_residual(out, q, k, v, keep, query_keep, chosen, options).clamp(-largest, largest)
 
 
