@@ -30,7 +30,10 @@ def cast_for_autocast(*tensors: Tensor) -> tuple[Tensor, ...]:
 
 def without_autocast(x: Tensor) -> AbstractContextManager[object]:
     """Context in which operations keep the dtypes of their inputs."""
-    return nullcontext() if x.device.type == _META else torch.autocast(x.device.type, enabled=False)
+    device = x.device.type
+    # A compiler's graph says so, and may run under another autocast.
+    needed = is_autocast(device) if not torch.compiler.is_compiling() else device != _META
+    return torch.autocast(device, enabled=False) if needed else nullcontext()
 
 
 def check_dtype(name: str, x: Tensor, weight: Tensor, *, of: str) -> None:

@@ -34,7 +34,7 @@ from triton.backends.compiler import GPUTarget
 from triton.backends.driver import DriverBase
 from triton.runtime import driver
 
-from nystrom.gpu.arguments import Constants, LandmarkSizes, NearFarSizes, StridedTokens
+from nystrom.gpu.arguments import ChoiceConstants, ChoiceSizes, Constants, LandmarkSizes, NearFarSizes, StridedTokens
 
 
 @dataclass(frozen=True)
@@ -191,11 +191,11 @@ class _Launcher:
 def _unbundled(given: Iterable[tuple[str, Any]]) -> Iterator[tuple[str, Any]]:
     """Arguments by name: a tensor of tokens under the name of its bundle, sizes and constants under their own."""
     for name, x in given:
-        if isinstance(x, Constants):
+        if isinstance(x, Constants | ChoiceConstants):
             yield from ((field.name, getattr(x, field.name).value) for field in fields(x))
         elif isinstance(x, StridedTokens):
             yield name, x.at
-        elif isinstance(x, LandmarkSizes | NearFarSizes):
+        elif isinstance(x, LandmarkSizes | NearFarSizes | ChoiceSizes):
             yield from x._asdict().items()
         else:
             yield name, x

@@ -61,8 +61,40 @@ class NearFarSizes(NamedTuple):
     BLOCKS: int
 
 
+class ChoiceSizes(NamedTuple):
+    """The same for the choice of heavy keys and clusters.
+
+    Attributes:
+        H: Heads.
+        BH: Sequences times heads.
+        N: Queries.
+        S: Keys.
+        G: Heavy keys.
+        M: Clusters.
+        MOST: Keys that a step samples at most.
+        MOVES: Steps that move the centres.
+    """
+
+    H: int
+    BH: int
+    N: int
+    S: int
+    G: int
+    M: int
+    MOST: int
+    MOVES: int
+
+
+class _Compiled:
+    """Fields that are constants of Triton: kernels take no others for constants."""
+
+    def __post_init__(self) -> None:
+        for field in fields(self):  # pyright: ignore[reportArgumentType]
+            object.__setattr__(self, field.name, tl.constexpr(getattr(self, field.name)))
+
+
 @dataclass(frozen=True)
-class Constants:
+class Constants(_Compiled):
     """What a kernel is compiled for; in a kernel `C.D` is a constant.
 
     Attributes:
@@ -103,7 +135,29 @@ class Constants:
     BLOCK_W: Any = 16
     NEAR: Any = False
 
-    def __post_init__(self) -> None:
-        # Kernels take a field for a constant only if it is one of Triton's.
-        for field in fields(self):
-            object.__setattr__(self, field.name, tl.constexpr(getattr(self, field.name)))
+
+@dataclass(frozen=True)
+class ChoiceConstants(_Compiled):
+    """The same for the choice of heavy keys and clusters; what a kernel does not need keeps its default.
+
+    Attributes:
+        D: Width of queries and keys.
+        BLOCK_D: At least D.
+        ACC: Dtype of sums.
+        REACH: Largest coordinate of a centre, see `nystrom.landmarks.reach`.
+        MEANS: Mean queries.
+        SCALE: Factor on the scores.
+        BLOCK_N: Tokens of a tile.
+        BLOCK_M: Clusters of a tile, or at least MEANS.
+        GROUP: Keys of a group, of which the largest order is known.
+    """
+
+    D: Any
+    BLOCK_D: Any
+    ACC: Any
+    REACH: Any
+    MEANS: Any
+    SCALE: Any = 1.0
+    BLOCK_N: Any = 16
+    BLOCK_M: Any = 16
+    GROUP: Any = 1

@@ -5,13 +5,32 @@ for one raises.
 """
 
 from collections.abc import Callable
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
 from nystrom.autograd_modes import is_forward_mode, is_transformed
+
+
+class Differentiable(NamedTuple):
+    """A forward pass with a gradient, as a function.
+
+    Attributes:
+        call: Calls it.
+        keep: For other functions of autograd that compute the same: saves, in the context of one, the tensors and
+            numbers of such a call, and its results.
+        differentiate: The `backward` of a function that kept them, whose first inputs are the tensors with gradients.
+    """
+
+    call: Callable[..., Tensor]
+    keep: Callable[..., None]
+    differentiate: Callable[..., Any]
+
+    def __call__(self, *inputs: Any) -> Tensor:
+        """The output."""
+        return self.call(*inputs)
 
 
 def differentiable(
@@ -22,7 +41,7 @@ def differentiable(
     *,
     tensors: int,
     needs_output: bool,
-) -> Callable[..., Tensor]:
+) -> Differentiable:
     """The function that calls a forward pass, with the backward pass as its gradient.
 
     Args:
@@ -45,7 +64,7 @@ def differentiable(
         ctx.save_for_backward(*inputs[:tensors], *output[not needs_output :])
         ctx.numbers = inputs[tensors:]
 
-    def differentiate(ctx, grad, _):
+    def differentiate(ctx, grad, *_):
         if grad is None:
             return (None,) * (tensors + len(ctx.numbers))
         given = (grad, *ctx.saved_tensors)
@@ -92,7 +111,7 @@ def differentiable(
             )
         return _way(operator, Transformed, Plain, forward, given)(*inputs)[0]
 
-    return call
+    return Differentiable(call, keep, differentiate)
 
 
 def _way(operator, transformed, plain, alone, given):

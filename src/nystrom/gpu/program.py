@@ -15,8 +15,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 from triton import knobs
+from triton.runtime import driver
 
 from nystrom.gpu.arguments import StridedTokens
+from nystrom.gpu.arithmetic import INTERPRETED
 from nystrom.gpu.launch import launching_on
 
 # Bytes between the parts of a workspace, as between tensors of a GPU.
@@ -146,8 +148,9 @@ class Program:
         tensors.append(torch.empty(max(self._size, 1), dtype=torch.uint8, device=self.device))
         places = [0 if x is None else x.data_ptr() for x in tensors]
         with launching_on(self.device, computes=self._computes):
+            stream = _stream()
             for step in self._steps:
-                step(tensors, places)
+                step(tensors, places, stream)
         return results
 
 
@@ -171,7 +174,7 @@ class _Call(NamedTuple):
     function: Callable[..., None]
     args: tuple[Any, ...]
 
-    def __call__(self, tensors: list[Tensor], places: list[int]) -> None:
+    def __call__(self, tensors: list[Tensor], places: list[int], stream: int | None) -> None:
         self.function(*(_tensor(x, tensors) for x in self.args))
 
 
@@ -186,10 +189,10 @@ class _Launch:
             (i, x.at.memory, x.at.offset, x[1:]) for i, x in enumerate(args) if isinstance(x, StridedTokens)
         ]
 
-    def __call__(self, tensors: list[Tensor], places: list[int]) -> None:
+    def __call__(self, tensors: list[Tensor], places: list[int], stream: int | None) -> None:
         if self._compiled is None:
             kernel = self._kernel[(self._programs,)](*(_tensor(x, tensors) for x in self._args), **self._options)
-            if not knobs.runtime.interpret:
+            if not INTERPRETED.value:
                 self._keep(kernel)
             return
         # A compiled kernel takes all arguments in order, and passes over those that it was compiled for.
@@ -198,14 +201,29 @@ class _Launch:
             args[i] = places[memory] + offset
         for i, memory, offset, strides in self._tokens:
             args[i] = (places[memory] + offset, *strides)
-        self._compiled(*args)
+        kernel = self._compiled
+        if stream is None:
+            kernel[(self._programs, 1, 1)](*args)
+        else:
+            # What that does, without hooks.
+            kernel.run(self._programs, 1, 1, stream, kernel.function, kernel.packed_metadata, None, None, None, *args)
 
     def _keep(self, kernel: Any) -> None:
         self._row = [*self._args, *(self._options.get(name) for name in self._kernel.arg_names[len(self._args) :])]
-        self._compiled = kernel[(self._programs, 1, 1)]
+        self._compiled = kernel
 
 
 _Step = _Call | _Launch
+
+
+def _stream() -> int | None:
+    """The stream to launch on; None where Triton launches, for a profiler's hooks, or interprets kernels."""
+    hooks = (knobs.runtime.launch_enter_hook, knobs.runtime.launch_exit_hook)
+    # A chain of calls, or a function that was set in its place.
+    if INTERPRETED.value or any(getattr(hook, "calls", hook) for hook in hooks):
+        return None
+    active: Any = driver.active
+    return active.get_current_stream(active.get_current_device())
 
 
 def _slot_of(number: int, x: GivenTensor) -> Slot:

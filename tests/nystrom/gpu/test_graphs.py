@@ -31,7 +31,10 @@ ATTEND = {
     "skyformer": (skyformer_attention, {"num_landmarks": 4}),
     "near_far": (near_far_attention, {**SMALL, "exact_up_to": 0}),
 }
-BUILT = attention.forward_program, attention.backward_program, near_far.forward_program, near_far.backward_program
+BUILT = (
+    attention.forward_program, attention.backward_program,
+    near_far.forward_program, near_far.whole_program, near_far.backward_program,
+)  # fmt: skip
 
 
 @pytest.fixture

@@ -15,10 +15,9 @@ from nystrom import build_attention, near_far_attention, nystrom_attention, skyf
 from nystrom.attention import backend as backends
 from nystrom.attention.backend import picks_triton
 from nystrom.attention.registry import METHODS
-from nystrom.gpu import attention as kernels
 from nystrom.gpu import launch
 from nystrom.gpu.launch import Tiles, check_capability, check_launch, check_version, launching_on, splits, tiles, trying
-from nystrom.gpu.near_far import attention as near_far_kernels
+from nystrom.gpu.program import Program
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
@@ -142,20 +141,18 @@ ALL = {
 def called(monkeypatch, name, *, measured=True, dtype=torch.bfloat16, width=8, **options):
     """Whether a call with backend "auto" runs the kernels, on a device that counts as measured, or does not."""
     monkeypatch.setattr(backends, "_is_measured", lambda device: measured)
-    module = near_far_kernels if name == "near_far" else kernels
-    found = []
+    found, run = [], Program.__call__
 
     def launched(*given):
         found.append(name)
-        return operator(*given)
+        return run(*given)
 
-    operator = module.forward_program
-    monkeypatch.setattr(module, "forward_program", launched)
+    monkeypatch.setattr(Program, "__call__", launched)
     attend, sizes = ALL[name]
     g = torch.Generator(DEVICE).manual_seed(0)
     q, k, v = (torch.randn(1, 1, 70, width, generator=g, device=DEVICE).to(dtype) for _ in range(3))
     out = attend(q, k, v, **{**sizes, **options})
-    monkeypatch.setattr(module, "forward_program", operator)
+    monkeypatch.setattr(Program, "__call__", run)
     wanted = attend(q, k, v, **{**sizes, **options}, backend="triton" if found else "torch")
     assert torch.equal(out, wanted)
     return bool(found)

@@ -9,6 +9,7 @@ pytest.importorskip("triton")
 from nystrom import near_far_attention, near_far_rows
 from nystrom.attention.options import NearFarOptions
 from nystrom.attention.parts.clusters import choose
+from nystrom.gpu.near_far import attention
 from nystrom.gpu.near_far.attention import near_far
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -190,6 +191,25 @@ def test_the_same_inputs_give_the_same_bits():
         results.append([out, *torch.autograd.grad(out.square().sum(), inputs)])
     for first, again in zip(*results, strict=True):
         torch.testing.assert_close(first, again, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("masks", ["none", "keep", "cross"])
+def test_one_program_gives_the_bits_of_the_choice_and_then_the_attention(masks, monkeypatch):
+    inputs = draw_qkv(43, 37 if masks == "cross" else 43, dtype=torch.float32)
+    query_keep, key_keep = (holes(x.shape[2]) for x in inputs[:2])
+    given = {"none": {}, "keep": {"keep": query_keep}, "cross": {"key_keep": key_keep, "query_keep": query_keep}}
+    attention.whole_program.cache_clear()
+    results = []
+    for is_whole in (True, False):
+        if not is_whole:
+            monkeypatch.setattr(attention, "can_choose_and_attend", lambda: False)
+        out = by_kernels(*inputs, **given[masks], **SMALL)
+        results.append([out, *torch.autograd.grad(out.square().sum(), inputs)])
+        with torch.no_grad():
+            results.append([by_kernels(*inputs, **given[masks], **SMALL), *results[-1][1:]])
+        assert attention.whole_program.cache_info().misses == 1
+    for others in results[1:]:
+        assert all(map(torch.equal, others, results[0]))
 
 
 def test_between_the_passes_no_key_is_kept_twice():

@@ -1,5 +1,7 @@
 """Heavy keys and clusters chosen by kernels are those chosen by torch; without a GPU kernels run in the interpreter."""
 
+import functools
+
 import pytest
 import torch
 
@@ -8,7 +10,8 @@ pytest.importorskip("triton")
 from nystrom.attention.methods.near_far import near_far_attention
 from nystrom.attention.options import NearFarOptions
 from nystrom.attention.parts.clusters import QUERY_MEANS, choose
-from nystrom.gpu.near_far.choice import choose_by_kernels
+from nystrom.gpu.near_far import choice
+from nystrom.gpu.near_far.choice import ChoiceOptions, choose_by_kernels, group_size
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
@@ -28,17 +31,9 @@ def masked(x, keep):
 
 
 def by_kernels(q, k, keep, query_keep, options):
-    return choose_by_kernels(
-        q,
-        k,
-        keep,
-        query_keep,
-        num_means=QUERY_MEANS,
-        num_heavy=options.num_heavy,
-        num_clusters=options.num_clusters,
-        iterations=options.iterations,
-        scale=q.shape[-1] ** -0.5 if options.scale is None else options.scale,
-    )
+    scale = q.shape[-1] ** -0.5 if options.scale is None else options.scale
+    sizes = ChoiceOptions(QUERY_MEANS, options.num_heavy, options.num_clusters, options.iterations, scale)
+    return choose_by_kernels(q, k, keep, query_keep, sizes)
 
 
 def assert_same_choice(q, k, keep=None, query_keep=None, *, g=5, m=6, **more):
@@ -105,6 +100,34 @@ def test_of_equal_keys_the_first_are_heavy_and_of_equal_centres_the_last_wins():
         # Two keys heavier than all others stand for all equal ones: the earliest places.
         assert heavy.max() < 100
     assert_same_choice(draw(1, 1, 100, 8), draw(1, 1, 1, 8, seed=1).expand(1, 1, 100, 8), m=6)
+
+
+@pytest.mark.parametrize("g", [1, 5, 40, 149])
+def test_heavy_keys_are_found_among_groups(g, monkeypatch):
+    k = draw(2, 2, 300, 8, seed=1)
+    # Many keys of one group are heavy, some of them equal, and some sequences have fewer real keys.
+    k[0, 0, 32:48] = 3 * k[0, 0, 40:41]
+    few = torch.zeros(2, 300, dtype=torch.bool, device=DEVICE)
+    few[0, 3:300:9] = few[1, 250:252] = True
+    calls = [
+        functools.partial(by_kernels, draw(2, 2, 300, 8), k, keep, keep, NearFarOptions(num_heavy=g, num_clusters=6))
+        for keep in (None, mask(2, 300), few)
+    ]
+    whole = [call() for call in calls]
+    monkeypatch.setattr(choice, "_COMPARED_WHOLE", 64)
+    assert group_size(300, g) > 1
+    choice.program_of.cache_clear()
+    grouped = [call() for call in calls]
+    choice.program_of.cache_clear()
+    assert all(torch.equal(x, y) for each in zip(whole, grouped, strict=True) for x, y in zip(*each, strict=True))
+
+
+@pytest.mark.parametrize("s", [1025, 5000, 131_072])
+@pytest.mark.parametrize("g", [1, 48, 500, 1020, 100_000])
+def test_there_are_as_many_groups_as_heavy_keys(s, g):
+    size = group_size(s, g)
+    assert size == 1 or s // size >= g
+    assert group_size(1024, g) == group_size(s, 0) == 1
 
 
 def test_fewer_keys_than_clusters_or_heavy_keys_and_none():

@@ -50,7 +50,7 @@ with (
 print(json.dumps([dataclasses.asdict(each) for each in driver.launches]))
 """
 FORWARD, BACKWARD = ["totals", "joined", "forward"], ["queries", "shared", "joined", "keys", "shared", "heavy"]
-OF_THE_CHOICE = ["middle", "segments", "scores", "order", "taken", *3 * ["nearest", "moved"], "nearest"]
+OF_THE_CHOICE = ["middle", "segments", "scores", "order", "groups", "taken", *3 * ["nearest", "moved"], "nearest"]
 ROOT = Path(__file__).resolve().parents[3]
 
 

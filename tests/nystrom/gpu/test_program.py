@@ -2,9 +2,13 @@
 
 import functools
 import gc
+import os
+import subprocess
+import sys
 import threading
 import weakref
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 import torch
@@ -28,7 +32,7 @@ ATTEND = {
 }
 CACHES = (
     attention.forward_program, attention.backward_program, near_far.forward_program, near_far.backward_program,
-    choice.program_of,
+    near_far.whole_program, choice.program_of,
 )  # fmt: skip
 each_method = pytest.mark.parametrize("attend", ATTEND.values(), ids=ATTEND)
 
@@ -138,3 +142,46 @@ def test_parts_of_a_workspace_begin_apart_and_are_taken_again():
     assert (first.offset, second.offset, third.offset) == (0, 512, 512)
     assert isinstance(second, Slot)
     assert second.stride() == (7, 1)
+
+
+# Without a GPU the process of the tests interprets kernels, so another process compiles one, and launches nothing.
+LAUNCHES = """
+import torch
+from triton import knobs
+from nystrom.gpu.near_far.joined import near_far_first
+from nystrom.gpu.program import Program, key_of
+from tools.kernel_accounting.driver import OfflineDriver, Shape
+
+seen = []
+driver = OfflineDriver("9.0", Shape(1, 1, 8, 16, 4, torch.float32))
+driver.launcher_cls = lambda source, metadata: lambda *given: seen.append(given)
+driver.get_current_stream = lambda device: 5
+keep = torch.ones(3, 8, dtype=torch.bool)
+program = Program(key_of(keep))
+program.launch(near_far_first, 3, *program.inputs, program.result((3,), torch.int32), 8, BLOCK=16)
+heard = []
+with driver.active():
+    program(keep)
+    program(keep)
+    knobs.runtime.launch_enter_hook.add(heard.append)
+    program(keep)
+first, again, listened = seen
+# Grid, stream, function and metadata; then what a hook is told, two hooks, and the arguments.
+assert first[:6] == again[:6] == listened[:6] and first[:4] == (3, 1, 1, 5), seen
+assert again[6:9] == (None, None, None) and listened[7] is knobs.runtime.launch_enter_hook, seen
+assert listened[6].get()["stream"] == 5
+keys, result, *numbers = first[9:]
+for _, _, _, *rest in (again[6:], listened[6:]):
+    assert rest[0] == keep.data_ptr() == keys.data_ptr() and isinstance(rest[1], int) and rest[2:] == numbers, seen
+"""
+
+
+def test_a_compiled_kernel_is_launched_as_triton_does():
+    done = subprocess.run(
+        [sys.executable, "-c", LAUNCHES],
+        env={**os.environ, "TRITON_INTERPRET": "0"},
+        cwd=Path(__file__).resolve().parents[3],
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr

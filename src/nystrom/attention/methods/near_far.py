@@ -237,11 +237,12 @@ def _approximate(
     options: NearFarOptions,
     is_self: bool,
 ) -> Float[Tensor, "b h n e"]:
-    largest = torch.finfo(v.dtype).max
+    dtype = v.dtype
     if picks_triton(options, q, k, v):
         # The kernels take tokens where and in the dtype they are.
-        chosen = _choose_by_kernels(q, k, keep, query_keep, options)
-        out = _by_kernels(q, k, v, keep, chosen, options, is_self=is_self)
+        out, chosen = _by_kernels(q, k, v, keep, query_keep, options, is_self=is_self)
+        if chosen is None:
+            return out
         if options.num_samples:
             q, k, v, out = (at_least_float32(x) for x in (q, k, v, out))
             chosen = chosen._replace(cluster=chosen.cluster.long())
@@ -256,34 +257,8 @@ def _approximate(
     if not options.num_samples:
         return out
     # What is added may pass the largest float16.
+    largest = torch.finfo(dtype).max
     return add_residual(out, q, k, v, keep, query_keep, chosen, options).clamp(-largest, largest)
-
-
-def _choose_by_kernels(
-    q: Float[Tensor, "b h n d"],
-    k: Float[Tensor, "b h s d"],
-    keep: Bool[Tensor, "b s"] | None,
-    query_keep: Bool[Tensor, "b n"] | None,
-    options: NearFarOptions,
-) -> Chosen:
-    """The choice by kernels, or by torch where keys are too wide for them."""
-    from nystrom.gpu.near_far.choice import can_choose, choose_by_kernels
-
-    if not can_choose(k.shape[-1], k.dtype):
-        # The copies are gone when the kernels of the attention start.
-        return choose(at_least_float32(q), at_least_float32(k).contiguous(), keep, query_keep, options)
-    chosen = choose_by_kernels(
-        q,
-        k,
-        keep,
-        query_keep,
-        num_means=QUERY_MEANS,
-        num_heavy=options.num_heavy,
-        num_clusters=options.num_clusters,
-        iterations=options.iterations,
-        scale=score_scale(q, options.scale),
-    )
-    return Chosen(*chosen)
 
 
 def _by_kernels(
@@ -291,24 +266,29 @@ def _by_kernels(
     k: Float[Tensor, "b h s d"],
     v: Float[Tensor, "b h s e"],
     keep: Bool[Tensor, "b s"] | None,
-    chosen: Chosen,
+    query_keep: Bool[Tensor, "b n"] | None,
     options: NearFarOptions,
     *,
     is_self: bool,
-) -> Float[Tensor, "b h n e"]:
-    from nystrom.gpu.near_far.attention import near_far
+) -> tuple[Float[Tensor, "b h n e"], Chosen | None]:
+    """Attention by kernels, and the choice where torch needs it, else None; torch chooses keys too wide for kernels."""
+    from nystrom.gpu.near_far.attention import can_choose_and_attend, choose_and_attend, near_far
+    from nystrom.gpu.near_far.choice import ChoiceOptions, can_choose, choose_by_kernels
 
-    return near_far(
-        q,
-        k,
-        v,
-        *chosen,
-        num_clusters=options.num_clusters,
-        block_size=options.block_size if is_self else 0,
-        reach=options.reach,
-        keep=keep if is_self else None,
-        scale=score_scale(q, options.scale),
-    )
+    scale, block, reach, m = score_scale(q, options.scale), options.block_size, options.reach, options.num_clusters
+    choice = ChoiceOptions(QUERY_MEANS, options.num_heavy, m, options.iterations, scale)
+    by_kernels, block = can_choose(k.shape[-1], k.dtype), block if is_self else 0
+    if by_kernels and not options.num_samples and can_choose_and_attend():
+        out = choose_and_attend(q, k, v, keep, query_keep, choice, block_size=block, reach=reach, is_self=is_self)
+        return out, None
+    if by_kernels:
+        chosen = Chosen(*choose_by_kernels(q, k, keep, query_keep, choice))
+    else:
+        # The copies are gone when the kernels of the attention start.
+        chosen = choose(at_least_float32(q), at_least_float32(k).contiguous(), keep, query_keep, options)
+    starts = keep if is_self else None
+    sizes = {"num_clusters": m, "block_size": block, "reach": reach, "scale": scale}
+    return near_far(q, k, v, *chosen, **sizes, keep=starts), chosen
 
 
 def _blocks(

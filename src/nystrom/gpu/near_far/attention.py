@@ -5,7 +5,8 @@ over the queries. Between the passes, q, k, v, the output, each query's normalis
 block, the numbers of far tokens are kept; the backward pass recomputes everything else.
 
 Sums over tokens are computed in spans, stored separately and then added, so the kernels always add in the same order.
-Heavy keys and clusters are chosen by kernels too, see `nystrom.gpu.near_far.choice`.
+Heavy keys and clusters are chosen by kernels too, see `nystrom.gpu.near_far.choice`. A call that needs them only for
+its output runs both in one program.
 
 Both passes are programs (`nystrom.gpu.program`), which become part of torch by `nystrom.gpu.operators`.
 """
@@ -17,8 +18,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from nystrom.autograd_modes import is_forward_mode, is_transformed
 from nystrom.gpu.launch import Target, check_launch, target_of
 from nystrom.gpu.near_far import stages
+from nystrom.gpu.near_far.choice import ChoiceOptions, add_choice
 from nystrom.gpu.near_far.inputs import NearFarInputs
 from nystrom.gpu.near_far.stages import Totals
 from nystrom.gpu.operators import differentiable
@@ -69,6 +72,66 @@ def near_far(
     return _attend(q, k, v, heavy, found, cluster, keep, num_clusters, block_size, reach, scale)
 
 
+def can_choose_and_attend() -> bool:
+    """Whether `choose_and_attend` can be called: compilers and transforms see the choice and the attention apart."""
+    return not (torch.compiler.is_compiling() or is_transformed() or is_forward_mode())
+
+
+def choose_and_attend(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    keep: Tensor | None,
+    query_keep: Tensor | None,
+    options: ChoiceOptions,
+    *,
+    block_size: int,
+    reach: int,
+    is_self: bool,
+) -> Tensor:
+    """Choose heavy keys and clusters and attend to them, as `choose_by_kernels` and then `near_far` do.
+
+    Raises:
+        ValueError: The kernels cannot take these inputs; the message says what to do.
+    """
+    q, k, v = (x if x.stride(-1) == 1 else x.contiguous() for x in (q, k, v))
+    keep, query_keep = (x if x is None else x.contiguous() for x in (keep, query_keep))
+    inputs = (q, k, v, keep, query_keep, options, block_size, reach, is_self)
+    if torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad):
+        return _ChooseAndAttend.apply(*inputs)
+    return _choose_and_forward(*inputs)[-1]
+
+
+def _choose_and_forward(q, k, v, keep, query_keep, options, block, reach, is_self):
+    """Heavy keys, which exist, clusters, what the backward pass needs, and the output."""
+    inputs = (q, k, v, keep, query_keep)
+    return whole_program(key_of(*inputs), target_of(q.device), options, block, reach, is_self)(*inputs)
+
+
+@functools.lru_cache(maxsize=PROGRAMS)
+def whole_program(
+    given: tuple[GivenTensor | None, ...],
+    target: Target,
+    options: ChoiceOptions,
+    block: int,
+    reach: int,
+    is_self: bool,
+) -> Program:
+    """The program of the choice and of the forward pass.
+
+    Raises:
+        ValueError: The kernels cannot take these inputs; the message says what to do.
+    """
+    _check(given)
+    program = Program(given)
+    q, k, v, keep, query_keep = program.inputs
+    with program.reused():
+        chosen = add_choice(program, q, k, keep, query_keep, options)
+    inputs = (q, k, v, *chosen, keep if is_self else None)
+    _attend_to_chosen(_stage_inputs(program, inputs, options.m, block, reach, options.scale))
+    return program
+
+
 def _forward(
     q: Tensor,
     k: Tensor,
@@ -97,6 +160,13 @@ def forward_program(
     Raises:
         ValueError: The kernels cannot take these inputs; the message says what to do.
     """
+    _check(given)
+    program = Program(given)
+    _attend_to_chosen(_stage_inputs(program, program.inputs, m, block, reach, scale))
+    return program
+
+
+def _check(given: tuple[GivenTensor | None, ...]) -> None:
     tensors = {"q": given[0], "k": given[1], "v": given[2]}
     for name, x in tensors.items():
         if x is not None and x.shape[-1] > LARGEST_WIDTH:
@@ -106,14 +176,15 @@ def forward_program(
             )
     # There may be any number of clusters.
     check_launch(1, tensors)
-    program = Program(given)
-    x = _stage_inputs(program, program.inputs, m, block, reach, scale)
-    means, sums, number, logs, left = program.packed(_shapes(x.q, x.v, m, block), x.acc)
+
+
+def _attend_to_chosen(x: NearFarInputs) -> None:
+    """Add the launches of the forward pass; its results are what the backward pass needs, and the output."""
+    means, sums, number, logs, left = x.program.packed(_shapes(x.q, x.v, x.m, x.block), x.acc)
     of = Totals(means, sums, number)
-    with program.reused():
+    with x.program.reused():
         stages.totals(x, of)
     stages.attend(x, of, logs, left)
-    return program
 
 
 def _shapes(q: Any, v: Any, m: int, block: int) -> tuple[tuple[int, ...], ...]:
@@ -177,6 +248,18 @@ def _fake_backward(grad, q, k, v, heavy, found, cluster, keep, out, kept, m, blo
 
 
 _attend = differentiable("near_far", _forward, _backward_pass, (_fake, _fake_backward), tensors=7, needs_output=True)
+
+
+class _ChooseAndAttend(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, *inputs):
+        q, k, v, keep, _, options, block, reach, is_self = inputs
+        *chosen, kept, out = _choose_and_forward(*inputs)
+        tensors, numbers = (q, k, v, *chosen, keep if is_self else None), (options.m, block, reach, options.scale)
+        _attend.keep(ctx, (*tensors, *numbers), (out, kept))
+        return out
+
+    backward = staticmethod(_attend.differentiate)  # pyright: ignore[reportAssignmentType]
 
 
 def _stage_inputs(
