@@ -3,6 +3,12 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 DEMO ?= runs/demo
+PIP := -m pip install --progress-bar off --constraint constraints.txt
+LIBRARY := packages/nystrom
+LABORATORY := packages/nystrom-lab
+# Writes what groups of pyproject.toml ask for, a line each.
+GROUPS := import sys, tomllib; groups = tomllib.load(open("pyproject.toml", "rb"))["dependency-groups"]; \
+  print(*(each for name in sys.argv[1:] for each in groups[name]), sep="\n")
 # Of uv, which takes the oldest torch without CUDA; empty for PyPI's.
 FLOORS ?= --torch-backend cpu
 
@@ -17,17 +23,19 @@ $(VENV)/.made:
 	$(PYTHON) -m venv $(VENV)
 	@touch $@
 
-$(VENV)/.cli: pyproject.toml constraints.txt | $(VENV)/.made
+$(VENV)/.cli: pyproject.toml $(LIBRARY)/pyproject.toml $(LABORATORY)/pyproject.toml constraints.txt | $(VENV)/.made
 	@echo "Installing PyTorch and the commands into $(VENV). This takes minutes, and about 5 GB with PyTorch's CUDA build."
 	@echo "Without a GPU, stop here and choose the CPU build, which is much smaller:"
 	@echo "  PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu make $(MAKECMDGOALS)"
-	$(BIN)/python -m pip install --progress-bar off --constraint constraints.txt torch
-	$(BIN)/python -m pip install --progress-bar off --constraint constraints.txt --editable '.[lab,real]'
+	$(BIN)/python $(PIP) torch
+	$(BIN)/python $(PIP) --editable '$(LIBRARY)[real]' --editable $(LABORATORY)
 	@touch $@
 
 $(VENV)/.dev: $(VENV)/.cli
 	@echo "Installing what the tests and checks need into $(VENV)."
-	$(BIN)/python -m pip install --progress-bar off --constraint constraints.txt --editable '.[dev]'
+	$(PYTHON) -c '$(GROUPS)' docs test dev > $(VENV)/needs.txt
+	$(BIN)/python $(PIP) --editable '$(LIBRARY)[gpu,onnx,real]' --editable '$(LABORATORY)[peers,cluster,tensorboard]' \
+	  --requirement $(VENV)/needs.txt
 	@touch $@
 
 demo: $(VENV)/.cli  ## install; read and search long texts with a pretrained encoder (two minutes)
@@ -45,38 +53,43 @@ slow: $(VENV)/.dev  ## the tests that take minutes
 shapes: $(VENV)/.dev  ## the mathematics again, each shape and dtype in a signature checked at run time
 	$(BIN)/python -m pytest -n auto --jaxtyping-packages=nystrom,beartype.beartype -m 'not refuses and not slow and not gpu' \
 	  -k 'not compile and not export and not one_graph and not triton' `# torch does not trace through the checker, nor does Triton` \
-	  $(addprefix tests/nystrom/,attention linalg parity test_kernels.py test_landmarks.py)
+	  $(addprefix $(LIBRARY)/tests/,attention linalg parity test_kernels.py test_landmarks.py)
 
 tables: $(VENV)/.dev  ## write the tables of the pages from the rows in results/
 	$(BIN)/python tools/write_tables.py
 
 $(VENV)-docs/.made: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)-docs
-	@echo "Installing what the site needs into $(VENV)-docs: the extra 'docs' alone, without PyTorch."
-	$(PYTHON) -c 'import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"]["docs"], sep="\n")' > $(VENV)-docs/needs.txt
-	$(VENV)-docs/bin/python -m pip install --progress-bar off --constraint constraints.txt --requirement $(VENV)-docs/needs.txt
+	@echo "Installing what the site needs into $(VENV)-docs, without PyTorch."
+	$(PYTHON) -c '$(GROUPS)' docs > $(VENV)-docs/needs.txt
+	$(VENV)-docs/bin/python $(PIP) --requirement $(VENV)-docs/needs.txt
 	@touch $@
 
 docs: $(VENV)-docs/.made  ## build the site into site/, in an environment of its own; a broken link fails
 	NO_MKDOCS_2_WARNING=1 $(VENV)-docs/bin/mkdocs build --strict
 
-bare: | $(VENV)/.made  ## the core, in an environment with torch and jaxtyping alone
+bare: | $(VENV)/.made  ## both wheels, and the library's tests in an environment without the laboratory
 	rm -rf $(VENV)-bare
 	$(PYTHON) -m venv $(VENV)-bare
-	@echo "Installing PyTorch and the core alone into $(VENV)-bare, which takes minutes."
-	$(VENV)-bare/bin/python -m pip install --progress-bar off --constraint constraints.txt torch
-	$(VENV)-bare/bin/python -m pip install --progress-bar off --constraint constraints.txt .
-	cd $(VENV)-bare && bin/python ../tests/nystrom/bare.py
+	$(VENV)-bare/bin/python -m pip wheel --no-deps --wheel-dir $(VENV)-bare/wheels ./$(LIBRARY) ./$(LABORATORY)
+	$(PYTHON) tools/check_wheels.py $(VENV)-bare/wheels/*.whl
+	@echo "Installing PyTorch and the library's wheel alone into $(VENV)-bare, which takes minutes."
+	$(VENV)-bare/bin/python $(PIP) torch
+	$(VENV)-bare/bin/python $(PIP) $(VENV)-bare/wheels/nystrom-[0-9]*.whl
+	cd $(VENV)-bare && bin/python ../$(LIBRARY)/tests/bare.py
+	$(PYTHON) -c '$(GROUPS)' test > $(VENV)-bare/needs.txt
+	$(VENV)-bare/bin/python $(PIP) "$$(echo $(VENV)-bare/wheels/nystrom-[0-9]*.whl)[gpu,onnx]" --requirement $(VENV)-bare/needs.txt
+	$(VENV)-bare/bin/python -m pytest -n auto $(LIBRARY)/tests
 	rm -rf $(VENV)-bare
 
 floors: | $(VENV)/.made  ## the oldest allowed version of each dependency, in an environment with them
 	rm -rf $(VENV)-floors
 	$(PYTHON) -m venv $(VENV)-floors
 	$(VENV)-floors/bin/python -m pip install --progress-bar off uv
-	$(VENV)-floors/bin/uv pip install --python $(VENV)-floors --resolution lowest-direct $(FLOORS) '.[lab]'
+	$(VENV)-floors/bin/uv pip install --python $(VENV)-floors --resolution lowest-direct $(FLOORS) ./$(LIBRARY) ./$(LABORATORY)
 	$(VENV)-floors/bin/uv pip install --python $(VENV)-floors pytest pytest-timeout pytest-xdist hypothesis
 	$(VENV)-floors/bin/python -m pytest -n auto -o filterwarnings= `# old versions warn of newer ones` \
-	  $(addprefix tests/,nystrom/models/files $(addprefix nystrom_lab/,cli report training/run/test_faults.py))
+	  $(LIBRARY)/tests/models/files $(addprefix $(LABORATORY)/tests/,cli report training/run/test_faults.py)
 	rm -rf $(VENV)-floors
 
 lint: $(VENV)/.dev  ## style
@@ -98,4 +111,4 @@ gpu:  ## on a machine with a GPU: tests, errors, tables, tiles and runs, 25 minu
 check: lint types layers docs whole readme shapes bare  ## all that a change must pass
 
 clean:  ## remove environments and caches, not runs or data
-	rm -rf $(VENV) $(VENV)-bare $(VENV)-floors $(VENV)-docs .pytest_cache .ruff_cache .hypothesis .import_linter_cache build site src/*.egg-info
+	rm -rf $(VENV) $(VENV)-bare $(VENV)-floors $(VENV)-docs .pytest_cache .ruff_cache .hypothesis .import_linter_cache site packages/*/build packages/*/src/*.egg-info

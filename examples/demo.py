@@ -7,7 +7,7 @@
 
 Nothing is trained. What was found is printed and drawn, in about two minutes on two cores that do nothing else.
 
-    pip install 'nystrom[lab,real]'
+    pip install './packages/nystrom[real]' ./packages/nystrom-lab
     python examples/demo.py --text my-document.txt
 """
 
@@ -42,7 +42,9 @@ try:
     from nystrom_lab.report.plots.canvas import COLUMN, check_figure, figure_of, house_style, method_look, save_figure
     from nystrom_lab.report.table import Table, print_table
 except ModuleNotFoundError as missing:
-    sys.exit(f"{missing}. The demo needs pip install 'nystrom[lab,real]'; in a checkout, `make demo` installs that.")
+    sys.exit(
+        f"{missing}. The demo needs pip install nystrom-lab 'nystrom[real]'; in a checkout, `make demo` installs that."
+    )
 
 METHODS = ("softmax", "nystrom", "near_far")
 WINDOW = 512  # tokens that the encoder was made for

@@ -3,7 +3,7 @@
 The CSV has a header with the columns text and label. Without one the example writes its own: reviews in which one
 sentence, somewhere among others, says what the reviewer thought.
 
-    pip install '.[lab,real]'
+    pip install './packages/nystrom[real]' ./packages/nystrom-lab
     python examples/fine_tune_csv.py
     python examples/fine_tune_csv.py --data reviews.csv --new others.txt --model my-encoder --steps 1000
 """

@@ -5,7 +5,7 @@ half of the documents, one in four in the other half. The label, pos or neg, is 
 train.jsonl, dev.jsonl and test.jsonl for `nystrom finetune`, and texts.txt, documents without labels, for `nystrom
 inspect`. With --reviews 1 the documents are single reviews.
 
-    pip install 'nystrom[lab]'
+    pip install ./packages/nystrom ./packages/nystrom-lab
     python examples/join_reviews.py --data aclImdb --to joined
     python examples/join_reviews.py --data aclImdb --to single --reviews 1 --documents 1600 200 300
 

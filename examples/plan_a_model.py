@@ -4,7 +4,7 @@ The encoder is converted to longer inputs with exact attention. `nystrom.inspect
 texts, what each method does to it in each layer and what it costs on this machine; the plan is then set, and its error
 measured on other texts, which it has not seen.
 
-    pip install '.[lab,real]'
+    pip install './packages/nystrom[real]' ./packages/nystrom-lab
     python examples/plan_a_model.py
     python examples/plan_a_model.py --model my-bert --texts reviews/ --tokens 512 --budget 0.05 --to my-planned-bert
 """

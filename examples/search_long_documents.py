@@ -4,7 +4,7 @@
 The longest paragraph of the second half of each long document is held out, and should find its document: among so many
 tokens of each, and among their first 512, as the encoder comes. Without texts, Python's documentation is searched.
 
-    pip install '.[lab,real]' sentence-transformers
+    pip install './packages/nystrom[real]' ./packages/nystrom-lab sentence-transformers
     python examples/search_long_documents.py "How is a number written with two decimals?"
     python examples/search_long_documents.py "Which of them mention a warranty?" --texts contracts/ --max-length 8192
 """

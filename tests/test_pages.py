@@ -2,10 +2,12 @@
 
 import math
 import re
+import tomllib
 from pathlib import Path
 
 import pytest
 
+import nystrom_lab
 from nystrom import __version__
 from nystrom.attention.registry import METHODS
 from nystrom_lab.measure.rows import read_rows
@@ -42,7 +44,9 @@ def test_what_a_page_says_a_method_takes_and_cannot_take_is_so(name):
 def test_the_tests_that_hold_a_promise_are_there():
     named = set(re.findall(r"`(test_\w+)`", (DOCS / "promises.md").read_text(encoding="utf-8")))
     there = {
-        name for file in (ROOT / "tests").rglob("test_*.py") for name in re.findall(r"def (test_\w+)", file.read_text())
+        name
+        for file in (*ROOT.glob("tests/**/test_*.py"), *ROOT.glob("packages/*/tests/**/test_*.py"))
+        for name in re.findall(r"def (test_\w+)", file.read_text())
     }
     assert named
     assert named <= there
@@ -52,8 +56,19 @@ def test_the_version_is_that_of_the_citation_and_of_the_changelog():
     cited = (ROOT / "CITATION.cff").read_text(encoding="utf-8")
     newest = re.search(r"^## (\S+) - (\S+)$", (ROOT / "CHANGELOG.md").read_text(encoding="utf-8"), flags=re.MULTILINE)
     assert newest
-    assert newest[1] == __version__
+    assert newest[1] == __version__ == nystrom_lab.__version__
+    needed = tomllib.loads((ROOT / "packages" / "nystrom-lab" / "pyproject.toml").read_text(encoding="utf-8"))
+    assert f"nystrom[transformers]=={__version__}" in needed["project"]["dependencies"]
     assert f"\nversion: {newest[1]}\ndate-released: {newest[2]}\n" in cited
+
+
+def test_the_page_of_the_library_begins_as_that_of_the_project():
+    first, whole = (
+        (folder / "README.md").read_text(encoding="utf-8").partition("```python\n")[2].partition("```")[0]
+        for folder in (ROOT / "packages" / "nystrom", ROOT)
+    )
+    assert len(first) > 500
+    assert whole.startswith(first)
 
 
 def test_no_page_draws_data_of_other_sizes_where_a_preset_has_its_own():

@@ -15,8 +15,9 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 PAGES = sorted((ROOT / "docs").rglob("*.md"))
-FAKE_SLURM = ROOT / "tests" / "nystrom_lab" / "training" / "grid" / "fake_slurm.py"
-SPEC = importlib.util.spec_from_file_location("cifar_like", ROOT / "tests" / "nystrom_lab" / "data" / "cifar_like.py")
+_TESTS = ROOT / "packages" / "nystrom-lab" / "tests"
+FAKE_SLURM = _TESTS / "training" / "grid" / "fake_slurm.py"
+SPEC = importlib.util.spec_from_file_location("cifar_like", _TESTS / "data" / "cifar_like.py")
 cifar_like = importlib.util.module_from_spec(SPEC)
 SPEC.loader.exec_module(cifar_like)
 

@@ -94,7 +94,9 @@ print(json.dumps(found))
 
 def timed(checkout: Path, methods: list[str]) -> dict[str, float]:
     """The times of one checkout, in seconds."""
-    environment = {**os.environ, "PYTHONPATH": str(checkout / "src"), "OMP_NUM_THREADS": "1"}
+    # Older checkouts have their sources in one folder.
+    sources = os.pathsep.join(map(str, (checkout / "src", *checkout.glob("packages/*/src"))))
+    environment = {**os.environ, "PYTHONPATH": sources, "OMP_NUM_THREADS": "1"}
     done = subprocess.run(
         [sys.executable, "-W", "ignore", "-c", WORKER, *methods],
         env=environment,

@@ -7,7 +7,7 @@ that are left, and an interrupted table or run goes on where it was. No step beg
 that are left, and none goes on beyond them. One that fails is named at the end, and does not keep the others from
 running; rows without a value are printed with what they say.
 
-The package need not be installed: the steps find it in src. They need torch, Triton, transformers and what these need,
+Neither package need be installed: the steps find them. They need torch, Triton, transformers and what these need,
 pytest with pytest-xdist and pytest-timeout, hypothesis, jaxtyping and psutil, but nothing that only the command line
 needs. All but the last four fit into 25 minutes; the last trains on data/text, made by `nystrom data prepare text`.
 """
@@ -102,11 +102,11 @@ _EVERY: dict[str, Any] = {"batch": 8, "heads": 8, "width": 64, "methods": _METHO
 # What `backend="auto"` does not rest on yet: one method beside its kernels, at few lengths.
 _PAIRS = ("nystrom-64", "nystrom-triton-64", "near_far", "near_far-triton", "skyformer-128", "skyformer-triton-128")
 _WIDER: dict[str, Any] = {"methods": _PAIRS, "lengths": (512, 4096, 16384), "skip": "without", "repeats": 9}
-_TIMED = ("tests/nystrom/test_clock.py", "tests/nystrom_lab/studies/speed/test_floor.py")
+_TIMED = ("packages/nystrom/tests/test_clock.py", "packages/nystrom-lab/tests/studies/speed/test_floor.py")
 
 STEPS = (
     # Most of the time of tests, errors and tiles is the compiler's.
-    _tests("kernels", 3, "-n", "12", "tests/nystrom/gpu"),
+    _tests("kernels", 3, "-n", "12", "packages/nystrom/tests/gpu"),
     _program("errors", 1.5, "gpu_errors"),
     _efficiency("16384-bfloat16", 1, **_LONG, dtype="bfloat16", skip="both", repeats=15),
     _efficiency("lengths-bfloat16", 3, **_EVERY, dtype="bfloat16", skip="both", lengths=_LENGTHS),
@@ -179,7 +179,8 @@ def measure(
 
 def _run_for(words: Sequence[str], log: Path, seconds: float) -> int | None:
     """The exit code of a command; None where it had to be ended."""
-    path = os.pathsep.join([str(_ROOT / "src"), str(_ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
+    given = filter(None, [os.environ.get("PYTHONPATH")])
+    path = os.pathsep.join([*map(str, _ROOT.glob("packages/*/src")), str(_ROOT), *given])
     with (
         log.open("ab") as file,
         subprocess.Popen(
