@@ -69,7 +69,7 @@ docs: $(VENV)-docs/.made  ## build the site into site/, in an environment of its
 	NO_MKDOCS_2_WARNING=1 $(VENV)-docs/bin/mkdocs build --strict
 
 bare: | $(VENV)/.made  ## both wheels, and the library's tests in an environment without the laboratory
-	rm -rf $(VENV)-bare
+	rm -rf $(VENV)-bare packages/*/build `# what is left of an earlier build would enter a wheel`
 	$(PYTHON) -m venv $(VENV)-bare
 	$(VENV)-bare/bin/python -m pip wheel --no-deps --wheel-dir $(VENV)-bare/wheels ./$(LIBRARY) ./$(LABORATORY)
 	$(PYTHON) tools/check_wheels.py $(VENV)-bare/wheels/*.whl
