@@ -22,7 +22,6 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from nystrom.attention.backend import uses_triton
 from nystrom.attention.caches.near_far_cache import NearFarCache
 from nystrom.attention.caches.near_far_context import NearFarContext, near_far_context
 from nystrom.attention.heads import attend_in_heads, build_attention, merge_heads, split_heads
@@ -596,7 +595,7 @@ def _check_context(layer: MultiheadAttention) -> None:
             "sequences, on a layer in one process."
         )
     samples, backend = layer.heads.options.num_samples, layer.heads.options.backend
-    if samples or uses_triton(backend):
+    if samples or backend == "triton":
         raise ValueError(
             f"a context has no samples and no kernels, but this layer has num_samples={samples} and "
             f"backend={backend!r}: build it with 0 and 'torch'."
