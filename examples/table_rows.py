@@ -123,7 +123,7 @@ def main() -> None:
 
     def contexts() -> list:
         made = [layer.attention.context(rows) for layer in model.layers]
-        return [lambda attention, x, context=context: attention(x, context=context)[0] for context in made]
+        return [lambda _, x, context=context: context(x) for context in made]
 
     ask(f"a context of {args.entries} entries", model, asked, wanted, contexts)
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from nystrom.attention.backend import _MEASURED_CAPABILITY
+from nystrom.attention.entry import _MEASURED_CAPABILITY
 from nystrom.attention.options import NearFarOptions, NystromOptions, SkyformerOptions, near_far_sizes
 from nystrom_lab.measure.rows import read_rows
 

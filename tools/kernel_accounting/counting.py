@@ -27,7 +27,7 @@ from typing import Any, Literal, get_args
 import torch
 import torch.nn.functional as F
 
-from nystrom.attention.backend import check_backend
+from nystrom.attention.backend import check_triton
 from nystrom.attention.methods.nystrom import nystrom_attention
 from nystrom.attention.methods.skyformer import skyformer_attention
 from nystrom.checks import check_at_least, check_choice
@@ -88,7 +88,7 @@ def count_kernels(
     check_choice("masks", masks, get_args(Masks))
     for name in ("landmarks", "width", "tokens", "batch", "heads", "multiprocessors"):
         check_at_least(name, asked[name], 1)
-    check_backend("triton", {})
+    check_triton({})
 
     gaussian = method == "skyformer"
     taps = (0 if gaussian else 33) if kernel_size is None else kernel_size

@@ -16,13 +16,16 @@ empty (zero): callers give such sequences exact attention instead.
 enough for exact attention. `short_sequences` counts real tokens; `all_are_short` only looks at the lengths.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 from nystrom.checks import check_at_least
-from nystrom.onnx_form import is_for_onnx
 from nystrom.precision import accumulator, at_least_float32
 from nystrom.shapes import Generator, check_generator, check_keep, check_tensor, is_number
 
@@ -35,6 +38,7 @@ GOLDEN_RATIO = 0.6180339887498949
 MIDDLE_TOKENS = 8
 # Distances to centres that k-means holds at a time: this many, or a quarter of the tokens' own size if that is more.
 _DISTANCES = 2**14
+_for_onnx = ContextVar("_for_onnx", default=False)
 
 
 def ranks(keep: Bool[Tensor, "b n"]) -> tuple[Int[Tensor, "b n"], Int[Tensor, " b"]]:
@@ -57,9 +61,26 @@ def insertion_points(ascending: Int[Tensor, "r n"], wanted: Int[Tensor, "r m"]) 
 
     ONNX has no search. There, the smaller numbers are counted: this gives the same places, but takes n x m comparisons.
     """
-    if is_for_onnx():
+    if _is_for_onnx():
         return (ascending[:, None] < wanted[:, :, None]).sum(dim=-1)
     return torch.searchsorted(ascending, wanted)
+
+
+@contextmanager
+def for_onnx() -> Iterator[None]:
+    """Context in which `torch.export` traces for ONNX, see `insertion_points`."""
+    before = _for_onnx.set(True)
+    try:
+        yield
+    finally:
+        _for_onnx.reset(before)
+
+
+def _is_for_onnx() -> bool:
+    """Whether torch traces a model for ONNX: by `torch.onnx.export`, or `nystrom.models.export`."""
+    if not torch.compiler.is_exporting() or torch.compiler.is_dynamo_compiling():
+        return False
+    return _for_onnx.get() or torch.onnx.is_in_onnx_export()
 
 
 def take(x: Float[Tensor, "b h n d"], positions: Int[Tensor, "b m"]) -> Float[Tensor, "b h m d"]:

@@ -224,7 +224,7 @@ def test_key_value_and_context_are_named_too():
     for name, calls in {
         "key": (lambda: layer(x, x.double(), x), lambda: layer.context(x.double(), x)),
         "value": (lambda: layer(x, x, x.double()), lambda: layer.context(x, x.double())),
-        "query": (lambda: layer(x.double(), context=layer.context(x)), lambda: layer.context(x, queries=x.double())),
+        "query": (lambda: layer.context(x)(x.double()), lambda: layer.context(x, queries=x.double())),
     }.items():
         for call in calls:
             with pytest.raises(ValueError, match=f"{name} has dtype torch.float64, but the weights"):
@@ -504,7 +504,7 @@ def test_packed_sequences_are_whole_and_their_own():
     layer = NystromAttention(8, 2, self_attention=None)
     with pytest.raises(ValueError, match="cu_seqlens is given, of packed sequences without padding: leave out key_pad"):
         layer(x, cu_seqlens=edges, key_padding_mask=torch.zeros(1, 6, dtype=torch.bool))
-    with pytest.raises(ValueError, match="leave out key_padding_mask, query_padding_mask, weight_queries"):
+    with pytest.raises(ValueError, match="leave out key_padding_mask, query_padding_mask and weight_"):
         layer(x, cu_seqlens=edges, weight_queries=torch.tensor([0]), need_weights=True)
     with pytest.raises(ValueError, match="which is self-attention, but query and key are different tokens"):
         MultiheadAttention(8, 2, method="linear", self_attention=False)(x, x + 1, x + 1, cu_seqlens=edges)

@@ -14,8 +14,8 @@ from torch._subclasses import FakeTensorMode
 pytest.importorskip("triton")
 
 from nystrom import near_far_attention, near_far_sizes, nystrom_attention, skyformer_attention
-from nystrom.attention import backend as backends
-from nystrom.attention.backend import picks_triton
+from nystrom.attention import entry
+from nystrom.attention.entry import picks_triton
 from nystrom.attention.exact_limit import may_branch
 from nystrom.attention.options import NystromOptions
 from nystrom.gpu import attention, launch
@@ -204,7 +204,7 @@ def up_to(*ends, tokens):
 @pytest.mark.long
 @pytest.mark.parametrize("name", ATTEND)
 def test_auto_means_the_kernels_under_a_compiler_for_masks_that_change(name, monkeypatch):
-    monkeypatch.setattr(backends, "_is_measured", lambda device: True)
+    monkeypatch.setattr(entry, "_is_measured", lambda device: True)
     attend, sizes = ATTEND[name]
     counter = CompileCounterWithBackend("aot_eager")
     compiled = torch.compile(lambda *x, keep: attend(*x, keep=keep, **sizes), fullgraph=True, backend=counter)
@@ -224,7 +224,7 @@ def test_auto_means_the_kernels_under_a_compiler_for_masks_that_change(name, mon
 
 
 def test_a_model_is_one_graph_with_the_kernels_in_it(monkeypatch):
-    monkeypatch.setattr(backends, "_is_measured", lambda device: True)
+    monkeypatch.setattr(entry, "_is_measured", lambda device: True)
     found = []
 
     def backend(graph, inputs):
@@ -248,13 +248,11 @@ def test_a_model_is_one_graph_with_the_kernels_in_it(monkeypatch):
 
 def test_what_a_compiler_asks_of_a_gpu_is_constant_and_warns_of_nothing(monkeypatch):
     class Found:
-        major, minor = backends._MEASURED_CAPABILITY
+        major, minor = entry._MEASURED_CAPABILITY
 
     monkeypatch.setattr(torch.version, "cuda", "13.0")
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: Found)
-    compiled = torch.compile(
-        lambda x: x + backends._is_measured(torch.device("cuda", 0)), fullgraph=True, backend="eager"
-    )
+    compiled = torch.compile(lambda x: x + entry._is_measured(torch.device("cuda", 0)), fullgraph=True, backend="eager")
     assert compiled(torch.zeros(1)) == 1
     torch.compiler.reset()
 
@@ -272,7 +270,7 @@ def test_a_compiler_does_not_ask_for_a_capture(monkeypatch):
 # torch.func.jvp imports a part of torch that is deprecated.
 @pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated:DeprecationWarning")
 def test_auto_means_torch_in_transforms_and_exports(monkeypatch):
-    monkeypatch.setattr(backends, "_is_measured", lambda device: True)
+    monkeypatch.setattr(entry, "_is_measured", lambda device: True)
     options = NystromOptions(num_landmarks=4)
     q = torch.zeros(1, 1, 9, 8, device=DEVICE, dtype=torch.bfloat16)
 

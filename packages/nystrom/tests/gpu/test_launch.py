@@ -12,8 +12,8 @@ pytest.importorskip("triton")
 from triton.runtime.errors import OutOfResources
 
 from nystrom import build_attention, near_far_attention, nystrom_attention, skyformer_attention
-from nystrom.attention import backend as backends
-from nystrom.attention.backend import picks_triton
+from nystrom.attention import entry
+from nystrom.attention.entry import picks_triton
 from nystrom.attention.registry import METHODS
 from nystrom.gpu import launch
 from nystrom.gpu.launch import Tiles, check_capability, check_launch, check_version, launching_on, splits, tiles, trying
@@ -140,7 +140,7 @@ ALL = {
 
 def called(monkeypatch, name, *, measured=True, dtype=torch.bfloat16, width=8, **options):
     """Whether a call with backend "auto" runs the kernels, on a device that counts as measured, or does not."""
-    monkeypatch.setattr(backends, "_is_measured", lambda device: measured)
+    monkeypatch.setattr(entry, "_is_measured", lambda device: measured)
     found, run = [], Program.__call__
 
     def launched(*given):
@@ -181,9 +181,9 @@ def test_what_counts_as_measured(triton, cuda, capability, measured, monkeypatch
     monkeypatch.setattr(torch.version, "cuda", cuda)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
     launch._capability.cache_clear()
-    assert backends._is_measured(torch.device("cuda:0")) == measured
+    assert entry._is_measured(torch.device("cuda:0")) == measured
     launch._capability.cache_clear()
-    assert not backends._is_measured(torch.device("cpu"))
+    assert not entry._is_measured(torch.device("cpu"))
 
 
 @pytest.mark.parametrize(
@@ -200,7 +200,7 @@ def test_what_counts_as_measured(triton, cuda, capability, measured, monkeypatch
     ],
 )
 def test_auto_means_torch_for_options_that_were_not_measured(name, options, monkeypatch):
-    monkeypatch.setattr(backends, "_is_measured", lambda device: True)
+    monkeypatch.setattr(entry, "_is_measured", lambda device: True)
     q = torch.zeros(1, 1, 9, 8, device=DEVICE, dtype=torch.bfloat16)
     assert picks_triton(METHODS[name].options(), q, q, q)
     assert not picks_triton(METHODS[name].options(**options), q, q, q)

@@ -109,9 +109,12 @@ def test_weights_of_a_method_on_another_device_raise_by_name(method):
 
 def test_what_runs_no_hooks_raises_by_name():
     x = torch.randn(1, 9, 16)
-    asked = by_accelerate(MultiheadAttention(16, 2, method="near_far", self_attention=False))
-    with pytest.raises(ValueError, match=r"weight is on meta.*only while it is called"):
-        asked.context(x)
+    asked = MultiheadAttention(16, 2, method="near_far", self_attention=False)
+    context = asked.context(x)
+    by_accelerate(asked)
+    for call in (asked.context, context):
+        with pytest.raises(ValueError, match=r"weight is on meta.*only while it is called"):
+            call(x)
     with pytest.raises(ValueError, match=r"weights are offloaded.*take the hooks off"):
         by_accelerate(MultiheadAttention(16, 2, method="near_far")).new_cache(1)
 

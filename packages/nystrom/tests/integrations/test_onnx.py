@@ -8,8 +8,7 @@ from transformers import BertConfig, BertModel
 
 import nystrom
 from nystrom.integrations import set_attention
-from nystrom.landmarks import insertion_points
-from nystrom.onnx_form import for_onnx
+from nystrom.landmarks import for_onnx, insertion_points
 
 pytest.importorskip("onnx")
 onnxruntime = pytest.importorskip("onnxruntime")

@@ -1,18 +1,25 @@
-"""What all methods share around their own computation: checks, dtypes, padding and empty inputs."""
+"""What all methods share around their own computation: checks, dtypes, padding, empty inputs, the choice of kernels."""
 
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
+from torch.jit._trace import is_tracing
 
+from nystrom.attention.backend import HAS_TRITON, check_backend_device
 from nystrom.attention.group_runner import group_runner
 from nystrom.attention.segments import check_segments, in_segments
-from nystrom.autograd_modes import refusing_by_name
+from nystrom.autograd_modes import is_forward_mode, is_transformed
 from nystrom.precision import cast_for_autocast, narrowed, without_autocast
 from nystrom.shapes import Group, Masks, check_inputs, check_same_tokens, is_number, zero_masked
 
+# Of the GPUs that the kernels were measured on, an H100 and an H200.
+_MEASURED_CAPABILITY = (9, 0)
+_OF_TORCH = re.compile(r"forward (mode )?AD")
 _PACKED = "cu_seqlens is given, and packed sequences attend to themselves: pass queries and keys of the same tokens"
 # The message of `check_same_tokens` for a method without cross-attention.
 SELF_ATTENTION = (
@@ -29,7 +36,7 @@ def attend(
     masks: Masks,
     *rest: Any,
     same_tokens: str | None = None,
-    clean: bool = True,
+    kernels: Callable[..., Tensor] | None = None,
     group: Group = None,
 ) -> Float[Tensor, "b h n e"]:
     """Run `core(q, k, v, keep, query_keep, *rest)` on checked inputs, with the masks of keys and queries.
@@ -46,7 +53,8 @@ def attend(
         *rest: Further arguments of the core.
         same_tokens: The message for a method that requires queries and keys of the same tokens, see
             `check_same_tokens`; None if they may differ.
-        clean: Zero the padding tokens first; a core that applies the masks itself can skip this.
+        kernels: The computation by kernels, if `picks_triton` does with the options that `rest` begins with. It applies
+            the masks itself, so that with backend="triton" nothing is done around it.
         group: Process group across which the tokens are split; `nystrom.parallel` then runs the method.
 
     Raises:
@@ -56,16 +64,19 @@ def attend(
     if group is not None:
         return group_runner().attend(group, q, k, v, masks, *rest, same_tokens=same_tokens)
     if masks.cu_seqlens is not None and masks.is_self and masks.keep is None:
-        return _attend_in_segments(core, q, k, v, masks.cu_seqlens, *rest, same_tokens=same_tokens, clean=clean)
+        return _attend_in_segments(core, q, k, v, masks.cu_seqlens, *rest, same_tokens=same_tokens, kernels=kernels)
     keep, query_keep = check_inputs(q, k, v, masks)
     if same_tokens is not None:
         check_same_tokens(same_tokens, q, k, masks)
     q, k, v = cast_for_autocast(q, k, v)
     if any(is_number(size) and size == 0 for size in (q.shape[0], q.shape[2], k.shape[2])):
         return nothing(q, k, v, *(x for x in rest if isinstance(x, Tensor)))
-    with without_autocast(q), refusing_by_name():
-        if not clean:
-            return core(q, k, v, keep, query_keep, *rest)
+    with without_autocast(q), _refusing_by_name():
+        if kernels is not None and picks_triton(rest[0], q, k, v):
+            core = kernels
+            if rest[0].backend == "triton":
+                check_backend_device("triton", q.device)
+                return kernels(q, k, v, keep, query_keep, *rest)
         dtype = v.dtype
         q, k, v = zero_masked(q, query_keep), zero_masked(k, keep), zero_masked(v, keep)
         return narrowed(zero_masked(core(q, k, v, keep, query_keep, *rest), query_keep), dtype)
@@ -100,3 +111,67 @@ def nothing(
     zeros = v.new_zeros(*q.shape[:3], v.shape[-1])
     # Part of the graph, so that the backward pass also works through an empty batch.
     return zeros + sum(x.flatten()[:0].sum() for x in (q, k, v, *weights))
+
+
+def picks_triton(options: Any, q: Tensor, k: Tensor, v: Tensor) -> bool:
+    """Whether the kernels compute a call: with "triton", and with "auto" where they were measured to be faster.
+
+    With "auto" that is in bfloat16 on a GPU of compute capability 9.0, for options and widths of heads that were
+    measured, outside of exports, of transforms of torch.func and of forward mode. Neither lengths nor masks matter: the
+    same code computes a sequence however it is padded. A compiler takes the same choice, for the same bits.
+
+    Args:
+        options: Those of the method, with a `backend` and a `measured_width`: the widest head that kernels with these
+            options were measured with, 0 if they were not.
+        q: Queries, in the dtype that they are computed in.
+        k: Keys.
+        v: Values.
+    """
+    if options.backend != "auto" or not HAS_TRITON:
+        return options.backend == "triton"
+    if max(q.shape[-1], v.shape[-1]) > options.measured_width or not _is_measured(q.device):
+        return False
+    # What is exported runs elsewhere, where the operators of the kernels may not be known.
+    if torch.compiler.is_exporting() or is_transformed() or is_forward_mode():
+        return False
+    return all(x.device == q.device and x.dtype == torch.bfloat16 for x in (q, k, v))
+
+
+def _is_measured(device: torch.device) -> bool:
+    if device.type != "cuda":
+        return False
+    from nystrom.gpu.launch import capability_of, check_device
+
+    try:
+        check_device(device)
+    except ValueError:
+        # An older Triton, for example: "auto" is no explicit choice.
+        return False
+    # On ROCm, too, the device is "cuda".
+    return bool(torch.version.cuda) and capability_of(device) == _MEASURED_CAPABILITY
+
+
+def _refusing_by_name() -> AbstractContextManager[None]:
+    """Context in which an operation that forward mode or `torch.jit.trace` cannot take names alternatives."""
+    return nullcontext() if torch.compiler.is_compiling() else _refusing()
+
+
+@contextmanager
+def _refusing() -> Iterator[None]:
+    try:
+        yield
+    except NotImplementedError as error:
+        if not _OF_TORCH.search(str(error)):
+            raise
+        raise NotImplementedError(
+            "this attention is made of fused calls, which have no derivative in forward mode (torch.func.jvp, jacfwd, "
+            "hessian): use reverse mode, such as torch.func.vjp or jacrev, or a method with second derivatives (see "
+            "`nystrom methods`)."
+        ) from error
+    except (AssertionError, TypeError, ValueError) as error:
+        if not is_tracing():
+            raise
+        raise NotImplementedError(
+            "torch.jit.trace, for which lengths are tensors, does not support this attention: use torch.export or "
+            "torch.compile."
+        ) from error

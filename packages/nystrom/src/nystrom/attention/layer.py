@@ -22,7 +22,6 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from nystrom.attention.backend import uses_triton
 from nystrom.attention.caches.near_far_cache import NearFarCache
 from nystrom.attention.caches.near_far_context import NearFarContext, near_far_context
 from nystrom.attention.heads import attend_in_heads, build_attention, merge_heads, split_heads
@@ -151,8 +150,6 @@ class MultiheadAttention(nn.Module):
         query_padding_mask: Tensor | None = None,
         cu_seqlens: Int[Tensor, " ends"] | None = None,
         weight_queries: Int[Tensor, " r"] | None = None,
-        context: NearFarContext | None = None,
-        cache: NearFarCache | None = None,
     ) -> tuple[Tensor, Tensor | None]:
         """Attend.
 
@@ -173,9 +170,6 @@ class MultiheadAttention(nn.Module):
             cu_seqlens: Start of each packed sequence, and the end of the last: 0, ..., n, in a batch of one, or a query
                 (n, embed). Each attends only to itself.
             weight_queries: Positions of the queries whose rows are wanted.
-            context: The result of the method `context`, in place of keys and values.
-            cache: The result of `new_cache`. The query then holds the tokens that follow those already read, and
-                attention is causal, whatever `is_causal` says.
 
         Returns:
             The output, shaped like `query`, and the rows, or None. Rows have the shape (b, r, s), or (b, h, r, s) if
@@ -185,78 +179,46 @@ class MultiheadAttention(nn.Module):
         Raises:
             ValueError: An invalid or unsupported argument; the message names it.
         """
-        self._check_call(query, attn_mask, is_causal, need_weights, weight_queries)
-        if is_causal and context is not None:
-            raise ValueError("is_causal is True, and a context has no order: leave one of them out.")
-        self._check_packed(cu_seqlens, key_padding_mask, query_padding_mask, weight_queries, context or cache)
-        if context is not None:
-            if not all(x is None for x in (key, value, key_padding_mask, weight_queries)):
-                raise ValueError(
-                    "context is given, which replaces keys and values: pass only query and query_padding_mask with it."
-                )
-            self._check_context()
-            return self._ask(query, context, query_padding_mask), None
-        if cache is not None:
-            if not all(x is None for x in (key, value, key_padding_mask, query_padding_mask, weight_queries, context)):
-                raise ValueError(
-                    "cache is given, which holds the keys and values of real tokens: pass only query with it, for "
-                    "sequences of equal length, without padding."
-                )
-            self._check_cache()
-            if not isinstance(cache, NearFarCache) or cache.options != self.heads.options:
-                raise ValueError(
-                    f"cache is {cache!r}; expected one that new_cache of this layer made, for {self.heads.options}."
-                )
-            return self._read(query, cache), None
+        self._check_call(attn_mask, is_causal, need_weights, weight_queries)
+        _check_packed(cu_seqlens, key_padding_mask, query_padding_mask, weight_queries)
         alone = key is None and value is None
         if alone:
             key = value = query
         if key is None or value is None:
             raise ValueError(f"{'key' if key is None else 'value'} is missing: pass query alone, or all three.")
-        for name, x in (("query", query), ("key", key), ("value", value)):
-            check_tensor(name, x)
-        batched, layout = query.ndim == 3, "(batch, tokens, width)" if self.batch_first else "(tokens, batch, width)"
-        for name, x in (("query", query), ("key", key), ("value", value)):
-            if x.ndim != query.ndim or x.ndim not in (2, 3):
-                raise ValueError(f"{name} has shape {tuple(x.shape)}; expected {layout} or (tokens, width) in all.")
-        self._check_widths(query=query, key=key, value=value)
-        is_self = self._is_self(alone, query, key, key_padding_mask, query_padding_mask)
         # Views are new objects: note now which inputs are the same object, so that each is masked only once.
         one_key, one_value = key is query, value is key
-        if not batched:
-            query, key, value = query[None], key[None], value[None]
+        unbatched = isinstance(query, Tensor) and query.ndim == 2
+        query, key, value = self._in_batches(unbatched, query=query, key=key, value=value)
+        if unbatched:
             key_padding_mask, query_padding_mask = (
                 x if x is None else x[None] for x in (key_padding_mask, query_padding_mask)
             )
-        elif not self.batch_first:
-            query, key, value = (x.transpose(0, 1) for x in (query, key, value))
+        if attn_mask is not None:
+            _check_causal_mask(attn_mask, query.shape[1])
+        is_self = self._is_self(alone, one_key, query, key, key_padding_mask, query_padding_mask)
+        for name, given in (("is_causal", is_causal), ("cu_seqlens", cu_seqlens is not None)):
+            if given and not is_self:
+                raise ValueError(f"{name} is given, which is self-attention, but query and key are different tokens.")
         if weight_queries is not None:
             check_positions("weight_queries", weight_queries, query[:, None])
         keep = _real("key_padding_mask", key_padding_mask, key)
-        query_keep = _real("query_padding_mask", query_padding_mask, query)
+        query_keep = keep if is_self else _real("query_padding_mask", query_padding_mask, query)
         masks = Masks(keep, cu_seqlens=cu_seqlens)
-        if is_causal and not is_self:
-            raise ValueError("is_causal is True, which is self-attention, but query and key are different tokens.")
-        if cu_seqlens is not None and not is_self:
-            raise ValueError("cu_seqlens is given, which is self-attention, but query and key are different tokens.")
         if not is_self:
             masks = cross_masks(key, keep, query_keep, declared=METHODS[self.method].positional)
         # The gradient of a weight is a sum over all tokens, in which even zero times NaN is NaN.
-        query = _without_padding(query, keep if is_self else query_keep)
+        query = _without_padding(query, query_keep)
         key = query if one_key and is_self else _without_padding(key, keep)
         value = key if one_value else _without_padding(value, keep)
         q, k, v = self._project(query=query, key=key, value=value)
-        out = self.out_proj(attend_in_heads(self.heads, q, k, v, masks=masks, conv=self.conv, is_causal=is_causal))
+        out = attend_in_heads(self.heads, q, k, v, masks=masks, conv=self.conv, is_causal=is_causal)
         weights = None
         if weight_queries is not None:
-            assert self._rows is not None, "checked before"
-            options = {name: value for name, value in vars(self.heads.options).items() if name != "backend"}
-            q, k = (split_heads(x, self.num_heads) for x in (q, k))
-            weights = self._rows(q, k, weight_queries, **masks._asdict(), **options)
+            weights = self._rows_of(q, k, weight_queries, masks)
             weights = weights.mean(dim=1) if average_attn_weights else weights
-        if not batched:
-            return out[0], None if weights is None else weights[0]
-        return out if self.batch_first else out.transpose(0, 1), weights
+            weights = weights[0] if unbatched else weights
+        return self._project_out(out, unbatched), weights
 
     def context(
         self,
@@ -265,8 +227,8 @@ class MultiheadAttention(nn.Module):
         key_padding_mask: Tensor | None = None,
         *,
         queries: Float[Tensor, "b n embed"] | None = None,
-    ) -> NearFarContext:
-        """Compress keys and values once, for cross-attention of many queries: `layer(query, context=context)`.
+    ) -> "LayerContext":
+        """Compress keys and values once, for cross-attention of many queries: `layer.context(key, value)(query)`.
 
         Args:
             key: Keys.
@@ -280,7 +242,7 @@ class MultiheadAttention(nn.Module):
         Raises:
             ValueError: The layer uses another method or is self-attention, or an argument is invalid.
         """
-        self._check_context()
+        _check_context(self)
         value = key if value is None else value
         key, value = self._in_batches(key=key, value=value)
         keep = _real("key_padding_mask", key_padding_mask, key)
@@ -289,7 +251,7 @@ class MultiheadAttention(nn.Module):
             projected += self._project(query=self._in_batches(query=queries)[0])
         k, v, *sample = (split_heads(x, self.num_heads) for x in projected)
         options = self.heads.options
-        return near_far_context(
+        entries = near_far_context(
             k,
             v,
             queries=sample[0] if sample else None,
@@ -299,9 +261,10 @@ class MultiheadAttention(nn.Module):
             scale=options.scale,
             key_keep=keep,
         )
+        return LayerContext(self, entries.keys, entries.values, entries.sizes)
 
-    def new_cache(self, batch: int) -> NearFarCache:
-        """An empty cache, for causal attention a few tokens at a time: `layer(x, cache=cache)`.
+    def new_cache(self, batch: int) -> "LayerCache":
+        """An empty cache, for causal attention a few tokens at a time: `cache(x)`.
 
         Args:
             batch: Number of sequences.
@@ -310,33 +273,24 @@ class MultiheadAttention(nn.Module):
             ValueError: The layer uses another method, has a skip, is built for cross-attention, has tokens that are
                 split across ranks, or has offloaded weights.
         """
-        self._check_cache()
-        weight = self.out_proj.weight
-        if weight.device.type == "meta":
-            raise ValueError("the layer's weights are offloaded, so a cache has no place: take the hooks off first.")
-        dtype = weight.dtype if weight.dtype == torch.float64 else torch.float32
-        return NearFarCache(
-            self.heads.options,
-            batch=batch,
-            num_heads=self.num_heads,
-            head_dim=self.head_dim,
-            device=weight.device,
-            dtype=dtype,
-        )
+        return LayerCache(self, batch)
 
     def extra_repr(self) -> str:
         """Sizes, shown by print; the heads name the method."""
         declared = "" if self.self_attention is None else f", self_attention={self.self_attention}"
         return f"embed_dim={self.embed_dim}, num_heads={self.num_heads}, batch_first={self.batch_first}{declared}"
 
-    def _in_batches(self, **inputs: Tensor) -> list[Tensor]:
-        """Inputs as (batch, tokens, width)."""
+    def _in_batches(self, unbatched: bool = False, /, **inputs: Tensor) -> list[Tensor]:
+        """Checked inputs as (batch, tokens, width); `unbatched` ones come as (tokens, width)."""
         layout = "(batch, tokens, width)" if self.batch_first else "(tokens, batch, width)"
         for name, x in inputs.items():
             check_tensor(name, x)
-            if x.ndim != 3:
+            if x.ndim != (2 if unbatched else 3):
+                layout = "(tokens, width), as query has" if unbatched else layout
                 raise ValueError(f"{name} has shape {tuple(x.shape)}; expected {layout}.")
         self._check_widths(**inputs)
+        if unbatched:
+            return [x[None] for x in inputs.values()]
         return [x if self.batch_first else x.transpose(0, 1) for x in inputs.values()]
 
     def _check_widths(self, **inputs: Tensor) -> None:
@@ -352,60 +306,11 @@ class MultiheadAttention(nn.Module):
             check_dtype(name, x, weight, of="layer")
             check_weight_device("the layer's weight", weight, x)
 
-    def _ask(self, query: Tensor, context: NearFarContext, query_padding_mask: Tensor | None) -> Tensor:
-        """The output for a context."""
-        (query,) = self._in_batches(query=query)
-        keep = _real("query_padding_mask", query_padding_mask, query)
-        (q,) = self._project(query=_without_padding(query, keep))
-        out = self.out_proj(merge_heads(context(split_heads(q, self.num_heads), query_keep=keep)))
-        return out if self.batch_first else out.transpose(0, 1)
-
-    def _check_context(self) -> None:
-        if self.method != "near_far" or self.self_attention or self.conv is not None:
-            raise ValueError(
-                f"a context is for cross-attention by near_far, but this layer has method={self.method!r}, "
-                f"self_attention={self.self_attention} and conv={self.conv}: build it with method='near_far' and "
-                "self_attention=False."
-            )
-        if self.heads.group is not None:
-            raise ValueError(
-                "the tokens are split across ranks, and a context would hold this rank's keys only: make it from whole "
-                "sequences, on a layer in one process."
-            )
-        samples, backend = self.heads.options.num_samples, self.heads.options.backend
-        if samples or uses_triton(backend):
-            raise ValueError(
-                f"a context has no samples and no kernels, but this layer has num_samples={samples} and "
-                f"backend={backend!r}: build it with 0 and 'torch'."
-            )
-
-    def _check_cache(self) -> None:
-        if not METHODS[self.method].causal:
-            raise ValueError(f"{self.method} attention sees whole sequences, and has no cache: use method='near_far'.")
-        if self.conv is not None or self.self_attention is False or self.heads.group is not None:
-            what = "has a skip" if self.conv is not None else "has self_attention=False"
-            what = what if self.heads.group is None else "has tokens that are split across ranks"
-            raise ValueError(f"a cache is for causal self-attention, but the layer {what}: build another layer.")
-
-    def _read(self, query: Tensor, cache: NearFarCache) -> Tensor:
-        (query,) = self._in_batches(query=query)
-        q, k, v = (split_heads(x, self.num_heads) for x in self._project(query=query, key=query, value=query))
-        out = self.out_proj(merge_heads(cache(q, k, v)))
-        return out if self.batch_first else out.transpose(0, 1)
-
     def _check_call(
-        self,
-        query: Tensor,
-        attn_mask: Tensor | None,
-        is_causal: bool,
-        need_weights: bool,
-        weight_queries: Tensor | None,
+        self, attn_mask: Tensor | None, is_causal: bool, need_weights: bool, weight_queries: Tensor | None
     ) -> None:
         check_flag("is_causal", is_causal)
-        if attn_mask is not None and is_causal and METHODS[self.method].causal:
-            check_tensor("query", query)
-            _check_causal_mask(attn_mask, query.shape[1 if query.ndim == 3 and self.batch_first else 0])
-        elif attn_mask is not None:
+        if attn_mask is not None and not (is_causal and METHODS[self.method].causal):
             raise ValueError(
                 f"attn_mask cannot be honoured: {self.method} attention has no n x s weights to mask. Use "
                 "nn.MultiheadAttention for n x s masks, key_padding_mask for padding, and is_causal for a causal one."
@@ -434,37 +339,27 @@ class MultiheadAttention(nn.Module):
         if weight_queries is not None and not METHODS[self.method].rows:
             raise ValueError(f"weight_queries is given, but {self.method} attention has no rows of weights to give.")
 
-    def _check_packed(self, cu_seqlens: Tensor | None, *others: object) -> None:
-        """Check that packed sequences come without masks, contexts and caches."""
-        if cu_seqlens is None:
-            return
-        if any(x is not None for x in others):
-            raise ValueError(
-                "cu_seqlens is given, of packed sequences without padding: leave out key_padding_mask, "
-                "query_padding_mask, weight_queries, context and cache."
-            )
-
     def _is_self(
         self,
         alone: bool,
+        one_key: bool,
         query: Tensor,
         key: Tensor,
         key_padding_mask: Tensor | None,
         query_padding_mask: Tensor | None,
     ) -> bool:
         """Whether a call is self-attention: as declared, else if query is `alone`, or is the same object as key."""
-        declared, tokens = self.self_attention, 1 if self.batch_first and query.ndim == 3 else 0
-        one_length = query.shape[tokens] == key.shape[tokens]
+        declared, one_length = self.self_attention, query.shape[1] == key.shape[1]
         if alone and declared is False:
             raise ValueError(
                 "query came alone, as in self-attention, but the layer was built with self_attention=False: also "
                 "pass key and value."
             )
-        is_self = alone or (query is key if declared is None else declared)
+        is_self = alone or (one_key if declared is None else declared)
         if is_self:
             if not one_length:
                 raise ValueError(
-                    f"query holds {query.shape[tokens]} tokens and key {key.shape[tokens]}, but the layer was built "
+                    f"query holds {query.shape[1]} tokens and key {key.shape[1]}, but the layer was built "
                     "with self_attention=True: build it with self_attention=False for cross-attention."
                 )
             if query_padding_mask is not None:
@@ -480,7 +375,7 @@ class MultiheadAttention(nn.Module):
             counts = f"{self.method} attention counts" if self.conv is None else "the skip convolution counts"
             why = "key_padding_mask may be the queries' too" if unsaid else f"{counts} them as positions"
             raise ValueError(
-                f"query and key are two tensors of {query.shape[tokens]} tokens, and nothing says whether these are "
+                f"query and key are two tensors of {query.shape[1]} tokens, and nothing says whether these are "
                 f"the same, but {why}. For self-attention call layer(x), or build the layer with self_attention=True; "
                 "for cross-attention build it with self_attention=False."
             )
@@ -511,6 +406,102 @@ class MultiheadAttention(nn.Module):
             if name in inputs:
                 projected.append(F.linear(inputs[name], weight, bias))
         return projected
+
+    def _project_out(self, x: Float[Tensor, "b n w"], unbatched: bool = False) -> Tensor:
+        """The output, laid out as the inputs were."""
+        out = self.out_proj(x)
+        if unbatched:
+            return out[0]
+        return out if self.batch_first else out.transpose(0, 1)
+
+    def _rows_of(self, q: Tensor, k: Tensor, queries: Tensor, masks: Masks) -> Float[Tensor, "b h r s"]:
+        assert self._rows is not None, "checked before"
+        options = {name: value for name, value in vars(self.heads.options).items() if name != "backend"}
+        q, k = (split_heads(x, self.num_heads) for x in (q, k))
+        return self._rows(q, k, queries, **masks._asdict(), **options)
+
+
+class LayerContext(NearFarContext):
+    """Keys and values that a layer has compressed, to be called with queries; made by `MultiheadAttention.context`.
+
+    `LayerContext(layer, **state)` restores it from its state dict. The layer is not part of it.
+
+    Args:
+        layer: The layer.
+        keys: Heavy keys and mean keys of clusters.
+        values: Their values, and the mean values of the clusters.
+        sizes: Number of tokens that each entry stands for; 0 for an unused entry.
+
+    Raises:
+        ValueError: The layer has no contexts, or invalid shapes.
+    """
+
+    def __init__(self, layer: MultiheadAttention, keys: Tensor, values: Tensor, sizes: Tensor):
+        _check_context(layer)
+        super().__init__(keys, values, sizes)
+        self._layer = (layer,)
+
+    def forward(  # pyright: ignore[reportIncompatibleMethodOverride]
+        self, query: Float[Tensor, "b n embed"], query_padding_mask: Tensor | None = None
+    ) -> Float[Tensor, "b n embed"]:
+        """Attend to the context, in time and memory that do not depend on its length.
+
+        Args:
+            query: Queries.
+            query_padding_mask: (b, n), True = ignore, the opposite of `query_keep`.
+
+        Raises:
+            ValueError: Invalid shapes, dtypes or mask.
+        """
+        (layer,) = self._layer
+        (query,) = layer._in_batches(query=query)
+        keep = _real("query_padding_mask", query_padding_mask, query)
+        (q,) = layer._project(query=_without_padding(query, keep))
+        return layer._project_out(merge_heads(super().forward(split_heads(q, layer.num_heads), query_keep=keep)))
+
+
+class LayerCache(NearFarCache):
+    """The tokens that a layer has read, to be called with those that follow; made by `MultiheadAttention.new_cache`.
+
+    The layer is not part of its state.
+
+    Args:
+        layer: The layer.
+        batch: Number of sequences.
+
+    Raises:
+        ValueError: The layer has no caches, see `MultiheadAttention.new_cache`, or an invalid size.
+    """
+
+    def __init__(self, layer: MultiheadAttention, batch: int):
+        if not METHODS[layer.method].causal:
+            raise ValueError(f"{layer.method} attention sees whole sequences, and has no cache: use method='near_far'.")
+        if layer.conv is not None or layer.self_attention is False or layer.heads.group is not None:
+            what = "has a skip" if layer.conv is not None else "has self_attention=False"
+            what = what if layer.heads.group is None else "has tokens that are split across ranks"
+            raise ValueError(f"a cache is for causal self-attention, but the layer {what}: build another layer.")
+        weight = layer.out_proj.weight
+        if weight.device.type == "meta":
+            raise ValueError("the layer's weights are offloaded, so a cache has no place: take the hooks off first.")
+        dtype = weight.dtype if weight.dtype == torch.float64 else torch.float32
+        sizes = {"batch": batch, "num_heads": layer.num_heads, "head_dim": layer.head_dim}
+        super().__init__(layer.heads.options, **sizes, device=weight.device, dtype=dtype)
+        self._layer = (layer,)
+
+    def forward(self, x: Float[Tensor, "b t embed"]) -> Float[Tensor, "b t embed"]:  # pyright: ignore[reportIncompatibleMethodOverride]
+        """Read the next tokens, one or many; each attends to those before it and to itself.
+
+        Args:
+            x: Tokens of sequences of equal length, without padding.
+
+        Raises:
+            ValueError: Shapes or dtypes that do not match the layer, or a gradient is required, which a cache does not
+                support.
+        """
+        (layer,) = self._layer
+        (query,) = layer._in_batches(query=x)
+        q, k, v = (split_heads(y, layer.num_heads) for y in layer._project(query=query, key=query, value=query))
+        return layer._project_out(merge_heads(super().forward(q, k, v)))
 
 
 class NystromAttention(MultiheadAttention):
@@ -588,6 +579,35 @@ class NystromAttention(MultiheadAttention):
             z0=z0,
             scale=scale,
             backend=backend,
+        )
+
+
+def _check_context(layer: MultiheadAttention) -> None:
+    if layer.method != "near_far" or layer.self_attention or layer.conv is not None:
+        raise ValueError(
+            f"a context is for cross-attention by near_far, but this layer has method={layer.method!r}, "
+            f"self_attention={layer.self_attention} and conv={layer.conv}: build it with method='near_far' and "
+            "self_attention=False."
+        )
+    if layer.heads.group is not None:
+        raise ValueError(
+            "the tokens are split across ranks, and a context would hold this rank's keys only: make it from whole "
+            "sequences, on a layer in one process."
+        )
+    samples, backend = layer.heads.options.num_samples, layer.heads.options.backend
+    if samples or backend == "triton":
+        raise ValueError(
+            f"a context has no samples and no kernels, but this layer has num_samples={samples} and "
+            f"backend={backend!r}: build it with 0 and 'torch'."
+        )
+
+
+def _check_packed(cu_seqlens: Tensor | None, *others: Tensor | None) -> None:
+    """Check that packed sequences come without masks."""
+    if cu_seqlens is not None and any(x is not None for x in others):
+        raise ValueError(
+            "cu_seqlens is given, of packed sequences without padding: leave out key_padding_mask, "
+            "query_padding_mask and weight_queries."
         )
 
 

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, TypeVar, get_args
 
-from nystrom.attention.backend import check_backend
+from nystrom.attention.backend import check_triton
 from nystrom.checks import (
     Backend,
     FeatureMap,
@@ -35,6 +35,12 @@ _MEASURED_WIDTH = 128
 
 def _are_equal(values: dict[str, tuple[object, object]]) -> bool:
     return all(came == wanted for came, wanted in values.values())
+
+
+def _check_backend(backend: Backend, for_kernels: dict[str, tuple[object, object]]) -> None:
+    check_choice("backend", backend, get_args(Backend))
+    if backend == "triton":
+        check_triton(for_kernels)
 
 
 def _check_scale(scale: float | None) -> None:
@@ -92,14 +98,14 @@ class NystromOptions:
         check_at_least("pinv_steps", self.pinv_steps, 0)
         check_choice("z0", self.z0, get_args(StartValue))
         _check_scale(self.scale)
-        check_backend(self.backend, self._for_kernels())
+        _check_backend(self.backend, self._for_kernels())
 
     def _for_kernels(self) -> dict[str, tuple[object, object]]:
         return {"landmarks": (self.landmarks, "segment_means"), "pinv": (self.pinv, "iterative")}
 
     @property
     def measured_width(self) -> int:
-        """The widest head measured with these options, see `nystrom.attention.backend.picks_triton`."""
+        """The widest head measured with these options, see `nystrom.attention.entry.picks_triton`."""
         measured = self.num_landmarks <= 64 and self.z0 == "paper" and _are_equal(self._for_kernels())
         return _MEASURED_WIDTH if measured else 0
 
@@ -150,14 +156,14 @@ class SkyformerOptions:
     def __post_init__(self):
         _check_ridged(self)
         check_choice("kernel", self.kernel, get_args(Kernel))
-        check_backend(self.backend, self._for_kernels())
+        _check_backend(self.backend, self._for_kernels())
 
     def _for_kernels(self) -> dict[str, tuple[object, object]]:
         return {"kernel": (self.kernel, "gaussian"), "pinv": (self.pinv, "iterative")}
 
     @property
     def measured_width(self) -> int:
-        """The widest head measured with these options, see `nystrom.attention.backend.picks_triton`."""
+        """The widest head measured with these options, see `nystrom.attention.entry.picks_triton`."""
         return _MEASURED_WIDTH if self.num_landmarks <= 128 and _are_equal(self._for_kernels()) else 0
 
 
@@ -400,11 +406,11 @@ class NearFarOptions:
         check_at_least("exact_up_to", self.exact_up_to, 0)
         check_at_least("num_samples", self.num_samples, 0)
         _check_scale(self.scale)
-        check_backend(self.backend, {})
+        _check_backend(self.backend, {})
 
     @property
     def measured_width(self) -> int:
-        """The widest head measured with these options, see `nystrom.attention.backend.picks_triton`."""
+        """The widest head measured with these options, see `nystrom.attention.entry.picks_triton`."""
         for length, width in ((16384, _MEASURED_WIDTH), (32768, 64)):
             largest = near_far_sizes(length)
             if not self.num_samples and all(getattr(self, name) <= size for name, size in largest.items()):

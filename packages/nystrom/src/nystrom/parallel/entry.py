@@ -8,7 +8,6 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
 
-from nystrom.attention.backend import uses_triton
 from nystrom.attention.entry import nothing
 from nystrom.attention.registry import METHODS
 from nystrom.parallel.agreement import agree, check_group, facts_of
@@ -90,7 +89,7 @@ def _check_method(method: str, rest: tuple[Any, ...]) -> None:
     if not METHODS[method].over_ranks:
         able = ", ".join(name for name, entry in METHODS.items() if entry.over_ranks)
         raise ValueError(f"group is given, but {method} does not work over ranks: leave it out, or use one of {able}.")
-    if any(uses_triton(getattr(value, "backend", None)) for value in rest):
+    if any(getattr(value, "backend", None) == "triton" for value in rest):
         raise ValueError("backend is 'triton', which has no Triton code for group: pass backend='torch'.")
 
 

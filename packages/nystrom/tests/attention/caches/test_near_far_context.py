@@ -7,6 +7,7 @@ import torch
 import torch.nn.functional as F
 
 from nystrom import MultiheadAttention, NearFarContext, near_far_context, reference
+from nystrom.attention.layer import LayerContext
 from nystrom.attention.options import NearFarOptions
 from nystrom.attention.parts.clusters import choose
 
@@ -162,17 +163,37 @@ def test_a_layer_has_a_context():
     x, key, value = (torch.randn(2, n, w, dtype=torch.float64) for n, w in ((9, 12), (40, 7), (40, 5)))
     ignore = ~real(40, 40, 23)
     context = layer.context(key, value, ignore, queries=x)
-    out, rows = layer(x, context=context)
-    assert rows is None
+    out = context(x)
     weights = zip((x, key, value), layer._projections(), layer.in_proj_bias.chunk(3), strict=True)
     projected = [F.linear(*each) for each in weights]
     q, k, v = (part.unflatten(-1, (3, -1)).transpose(1, 2) for part in projected)
     heads = near_far_context(k, v, queries=q, key_keep=~ignore, **SIZES)(q)
     torch.testing.assert_close(out, layer.out_proj(heads.transpose(1, 2).flatten(2)), **CLOSE)
     layer.batch_first = False
-    turned, _ = layer(x.transpose(0, 1), context=layer.context(key.transpose(0, 1), value.transpose(0, 1), ignore))
+    turned = layer.context(key.transpose(0, 1), value.transpose(0, 1), ignore)(x.transpose(0, 1))
     layer.batch_first = True
-    torch.testing.assert_close(turned.transpose(0, 1), layer(x, context=layer.context(key, value, ignore))[0], **CLOSE)
+    torch.testing.assert_close(turned.transpose(0, 1), layer.context(key, value, ignore)(x), **CLOSE)
+    asked = context(x, query_padding_mask=~real(9, 5, 9))
+    torch.testing.assert_close(asked[0, :5], out[0, :5], **CLOSE)
+    torch.testing.assert_close(asked[0, 5:], layer.out_proj.bias.expand(4, -1), **CLOSE)
+
+
+def test_a_context_of_a_layer_is_restored_without_its_weights():
+    layer = MultiheadAttention(12, 3, method="near_far", self_attention=False, **SIZES)
+    x, memory = torch.randn(2, 9, 12), torch.randn(2, 40, 12)
+    context = layer.context(memory)
+    state = context.state_dict()
+    assert set(state) == {"keys", "values", "sizes"}
+    assert torch.equal(LayerContext(layer, **state)(x), context(x))
+    assert not list(context.parameters())
+
+
+def test_a_context_of_a_layer_compiles_to_one_graph():
+    layer = MultiheadAttention(12, 3, method="near_far", self_attention=False, **SIZES)
+    x, memory = torch.randn(2, 9, 12), torch.randn(2, 40, 12)
+    compiled = torch.compile(lambda x, y: layer.context(y)(x), fullgraph=True, backend="aot_eager")
+    # float32 rounding of sums in another order.
+    torch.testing.assert_close(compiled(x, memory), layer.context(memory)(x), rtol=1e-5, atol=1e-6)
 
 
 def test_gradients_reach_a_layer_through_its_context():
@@ -180,7 +201,7 @@ def test_gradients_reach_a_layer_through_its_context():
     layer = MultiheadAttention(12, 3, method="near_far", self_attention=False, **SIZES)
     x, memory = torch.randn(2, 9, 12), torch.randn(2, 40, 12, requires_grad=True)
     context = layer.context(memory)
-    sum(layer(part, context=context)[0].square().sum() for part in x.split(3, dim=1)).backward()
+    sum(context(part).square().sum() for part in x.split(3, dim=1)).backward()
     assert all(weight.grad.abs().sum() > 0 for weight in (layer.in_proj_weight, memory))
 
 
@@ -196,6 +217,7 @@ def test_what_does_not_fit_raises_by_name():
         for options in ({"num_samples": 8}, {"backend": "triton"})
     )
     own, memory = MultiheadAttention(12, 3, method="near_far", self_attention=True), torch.randn(2, 9, 12)
+    kept = layer.context(memory)
     for call, says in (
         (lambda: context(q[..., :3]), "k has head width 4 but q has 3"),
         (lambda: context(q.float()), "k has dtype torch.float64 but q has torch.float32"),
@@ -203,16 +225,18 @@ def test_what_does_not_fit_raises_by_name():
         (lambda: near_far_context(k, v[:, :, :5]), "v holds 5 tokens but k holds 9"),
         (lambda: near_far_context(k, v, num_clusters=0), "num_clusters is 0"),
         (lambda: NearFarContext(k, v, torch.ones(2, 3, 9)), "sizes has shape .* and torch.float32; expected whole"),
-        (lambda: layer(memory, memory, memory, context=layer.context(memory)), "context is given, which replaces"),
+        (lambda: kept(memory[0]), r"query has shape \(9, 12\); expected \(batch, tokens, width\)"),
+        (lambda: kept(memory[..., :8]), "query has width 8; expected 12"),
+        (lambda: kept(memory, torch.ones(2, 4)), "query_padding_mask has shape"),
         (lambda: layer.context(memory[0]), r"key has shape \(9, 12\); expected \(batch, tokens, width\)"),
         (lambda: layer.context(memory, torch.ones(2, 9, 11)), "value has width 11; expected 12"),
         (lambda: MultiheadAttention(12, 3, method="nystrom").context(memory), "method='nystrom'.*build it with"),
         (lambda: own.context(memory), "self_attention=True.*build it with"),
-        (lambda: own(memory, context=context), "self_attention=True.*build it with"),
+        (lambda: LayerContext(own, **kept.state_dict()), "self_attention=True.*build it with"),
         (lambda: sampled.context(memory), "no samples and no kernels, but .* num_samples=8 and backend='auto'"),
         (lambda: triton.context(memory), "num_samples=0 and backend='triton'.*build it with 0 and 'torch'"),
         (lambda: cut.context(memory), "the tokens are split across ranks"),
-        (lambda: cut(memory, context=context), "the tokens are split across ranks"),
+        (lambda: LayerContext(cut, **kept.state_dict()), "the tokens are split across ranks"),
     ):  # fmt: skip
         with pytest.raises(ValueError, match=says):
             call()

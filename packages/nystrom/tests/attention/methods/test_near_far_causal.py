@@ -230,7 +230,7 @@ def test_a_cache_gives_the_numbers_of_all_at_once(pieces, up_to):
     cache = layer.new_cache(3)
     size = sum(buffer.numel() for buffer in cache.buffers())
     with torch.no_grad():
-        out = torch.cat([layer(piece, cache=cache)[0] for piece in x.split(pieces, dim=1)], dim=1)
+        out = torch.cat([cache(piece) for piece in x.split(pieces, dim=1)], dim=1)
     assert_close(out, layer(x, is_causal=True)[0])
     assert int(cache.length) == sum(pieces)
     assert sum(buffer.numel() for buffer in cache.buffers()) == size
@@ -243,7 +243,7 @@ def test_a_cache_in_low_precision_gives_the_numbers_of_all_at_once(autocast):
     x = x if autocast else x.bfloat16()
     with torch.no_grad(), torch.autocast("cpu", dtype=torch.bfloat16, enabled=autocast):
         cache = layer.new_cache(2)
-        out = torch.cat([layer(piece, cache=cache)[0] for piece in x.split(7, dim=1)], dim=1)
+        out = torch.cat([cache(piece) for piece in x.split(7, dim=1)], dim=1)
         wanted = layer(x, is_causal=True)[0]
     assert out.dtype == wanted.dtype == torch.bfloat16
     # One rounding of bfloat16.
@@ -254,21 +254,21 @@ def test_a_cache_is_saved_loaded_and_moved(tmp_path):
     layer, x = build(), torch.randn(2, 41, 12, dtype=torch.float64)
     cache = layer.new_cache(2)
     with torch.no_grad():
-        layer(x[:, :26], cache=cache)
+        cache(x[:, :26])
         torch.save(cache.state_dict(), tmp_path / "cache.pt")
-        wanted = layer(x[:, 26:], cache=cache)[0]
+        wanted = cache(x[:, 26:])
         again = layer.new_cache(2).to("cpu")
         again.load_state_dict(torch.load(tmp_path / "cache.pt", weights_only=True))
-        assert_close(layer(x[:, 26:], cache=again)[0], wanted, rtol=0, atol=0)
+        assert_close(again(x[:, 26:]), wanted, rtol=0, atol=0)
 
 
 def test_a_cache_is_reordered_for_beams():
     layer, x = build(), torch.randn(3, 33, 12, dtype=torch.float64)
     cache, beams = layer.new_cache(3), torch.tensor([2, 0, 0])
     with torch.no_grad():
-        layer(x[:, :22], cache=cache)
+        cache(x[:, :22])
         cache.reorder(beams)
-        out = layer(x[:, 22:], cache=cache)[0]
+        out = cache(x[:, 22:])
     wanted = layer(torch.cat([x[beams, :22], x[:, 22:]], dim=1), is_causal=True)[0]
     assert_close(out, wanted[:, 22:])
 
@@ -281,7 +281,7 @@ def test_a_million_tokens_are_read_in_constant_memory():
     size = sum(buffer.numel() for buffer in cache.buffers())
     with torch.no_grad():
         for _ in range(2**20 // 4096):
-            out = layer(x, cache=cache)[0]
+            out = cache(x)
     assert int(cache.length) == 2**20
     assert out.isfinite().all()
     assert sum(buffer.numel() for buffer in cache.buffers()) == size
@@ -293,13 +293,12 @@ def test_a_million_tokens_are_read_in_constant_memory():
 @pytest.mark.parametrize(
     ("call", "says"),
     [
-        (lambda layer, x: layer(x, cache=layer.new_cache(2)), "has no gradient"),
-        (lambda layer, x: layer(x, x, x, cache=layer.new_cache(2)), "pass only query"),
-        (lambda layer, x: layer(x, cache=layer.new_cache(3)), "for which the cache was made"),
-        (lambda layer, x: layer(x[0], cache=layer.new_cache(2)), "expected .batch, tokens, width"),
+        (lambda layer, x: layer.new_cache(2)(x), "has no gradient"),
+        (lambda layer, x: layer.new_cache(3)(x), "for which the cache was made"),
+        (lambda layer, x: layer.new_cache(2)(x[0]), "expected .batch, tokens, width"),
         (lambda layer, x: layer.new_cache(0), "batch is 0"),
-        (lambda layer, x: layer(x, cache="past"), "cache is 'past'; expected one that new_cache"),
-        (lambda layer, x: layer(x, cache=build(scale=9.0).new_cache(2)), "expected one that new_cache of this layer"),
+        (lambda layer, x: layer.new_cache(2)(x[..., :8]), "query has width 8; expected 12"),
+        (lambda layer, x: layer.new_cache(2)(x.float()), "query has dtype torch.float32, but the weights"),
         (lambda layer, x: layer.new_cache(2).reorder([0, 1]), "sequences is"),
         (lambda layer, x: layer(x, is_causal="yes"), "is_causal is 'yes'"),
         (lambda layer, x: near_far_sizes(9, is_causal="yes"), "is_causal is 'yes'"),

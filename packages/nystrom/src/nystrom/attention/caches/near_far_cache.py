@@ -13,7 +13,6 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from nystrom.attention.backend import uses_triton
 from nystrom.attention.options import NearFarOptions
 from nystrom.attention.parts.causal import QUERY_MEANS, advance, attend_to_window, row_width, rows_of
 from nystrom.checks import check_at_least
@@ -60,7 +59,7 @@ class NearFarCache(nn.Module):
             check_at_least(name, size, 1)
         if options.num_samples:
             raise ValueError(f"num_samples is {options.num_samples}; expected 0: a causal query has no samples.")
-        if uses_triton(options.backend):
+        if options.backend == "triton":
             raise ValueError("backend is 'triton', which has no kernels for a cache: pass backend='torch'.")
         self.options, self.num_heads, self.head_dim = options, num_heads, head_dim
         rows, width, size = batch * num_heads, row_width(head_dim, head_dim), options.block_size

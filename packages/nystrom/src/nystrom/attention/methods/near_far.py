@@ -36,8 +36,8 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from nystrom.attention.backend import check_backend_device, picks_triton, uses_triton
-from nystrom.attention.entry import attend
+from nystrom.attention.backend import check_backend_device
+from nystrom.attention.entry import attend, picks_triton
 from nystrom.attention.exact_limit import exact_one_by_one, exact_where_short
 from nystrom.attention.fused import fused_softmax, open_empty
 from nystrom.attention.options import NearFarOptions, documented
@@ -213,7 +213,8 @@ def _near_far(
     options: NearFarOptions,
     is_self: bool,
 ) -> Float[Tensor, "b h n e"]:
-    check_backend_device(options.backend, q.device)
+    if options.backend == "triton":
+        check_backend_device(options.backend, q.device)
     s, exact_up_to = k.shape[2], options.exact_up_to if is_self else 0
     most = max(options.num_heavy, options.num_clusters, *((options.block_size, exact_up_to) if is_self else ()))
     if is_number(s) and s <= most:
@@ -329,7 +330,7 @@ def _check_causal(q: Tensor, masks: Masks, options: NearFarOptions, group: Group
     wrong = {
         "group is given": group is not None,
         f"num_samples is {options.num_samples}": options.num_samples,
-        "backend is 'triton'": uses_triton(options.backend),
+        "backend is 'triton'": options.backend == "triton",
     }
     for what, is_so in wrong.items():
         if is_so:

@@ -17,13 +17,12 @@ Departs from the authors' code: landmarks and norms see real tokens of one seque
 divide n, queries and keys may differ in number and mask.
 """
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from nystrom.attention.backend import check_backend_device, picks_triton, uses_triton
 from nystrom.attention.entry import attend
 from nystrom.attention.exact_limit import ExactLimit, exact_limit
 from nystrom.attention.fused import fused_softmax, softmax_rows
@@ -115,9 +114,8 @@ def nystrom_attention(
         backend=backend,
     )
     masks, same_tokens = Masks(keep, key_keep, query_keep, cu_seqlens), None if skip is None else NEEDS_SAME_TOKENS
-    # The kernels apply the masks themselves.
-    clean = not uses_triton(backend)
-    return attend(_attend, q, k, v, masks, options, generator, skip, same_tokens=same_tokens, clean=clean, group=group)
+    how = {"same_tokens": same_tokens, "kernels": _by_kernels, "group": group}
+    return attend(_nystrom, q, k, v, masks, options, generator, skip, **how)
 
 
 @documented(NystromOptions)
@@ -220,13 +218,6 @@ def nystrom_rows(
         return torch.where(limit.query_keep[:, None, queries, None], torch.where(limit.short, exact, rows), 0.0)
 
 
-def _attend(
-    q: Tensor, k: Tensor, v: Tensor, keep: Tensor | None, query_keep: Tensor | None, options: NystromOptions, *rest: Any
-) -> Float[Tensor, "b h n e"]:
-    core = _by_kernels if picks_triton(options, q, k, v) else _nystrom
-    return core(q, k, v, keep, query_keep, options, *rest)
-
-
 def _nystrom(
     q: Float[Tensor, "b h n d"],
     k: Float[Tensor, "b h s d"],
@@ -281,7 +272,6 @@ def _by_kernels(
 ) -> Float[Tensor, "b h n e"]:
     from nystrom.gpu.attention import landmark_attention
 
-    check_backend_device(options.backend, q.device)
     if skip is not None:
         check_kernel(v, skip)
     if all_are_short(q, k, options.num_landmarks):

@@ -20,13 +20,11 @@ Departs from the authors' code: inputs are scaled by d^(-1/4), not 32^(-1/4); no
 """
 
 import functools
-from typing import Any
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from nystrom.attention.backend import check_backend_device, picks_triton, uses_triton
 from nystrom.attention.entry import attend
 from nystrom.attention.exact_limit import exact_limit
 from nystrom.attention.methods.kernelized import sum_by_kernel
@@ -82,22 +80,8 @@ def skyformer_attention(
         scale=scale,
         backend=backend,
     )
-    # The kernels apply the masks themselves.
-    clean, masks = not uses_triton(backend), Masks(keep, key_keep, query_keep, cu_seqlens)
-    return attend(_attend, q, k, v, masks, options, generator, clean=clean, group=group)
-
-
-def _attend(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    keep: Tensor | None,
-    query_keep: Tensor | None,
-    options: SkyformerOptions,
-    *rest: Any,
-) -> Float[Tensor, "b h n e"]:
-    core = _by_kernels if picks_triton(options, q, k, v) else _skyformer
-    return core(q, k, v, keep, query_keep, options, *rest)
+    masks = Masks(keep, key_keep, query_keep, cu_seqlens)
+    return attend(_skyformer, q, k, v, masks, options, generator, kernels=_by_kernels, group=group)
 
 
 def _skyformer(
@@ -138,7 +122,6 @@ def _by_kernels(
 ) -> Float[Tensor, "b h n e"]:
     from nystrom.gpu.attention import landmark_attention
 
-    check_backend_device(options.backend, q.device)
     m, scale = options.num_landmarks, score_scale(q, options.scale)
     if all_are_short(q, k, m):
         return attend(_skyformer, q, k, v, Masks(key_keep=keep, query_keep=query_keep), options, generator)

@@ -27,6 +27,7 @@ from torch import nn
 from nystrom.attention.heads import AttentionHeads
 from nystrom.command_options import ExportOptions, taking
 from nystrom.evaluation import evaluating
+from nystrom.landmarks import for_onnx
 from nystrom.models.classes import model_class
 from nystrom.models.configuration import EncoderConfig
 from nystrom.models.encoder import EncoderPreTrainedModel
@@ -34,7 +35,6 @@ from nystrom.models.export.comparison import OutputEntries, compare, example, lo
 from nystrom.models.export.words import IN_WORDS_OF_ONNX
 from nystrom.models.files.loading import check_weights
 from nystrom.models.heads.pairs import EncoderForPairClassification
-from nystrom.onnx_form import for_onnx
 from nystrom.progress import Progress
 from nystrom.whole_files import check_folder, check_new, put_new
 

@@ -9,7 +9,7 @@
 | `>>` of signed numbers | a division that rounds down; ONNX shifts unsigned ones only |
 
 The table is for `ExportedProgram.run_decompositions`, applied to a program before it is written as ONNX. That traces it
-again, so searches for the place of a token take their form in the first trace (`nystrom.onnx_form`).
+again, so searches for the place of a token take their form in the first trace (`nystrom.landmarks.for_onnx`).
 """
 
 from collections.abc import Callable

@@ -9,7 +9,7 @@ from dataclasses import dataclass, fields
 
 import torch
 
-from nystrom.attention.backend import check_backend
+from nystrom.attention.backend import check_triton
 from nystrom.attention.heads import build_attention
 from nystrom.attention.method_names import reformer_buckets, size_options, split_name
 from nystrom.attention.options import near_far_sizes
@@ -334,7 +334,7 @@ def check_kernels(name: str, contender: Contender, device: torch.device) -> None
     """
     if not contender.kernels:
         return
-    check_backend("triton", {})
+    check_triton({})
     from nystrom.gpu.arithmetic import INTERPRETED
 
     if device.type != "cuda" and not INTERPRETED.value:
