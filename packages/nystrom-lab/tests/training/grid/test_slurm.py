@@ -207,7 +207,7 @@ def test_where_there_is_no_slurm_or_no_submitit_one_line_says_so(tmp_path, monke
     with pytest.raises(ValueError, match="there is no sbatch here"):
         jobs(tmp_path)
     monkeypatch.setattr(slurm_module, "find_spec", lambda name: None)
-    with pytest.raises(ValueError, match=r"submitit is not installed: pip install 'nystrom\[cluster\]'"):
+    with pytest.raises(ValueError, match=r"submitit is not installed: pip install 'nystrom-lab\[cluster\]'"):
         jobs(tmp_path)
 
 
