@@ -5,7 +5,7 @@ import re
 import warnings
 from pathlib import Path
 
-for name in ("nystrom_lab", "transformers", "accelerate", "numpy", "matplotlib", "tyro", "rich", "tqdm"):
+for name in ("transformers", "accelerate", "numpy", "matplotlib", "tyro", "rich", "tqdm"):
     assert importlib.util.find_spec(name) is None, f"{name} is installed: this environment is not bare"
 
 # torch says that numpy is missing.
