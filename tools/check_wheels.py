@@ -29,7 +29,7 @@ def main(wheels: Sequence[str]) -> None:
             "py.typed": PurePosixPath(package, "py.typed") in paths,
             "its licence": PurePosixPath(info, "licenses", "LICENSE") in paths,
             "the expression of its licence": metadata["License-Expression"] == "Apache-2.0",
-            "a README": metadata.get_payload().startswith(f"# {name}\n"),
+            "a README": str(metadata.get_payload()).startswith(f"# {name}\n"),
             "nothing but its package": not strange,
         }
         missing = [what for what, is_there in wanted.items() if not is_there]
