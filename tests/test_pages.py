@@ -1,12 +1,14 @@
 """The pages say of the methods and of the tests what the code says."""
 
 import math
+import pkgutil
 import re
 import tomllib
 from pathlib import Path
 
 import pytest
 
+import nystrom
 import nystrom_lab
 from nystrom import __version__
 from nystrom.attention.registry import METHODS
@@ -39,6 +41,19 @@ def test_what_a_page_says_a_method_takes_and_cannot_take_is_so(name):
     for words, able in (("cross-attention", METHODS[name].cross_attention), ("ranks", METHODS[name].over_ranks)):
         assert (words in takes) == able
         assert able or words in cannot
+
+
+def test_every_public_name_is_there_and_none_goes_unsaid():
+    """`public_names.txt` lists what users may import: a name that leaves it is in the changelog, with its replacement."""
+    documented = {
+        name
+        for page in DOCS.rglob("*.md")
+        for name in re.findall(r"^::: (nystrom\.\S+)", page.read_text(), re.MULTILINE)
+    }
+    names = sorted(documented | {f"nystrom.{name}" for name in nystrom.__all__})
+    assert (Path(__file__).parent / "public_names.txt").read_text(encoding="utf-8").splitlines() == names
+    for name in names:
+        pkgutil.resolve_name(name)
 
 
 def test_the_tests_that_hold_a_promise_are_there():
