@@ -3,6 +3,7 @@ import datetime
 import importlib.metadata
 import importlib.util
 import math
+import os
 import re
 import shutil
 import signal
@@ -13,6 +14,8 @@ from pathlib import Path
 
 import pytest
 
+import nystrom
+import nystrom_lab
 from nystrom.whole_files import check_folder
 from nystrom_lab.measure import rows as records
 from nystrom_lab.measure.rows import HEADER, append_rows, cpu_name, new_row, read_rows, started_as
@@ -182,8 +185,8 @@ def test_the_processor_has_a_name_and_cores():
     assert re.fullmatch(r"\S.*, \d+ cores?", cpu_name())
 
 
-SOURCES = str(Path(records.__file__).parents[2])
-IMPORTED = "import sys; sys.path.append(sys.argv[1]); from nystrom_lab.measure import rows"
+SOURCES = os.pathsep.join(str(Path(module.__file__).parents[1]) for module in (nystrom, nystrom_lab))
+IMPORTED = "import os, sys; sys.path += sys.argv[1].split(os.pathsep); from nystrom_lab.measure import rows"
 
 
 def test_records_run_on_the_standard_library_alone():
