@@ -52,7 +52,7 @@ slow: $(VENV)/.dev  ## the tests that take minutes
 
 shapes: $(VENV)/.dev  ## the mathematics again, each shape and dtype in a signature checked at run time
 	$(BIN)/python -m pytest -n auto --jaxtyping-packages=nystrom,beartype.beartype -m 'not refuses and not slow and not gpu' \
-	  -k 'not compile and not export and not one_graph and not triton' `# torch does not trace through the checker, nor does Triton` \
+	  -k 'not compile and not export and not one_graph and not triton and not torch_jit' `# torch does not trace through the checker, nor does Triton` \
 	  $(addprefix $(LIBRARY)/tests/,attention linalg parity test_kernels.py test_landmarks.py)
 
 tables: $(VENV)/.dev  ## write the tables of the pages from the rows in results/
