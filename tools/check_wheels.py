@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 from email.parser import Parser
 from pathlib import PurePosixPath
-from zipfile import ZipFile
+from zipfile import ZipFile, is_zipfile
 
 _PACKAGES = {"nystrom": "nystrom", "nystrom-lab": "nystrom_lab"}
 
@@ -17,11 +17,13 @@ def main(wheels: Sequence[str]) -> None:
     """Check the wheels."""
     versions = {}
     for wheel in wheels:
+        if not is_zipfile(wheel):
+            sys.exit(f"{wheel} is no wheel.")
         with ZipFile(wheel) as opened:
             paths = [PurePosixPath(name) for name in opened.namelist()]
             (info,) = {path.parts[0] for path in paths if path.parts[0].endswith(".dist-info")}
             metadata = Parser().parsestr(opened.read(f"{info}/METADATA").decode())
-        name, package = metadata["Name"], _PACKAGES[metadata["Name"]]
+        name, package = metadata["Name"], _PACKAGES.get(metadata["Name"], "")
         versions[name] = metadata["Version"]
         strange = [path for path in paths if path.parts[0] not in (package, info) or "tests" in path.parts]
         wanted = {

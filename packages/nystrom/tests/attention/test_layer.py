@@ -1,4 +1,5 @@
 import itertools
+import re
 
 import pytest
 import torch
@@ -168,6 +169,14 @@ def test_arguments_that_cannot_be_honoured_raise(arguments, message):
 def test_arguments_of_the_package_raise_with_ours(arguments):
     with pytest.raises(ValueError, match=r"^dim\w* is an argument of the package .*: pass \w+_dim here"):
         NystromAttention(**arguments)
+
+
+@pytest.mark.refuses
+@pytest.mark.parametrize(("name", "ours"), [("context", "context(query)"), ("cache", "cache(x)")])
+def test_contexts_and_caches_are_called_themselves(name, ours):
+    layer, x = layer_and_input()
+    with pytest.raises(ValueError, match=rf"{name} is no argument of a layer.* call {re.escape(ours)}"):
+        layer(x, **{name: object()})
 
 
 @pytest.mark.refuses

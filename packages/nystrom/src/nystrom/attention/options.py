@@ -515,6 +515,8 @@ _OF_THE_PACKAGE = {
     "mask": "key_padding_mask=~mask, which is True for padding",
     "return_attn": "need_weights=True with weight_queries",
 }
+# What a layer's call took once, and is called itself.
+_CALLED_THEMSELVES = {"context": "context(query)", "cache": "cache(x)"}
 
 
 def refusing(function: F) -> F:
@@ -548,7 +550,7 @@ def refusing(function: F) -> F:
 
 
 def refusing_names_of_the_package(method: F) -> F:
-    """Wrap a method of a layer so that an argument of the package nystrom-attention raises a ValueError with ours."""
+    """Wrap a method of a layer so that an argument that is not ours, or not any more, raises a ValueError with ours."""
 
     @functools.wraps(method)
     def call(*args: Any, **kwargs: Any) -> Any:
@@ -558,6 +560,9 @@ def refusing_names_of_the_package(method: F) -> F:
                     f"{name} is an argument of the package nystrom-attention: pass {ours} here, or convert a model "
                     "with nystrom.integrations.from_nystrom_attention (docs/from-nystrom-attention.md)."
                 )
+        for name, ours in _CALLED_THEMSELVES.items():
+            if name in kwargs:
+                raise ValueError(f"{name} is no argument of a layer: it knows its layer, so call {ours}.")
         return method(*args, **kwargs)
 
     return call  # pyright: ignore[reportReturnType]
