@@ -126,7 +126,7 @@ def test_the_parts_of_an_encoder_are_those_of_their_rows():
     rows = read_rows(ROOT / "results" / "encoder-parts_amd-epyc-2-cores_2026-11-26.csv")
     found = {(row.fact("model"), row.n, row.quantity, row.method): row for row in rows if not math.isnan(row.value)}
     page = (DOCS / "compare-attentions.md").read_text(encoding="utf-8")
-    section = page.partition("`python tools/encoder_parts.py`")[2].partition("\n## ")[0]
+    section = page.partition("`tools/encoder_parts.py`")[2].partition("\n## ")[0]
     lines = re.findall(r"^\| ([\d,]+) \| (\w+) \| (.*) \|$", section, flags=re.MULTILINE)
     models = ["4 x 256"] * 8 + ["all-MiniLM-L6-v2"] * 4
     for model, (tokens, which, cells) in zip(models, lines, strict=True):

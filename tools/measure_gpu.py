@@ -1,11 +1,11 @@
 """All that a GPU is to be measured on, in order: `make gpu`, or `python tools/measure_gpu.py --to runs/gpu`.
 
 The steps are those of `STEPS`, the most telling first: the tests that need a GPU, errors, tables of time and memory,
-what gathered keys cost, tile sizes, training steps, and real runs. Each is a process of its own, with its output in
-TO/NAME.log and its rows in TO/NAME; a step that ended well leaves TO/NAME.done. The same command goes on with the steps
-that are left, and an interrupted table or run goes on where it was. No step begins that would not end in the minutes
-that are left, and none goes on beyond them. One that fails is named at the end, and does not keep the others from
-running; rows without a value are printed with what they say.
+tile sizes, training steps, and real runs. Each is a process of its own, with its output in TO/NAME.log and its rows in
+TO/NAME; a step that ended well leaves TO/NAME.done. The same command goes on with the steps that are left, and an
+interrupted table or run goes on where it was. No step begins that would not end in the minutes that are left, and none
+goes on beyond them. One that fails is named at the end, and does not keep the others from running; rows without a value
+are printed with what they say.
 
 Neither package need be installed: the steps find them. They need torch, Triton, transformers and what these need,
 pytest with pytest-xdist and pytest-timeout, hypothesis, jaxtyping and psutil, but nothing that only the command line
@@ -110,7 +110,6 @@ STEPS = (
     _program("errors", 1.5, "gpu_errors"),
     _efficiency("16384-bfloat16", 1, **_LONG, dtype="bfloat16", skip="both", repeats=15),
     _efficiency("lengths-bfloat16", 3, **_EVERY, dtype="bfloat16", skip="both", lengths=_LENGTHS),
-    _program("gather", 0.5, "gpu_gather"),
     # Beyond, exact attention alone takes minutes a length.
     _efficiency("lengths-float32", 1.5, **_EVERY, dtype="float32", skip="without", lengths=_LENGTHS[:5]),
     _efficiency("wider-float16", 0.5, **_WIDER, batch=8, heads=8, width=64, dtype="float16"),

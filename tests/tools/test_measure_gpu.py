@@ -258,19 +258,3 @@ def test_errors_are_small_and_grow_with_coarser_dtypes():
         # Rounding of float32 through an inverse of some hundred condition; bfloat16 has 2^-8.
         assert errors["float32", method, "relative error of output"] < 1e-4
         assert errors["bfloat16", method, "relative error of output"] < 3e-2
-
-
-def test_gathered_keys_are_those_that_each_block_chose():
-    pytest.importorskip("triton")
-    from tools.gpu_gather import calls, gather_rows
-
-    q, k, v = torch.randn(3, 2, 2, 32, 16, generator=torch.Generator().manual_seed(0))
-    of = calls(q, k, v, block=8, asked=5)
-    keys, _ = of["gather"]()
-    chosen = of["choice"]()
-    assert torch.equal(keys[3, 2], k[1, 1][chosen[3, 2]])
-    assert of["products"]().shape == (4, 4, 8, 16)
-    device = "cuda" if torch.cuda.is_available() else "cpu"
-    rows = gather_rows(128, device=device, batch=1, heads=1, width=16, block=8, asked=12, dtype="float32", repeats=2)
-    assert [row.method for row in rows] == [*of]
-    assert all(row.value > 0 for row in rows)

@@ -7,7 +7,7 @@ import math
 from collections.abc import Sequence
 
 from nystrom_lab.measure.rows import Row
-from nystrom_lab.report.table import markdown_table
+from nystrom_lab.report.table import Table, markdown_table, print_table
 
 COLUMNS = ("launches", "programs", "registers", "stack", "shared memory", "bytes", "passes")
 _HEADS = ("launches", "programs", "registers", "stack (bytes)", "shared (KiB)", "MB", "passes over n x d")
@@ -62,25 +62,11 @@ def kernels_markdown(rows: Sequence[Row]) -> str:
 
 def print_kernels(rows: Sequence[Row]) -> None:
     """Print the table of both passes."""
-    from rich import box
-    from rich.console import Console
-    from rich.markup import escape
-    from rich.table import Table
-
-    notes = "\n".join(escape(kernel_notes(rows, timed)) for timed in _PASSES)
-    table = Table(
-        box=box.SIMPLE_HEAD, title=escape(_title(rows)), caption=notes, caption_justify="left", padding=(0, 1, 0, 0)
-    )
-    table.pad_edge = table.show_edge = False
-    table.add_column("", no_wrap=True)
-    for head in _SHORT:
-        table.add_column(head, justify="right", no_wrap=True)
+    lines: list[list[str]] = []
     for timed in _PASSES:
-        table.add_section()
-        table.add_row(f"[bold]{timed}[/bold]")
-        for name, cells in kernel_lines(rows, timed):
-            table.add_row(escape(name), *cells)
-    Console().print(table)
+        lines += [[timed], *([name, *cells] for name, cells in kernel_lines(rows, timed))]
+    notes = "\n".join(kernel_notes(rows, timed) for timed in _PASSES)
+    print_table(Table(_title(rows), ["", *_SHORT], lines, notes=notes))
 
 
 def _method(rows: Sequence[Row]) -> str:
