@@ -33,27 +33,18 @@ class TrainingStep:
         self.clip_norm, self.clip_value = clip_norm, clip_value
         self.device = next(model.parameters()).device
 
-    def backward(self, batch: Batch) -> Tensor:
-        """Clear the gradients, compute those of a batch on the model's device, and return the loss."""
+    def step(self, batch: Batch) -> Tensor:
+        """Compute the gradients of a batch on the device, clip them, change the weights, and return the loss."""
         self.optimizer.zero_grad(set_to_none=True)
         with torch.autocast(self.device.type, DTYPES[self.precision], enabled=self.precision != "float32"):
             loss = self.model(**batch).loss
         loss.backward()
-        return loss.detach()
-
-    def update(self) -> None:
-        """Clip the gradients and change the weights."""
         if self.clip_norm:
             nn.utils.clip_grad_norm_(self.model.parameters(), self.clip_norm)
         if self.clip_value is not None:
             nn.utils.clip_grad_value_(self.model.parameters(), self.clip_value)
         self.optimizer.step()
-
-    def step(self, batch: Batch) -> Tensor:
-        """Take a step, and return the loss."""
-        loss = self.backward(batch)
-        self.update()
-        return loss
+        return loss.detach()
 
     def seconds(self, batch: Batch) -> float:
         """The time of a step."""

@@ -185,14 +185,6 @@ CATALOGUE: dict[str, Entry] = {
         paper_needs=_ARENA,
         trains=True,
     ),
-    "learning-rates": Entry(
-        shows="learning rates, seeds and gradient norms: which methods diverge",
-        source=f"{_S}, sections 1 and 5",
-        home="stability.learning_rates",
-        paper_needs="days on two cores",
-        minutes=7,
-        trains=True,
-    ),
     "skyformer-lemma-1": Entry(
         shows="smallest eigenvalues of score matrices, and of their completion to queries and keys",
         source=f"{_S}, Lemma 1 and eq. 4",

@@ -13,7 +13,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from nystrom.attention.method_names import SIZES, near_far_keys
 from nystrom_lab.data.lra.facts import LRA
 from nystrom_lab.data.store.header import HEADER
 from nystrom_lab.training.data.tasks import LabelledSplit, Model, find_task
@@ -101,24 +100,13 @@ def preset_of(task: str) -> Preset:
     return find_preset(task, PRESET)
 
 
-def size_of(method: str, landmarks: int) -> dict[str, object]:
-    """The options that give a method this number of landmarks, or near_far as many keys per query."""
-    if method == "near_far":
-        return near_far_keys(landmarks)
-    return {"num_landmarks": landmarks} if SIZES.get(method, ((), ""))[0] == ("num_landmarks",) else {}
-
-
-def new_model(
-    source: ArenaTask, method: str, *, seed: int, options: Mapping[str, object] | None = None, preset: str = PRESET
-) -> Model:
+def new_model(source: ArenaTask, method: str, *, seed: int) -> Model:
     """A model of the paper's shape with random weights, which are the same for all methods with the same seed.
 
     Args:
         source: The task and the longest sample.
         method: The attention, a name in the registry.
         seed: Seed of the weights.
-        options: Options of the method; they override those of the preset.
-        preset: The preset of the settings; "demo" starts with larger weights than the papers', and so learns sooner.
     """
     settings = settle(
         TrainOptions(
@@ -127,9 +115,8 @@ def new_model(
             precision="float32",
             seed=seed,
             attention=method,
-            options=options,
             conv_kernel_size=0,
-            preset=preset,
+            preset=PRESET,
         ),
         positions=source.sizes.max_length,
     )
