@@ -1,7 +1,7 @@
 """What the kernels use of a GPU, computed without one.
 
-Both passes of `nystrom.gpu.attention` run on meta tensors, which have shapes and no numbers; their launches are
-compiled and recorded by the driver in `driver.py`, which says how bytes are counted.
+Both passes of `nystrom.gpu.landmark_attention` run on meta tensors, which have shapes and no numbers; their launches
+are compiled and recorded by the driver in `driver.py`, which says how bytes are counted.
 
 **Operators of torch** between the kernels are those that compute; views and empty tensors are not counted. On a GPU
 each is one launch or more. Their bytes are those of their arguments and results, each once. **Memory** is the largest
@@ -22,7 +22,7 @@ from torch.utils._pytree import tree_leaves
 
 from nystrom.gpu import launch
 from nystrom.gpu.arithmetic import INTERPRETED
-from nystrom.gpu.attention import backward_program, forward_program
+from nystrom.gpu.landmark_attention import backward_program, forward_program
 from nystrom.gpu.launch import target_of
 from nystrom.gpu.program import key_of
 from tools.kernel_accounting.driver import Launch, OfflineDriver, Shape, size_of

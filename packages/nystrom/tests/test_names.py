@@ -1,7 +1,7 @@
-"""A class name has one definition, so that a reader who searches for it finds one."""
+"""A class has one definition and a file of the library a name of its own, so that whoever searches finds one."""
 
 import ast
-from collections import defaultdict
+from collections import Counter, defaultdict
 from pathlib import Path
 
 PACKAGES = Path(__file__).parents[2]
@@ -27,3 +27,9 @@ def test_each_public_class_name_means_one_thing():
                 classes.add(name)
     assert len(classes) > 50, "the package was not found"
     assert {name: sorted(files[name]) for name in classes if len(files[name]) > 1} == {}
+
+
+def test_each_file_of_the_library_has_a_name_of_its_own():
+    names = Counter(path.name for path in (PACKAGES / "nystrom" / "src").glob("**/*.py") if path.name != "__init__.py")
+    assert len(names) > 100, "the package was not found"
+    assert [name for name, count in names.items() if count > 1] == []

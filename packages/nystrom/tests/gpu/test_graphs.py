@@ -18,9 +18,9 @@ from nystrom.attention import entry
 from nystrom.attention.entry import picks_triton
 from nystrom.attention.exact_limit import may_branch
 from nystrom.attention.options import NystromOptions
-from nystrom.gpu import attention, launch
-from nystrom.gpu.near_far import attention as near_far
+from nystrom.gpu import landmark_attention, launch
 from nystrom.gpu.near_far import choice
+from nystrom.gpu.near_far import near_far_attention as near_far
 from nystrom.gpu.program import Program
 from nystrom.models import EncoderConfig, EncoderForMaskedLM
 
@@ -32,7 +32,7 @@ ATTEND = {
     "near_far": (near_far_attention, {**SMALL, "exact_up_to": 0}),
 }
 BUILT = (
-    attention.forward_program, attention.backward_program,
+    landmark_attention.forward_program, landmark_attention.backward_program,
     near_far.forward_program, near_far.whole_program, near_far.backward_program,
 )  # fmt: skip
 

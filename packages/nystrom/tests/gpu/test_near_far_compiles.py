@@ -19,7 +19,7 @@ from unittest import mock
 import torch
 from nystrom.gpu import launch
 from nystrom.gpu.near_far import choice
-from nystrom.gpu.near_far.attention import backward_program, forward_program
+from nystrom.gpu.near_far.near_far_attention import backward_program, forward_program
 from nystrom.gpu.program import key_of
 from tools.kernel_accounting.analysis import SHARED_MEMORY
 from tools.kernel_accounting.driver import OfflineDriver, Shape

@@ -16,10 +16,10 @@ import torch
 pytest.importorskip("triton")
 
 from nystrom import near_far_attention, nystrom_attention, skyformer_attention
-from nystrom.gpu import attention
+from nystrom.gpu import landmark_attention
 from nystrom.gpu.launch import Tiles, target_of, trying
-from nystrom.gpu.near_far import attention as near_far
 from nystrom.gpu.near_far import choice
+from nystrom.gpu.near_far import near_far_attention as near_far
 from nystrom.gpu.program import PROGRAMS, Program, Slot, key_of
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -31,7 +31,8 @@ ATTEND = {
     ),
 }
 CACHES = (
-    attention.forward_program, attention.backward_program, near_far.forward_program, near_far.backward_program,
+    landmark_attention.forward_program, landmark_attention.backward_program,
+    near_far.forward_program, near_far.backward_program,
     near_far.whole_program, choice.program_of,
 )  # fmt: skip
 each_method = pytest.mark.parametrize("attend", ATTEND.values(), ids=ATTEND)
@@ -70,7 +71,7 @@ def test_a_bounded_number_of_programs_is_kept():
 
 def built_for(x):
     given = key_of(x, x, x, None, None, None, None)
-    return attention.forward_program(given, target_of(DEVICE), 4, 0.5, 6, "paper", -1.0)
+    return landmark_attention.forward_program(given, target_of(DEVICE), 4, 0.5, 6, "paper", -1.0)
 
 
 def test_another_form_is_another_program():
@@ -110,7 +111,7 @@ def test_queries_keys_and_values_may_be_one_tensor(attend):
 def test_threads_that_build_one_program_at_once_get_right_ones():
     x = draw(1, 1, 23, 8)
     start = threading.Barrier(2, timeout=60)
-    attention.forward_program.cache_clear()
+    landmark_attention.forward_program.cache_clear()
 
     def build():
         start.wait()
@@ -148,7 +149,7 @@ def test_parts_of_a_workspace_begin_apart_and_are_taken_again():
 LAUNCHES = """
 import torch
 from triton import knobs
-from nystrom.gpu.near_far.joined import near_far_first
+from nystrom.gpu.near_far.span_sums import near_far_first
 from nystrom.gpu.program import Program, key_of
 from tools.kernel_accounting.driver import OfflineDriver, Shape
 

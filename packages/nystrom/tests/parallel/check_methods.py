@@ -10,7 +10,7 @@ from nystrom import build_attention
 from nystrom.attention.registry import METHODS, find_function
 from nystrom.parallel import count_bytes
 from nystrom.parallel.communication import Ranks
-from nystrom.parallel.entry import OVER_RANKS
+from nystrom.parallel.entry_over_ranks import OVER_RANKS
 from nystrom.parallel.scan import hops
 
 VARIANTS = {

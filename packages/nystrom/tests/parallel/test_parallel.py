@@ -9,7 +9,7 @@ from torch.testing import assert_close
 from nystrom import build_attention, nystrom_attention
 from nystrom.attention import group_runner
 from nystrom.landmarks import group_sums
-from nystrom.parallel.tokens import _equal_segments
+from nystrom.parallel.positions_over_ranks import _equal_segments
 
 HERE = Path(__file__).parent
 LONG = [pytest.param(name, marks=pytest.mark.long) for name in ("check_methods", "check_models", "check_transformers")]

@@ -13,8 +13,8 @@ class GroupRunner(NamedTuple):
     """Functions over the ranks of a group.
 
     Attributes:
-        attend: The counterpart of `nystrom.attention.entry.attend`, see `nystrom.parallel.entry`.
-        add_skip: The counterpart of `nystrom.attention.heads.add_skip`, see `nystrom.parallel.skip`.
+        attend: The counterpart of `nystrom.attention.entry.attend`, see `nystrom.parallel.entry_over_ranks`.
+        add_skip: The counterpart of `nystrom.attention.heads.add_skip`, see `nystrom.parallel.skip_over_ranks`.
     """
 
     attend: Callable[..., Tensor]

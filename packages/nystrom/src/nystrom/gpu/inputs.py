@@ -10,8 +10,8 @@ import triton.language as tl
 
 from nystrom.gpu import middle_blocks as block_kernels
 from nystrom.gpu.arguments import Constants, LandmarkSizes
+from nystrom.gpu.landmark_plan import LandmarkPlan
 from nystrom.gpu.launch import FLOAT32_PRECISION, Tiles, power, tiles
-from nystrom.gpu.plan import LandmarkPlan
 from nystrom.gpu.program import Program, Slot
 from nystrom.precision import accumulator
 

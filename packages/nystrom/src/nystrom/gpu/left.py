@@ -26,7 +26,7 @@ from nystrom.gpu.arithmetic import (
     softmax_rows,
     store_tokens,
 )
-from nystrom.gpu.skip import add_neighbours, bands
+from nystrom.gpu.skip_products import add_neighbours, bands
 
 
 @triton.jit

@@ -3,7 +3,7 @@
 """Landmarks: the mean of the real tokens in each range of tokens, for queries and keys in one launch.
 
 A program reads one range, once. Without masks, range j of m begins at token ceil(j c / m) of c, as in
-`nystrom.landmarks`; with masks, a plan (`nystrom.gpu.plan`) holds the ranges, and padding tokens are left out.
+`nystrom.landmarks`; with masks, a plan (`nystrom.gpu.landmark_plan`) holds the ranges, and padding tokens are left out.
 """
 
 import triton

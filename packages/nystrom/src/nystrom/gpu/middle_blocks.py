@@ -40,7 +40,7 @@ def _landmarks(table, centre, bh, first, sizes, C: tl.constexpr):
 
 @triton.jit
 def _kind(few, bh, sizes):
-    """Whether the sequence has few keys (1) or few queries (2), see `nystrom.gpu.plan`."""
+    """Whether the sequence has few keys (1) or few queries (2), see `nystrom.gpu.landmark_plan`."""
     kind = 0
     if few is not None:
         kind = tl.load(few + bh // sizes.H)

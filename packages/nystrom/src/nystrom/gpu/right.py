@@ -30,7 +30,7 @@ from nystrom.gpu.arithmetic import (
     store_tokens,
     weights_again,
 )
-from nystrom.gpu.skip import add_neighbours, bands
+from nystrom.gpu.skip_products import add_neighbours, bands
 
 
 @triton.jit

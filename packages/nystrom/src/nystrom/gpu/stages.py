@@ -12,7 +12,7 @@ from nystrom.gpu import means as means_kernels
 from nystrom.gpu import middle as middle_kernels
 from nystrom.gpu import middle_blocks as block_kernels
 from nystrom.gpu import right as right_kernels
-from nystrom.gpu import skip as skip_kernels
+from nystrom.gpu import skip_products as skip_kernels
 from nystrom.gpu.arguments import Constants
 from nystrom.gpu.inputs import StageInputs, add_up, plain, triton_dtype
 from nystrom.gpu.launch import AVERAGED, FLOAT32_PRECISION, JOINED_ROWS, power, splits, walks

@@ -33,7 +33,7 @@ the layer decides (`attends_elsewhere`), and a layer that could do either raises
 as PEFT's prefix tuning of an encoder, the queries are the last keys.
 
 A model that never asks the interface would run its own attention: creating it raises an error
-(`nystrom.integrations.loading`). `nystrom.integrations.check_attention` runs a model once and reports what each layer
+(`nystrom.integrations.patches`). `nystrom.integrations.check_attention` runs a model once and reports what each layer
 did.
 
 Departs from the methods' own defaults in two places: "reformer" has shared_qk=False, since these encoders have keys;

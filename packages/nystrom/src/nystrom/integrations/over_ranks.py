@@ -29,7 +29,7 @@ from nystrom.integrations.attention_interface import GROUP, SERVED
 from nystrom.parallel.agreement import agree, check_group
 from nystrom.parallel.communication import Ranks
 from nystrom.parallel.models import mean_over_ranks, pool_over_ranks
-from nystrom.parallel.tokens import find_tokens
+from nystrom.parallel.positions_over_ranks import find_tokens
 from nystrom.precision import at_least_float32
 from nystrom.shapes import Group
 

@@ -9,9 +9,9 @@ is imported.
 
 from nystrom.attention.group_runner import GroupRunner, pass_group_runner
 from nystrom.parallel.communication import Traffic, count_bytes
-from nystrom.parallel.entry import attend_over_ranks
+from nystrom.parallel.entry_over_ranks import attend_over_ranks
 from nystrom.parallel.models import parallelize
-from nystrom.parallel.skip import add_skip_over_ranks
+from nystrom.parallel.skip_over_ranks import add_skip_over_ranks
 
 __all__ = ["Traffic", "count_bytes", "parallelize"]
 

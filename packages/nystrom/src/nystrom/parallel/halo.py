@@ -5,7 +5,7 @@ from jaxtyping import Shaped
 from torch import Tensor
 
 from nystrom.parallel.communication import Ranks
-from nystrom.parallel.tokens import Tokens
+from nystrom.parallel.positions_over_ranks import Tokens
 
 
 def with_halo(

@@ -16,7 +16,7 @@ from nystrom.attention.heads import AttentionHeads
 from nystrom.attention.registry import METHODS
 from nystrom.parallel.agreement import agree, check_group
 from nystrom.parallel.communication import Ranks
-from nystrom.parallel.tokens import Tokens, find_tokens, take_first
+from nystrom.parallel.positions_over_ranks import Tokens, find_tokens, take_first
 from nystrom.precision import at_least_float32
 from nystrom.shapes import Group
 

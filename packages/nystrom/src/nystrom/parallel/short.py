@@ -12,7 +12,7 @@ from torch import Tensor
 
 from nystrom.landmarks import take as take_places
 from nystrom.parallel.communication import Ranks
-from nystrom.parallel.tokens import Tokens, take_first
+from nystrom.parallel.positions_over_ranks import Tokens, take_first
 
 
 @dataclass(frozen=True, eq=False)

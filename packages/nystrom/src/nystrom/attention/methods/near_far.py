@@ -273,8 +273,8 @@ def _by_kernels(
     is_self: bool,
 ) -> tuple[Float[Tensor, "b h n e"], Chosen | None]:
     """Attention by kernels, and the choice where torch needs it, else None; torch chooses keys too wide for kernels."""
-    from nystrom.gpu.near_far.attention import can_choose_and_attend, choose_and_attend, near_far
     from nystrom.gpu.near_far.choice import ChoiceOptions, can_choose, choose_by_kernels
+    from nystrom.gpu.near_far.near_far_attention import can_choose_and_attend, choose_and_attend, near_far
 
     scale, block, reach, m = score_scale(q, options.scale), options.block_size, options.reach, options.num_clusters
     choice = ChoiceOptions(QUERY_MEANS, options.num_heavy, m, options.iterations, scale)

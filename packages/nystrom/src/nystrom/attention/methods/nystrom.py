@@ -270,7 +270,7 @@ def _by_kernels(
     generator: Generator,
     skip: Float[Tensor, "h 1 taps 1"] | None,
 ) -> Float[Tensor, "b h n e"]:
-    from nystrom.gpu.attention import landmark_attention
+    from nystrom.gpu.landmark_attention import landmark_attention
 
     if skip is not None:
         check_kernel(v, skip)

@@ -120,7 +120,7 @@ def _by_kernels(
     options: SkyformerOptions,
     generator: Generator,
 ) -> Float[Tensor, "b h n e"]:
-    from nystrom.gpu.attention import landmark_attention
+    from nystrom.gpu.landmark_attention import landmark_attention
 
     m, scale = options.num_landmarks, score_scale(q, options.scale)
     if all_are_short(q, k, m):

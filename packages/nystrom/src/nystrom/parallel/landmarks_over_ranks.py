@@ -7,7 +7,7 @@ from torch import Tensor
 from nystrom.checks import Landmarks
 from nystrom.landmarks import KMEANS_STEPS, draw, drawn_ranks, nearest_centres
 from nystrom.parallel.communication import Ranks
-from nystrom.parallel.tokens import Tokens, means_of, segment_means, take
+from nystrom.parallel.positions_over_ranks import Tokens, means_of, segment_means, take
 from nystrom.precision import at_least_float32
 from nystrom.shapes import Generator
 

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from nystrom.attention.options import SoftmaxOptions
 from nystrom.parallel.communication import Ranks, refuse_second_derivative
-from nystrom.parallel.tokens import Tokens
+from nystrom.parallel.positions_over_ranks import Tokens
 from nystrom.precision import at_least_float32
 from nystrom.shapes import score_scale
 

@@ -20,10 +20,10 @@ from torch import Tensor
 
 from nystrom.autograd_modes import is_forward_mode, is_transformed
 from nystrom.gpu.launch import Target, check_launch, target_of
-from nystrom.gpu.near_far import stages
+from nystrom.gpu.near_far import near_far_stages as stages
 from nystrom.gpu.near_far.choice import ChoiceOptions, add_choice
-from nystrom.gpu.near_far.inputs import NearFarInputs
-from nystrom.gpu.near_far.stages import Totals
+from nystrom.gpu.near_far.near_far_inputs import NearFarInputs
+from nystrom.gpu.near_far.near_far_stages import Totals
 from nystrom.gpu.operators import differentiable
 from nystrom.gpu.program import PROGRAMS, GivenTensor, Program, empty_like, key_of, packed_size, parts_of
 from nystrom.precision import accumulator

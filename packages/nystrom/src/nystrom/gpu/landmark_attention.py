@@ -23,9 +23,9 @@ from torch import Tensor
 from nystrom.gpu import inversion, stages
 from nystrom.gpu.arithmetic import INTERPRETED
 from nystrom.gpu.inputs import StageInputs
+from nystrom.gpu.landmark_plan import plan_of
 from nystrom.gpu.launch import LARGEST_WHOLE, Target, check_launch, target_of
 from nystrom.gpu.operators import differentiable
-from nystrom.gpu.plan import plan_of
 from nystrom.gpu.program import PROGRAMS, GivenTensor, Program, Slot, empty_like, key_of, packed_size, parts_of
 from nystrom.gpu.stages import Small, small_shapes
 from nystrom.landmarks import middle_of

@@ -11,7 +11,7 @@ from nystrom.attention.skip import NEEDS_SAME_TOKENS, check_kernel, depthwise_sk
 from nystrom.parallel.agreement import agree, check_group, facts_of
 from nystrom.parallel.communication import Ranks
 from nystrom.parallel.halo import with_halo
-from nystrom.parallel.tokens import Tokens, find_tokens
+from nystrom.parallel.positions_over_ranks import Tokens, find_tokens
 from nystrom.precision import cast_for_autocast, without_autocast
 from nystrom.shapes import Group, Masks, check_keep, check_same_tokens, zero_masked
 

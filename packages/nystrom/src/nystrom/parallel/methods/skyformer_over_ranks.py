@@ -14,9 +14,9 @@ from nystrom.attention.methods.skyformer import kernel_of_landmarks, ridged_inve
 from nystrom.attention.options import SkyformerOptions
 from nystrom.landmarks import within_reach
 from nystrom.parallel.communication import Ranks
-from nystrom.parallel.landmarks import shared_draws, uniform
+from nystrom.parallel.landmarks_over_ranks import shared_draws, uniform
+from nystrom.parallel.positions_over_ranks import Tokens
 from nystrom.parallel.short import find_short
-from nystrom.parallel.tokens import Tokens
 from nystrom.shapes import Generator, score_scale
 
 

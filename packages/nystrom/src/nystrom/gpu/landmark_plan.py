@@ -14,12 +14,12 @@ from typing import NamedTuple
 
 import torch
 
-from nystrom.gpu import segments
+from nystrom.gpu import landmark_segments
 from nystrom.gpu.arguments import LandmarkSizes
 from nystrom.gpu.launch import power
 from nystrom.gpu.program import Program, Slot
 
-# As in `nystrom.gpu.segments`.
+# As in `nystrom.gpu.landmark_segments`.
 FEW_KEYS, FEW_QUERIES = 1, 2
 # Tokens that a program counts at a time.
 _BLOCK = 4096
@@ -64,7 +64,7 @@ def plan_of(program: Program, x: tuple[Slot | None, ...], sizes: LandmarkSizes, 
     plan = LandmarkPlan(*parts) if gaussian else LandmarkPlan(*parts)._replace(of_keys=None)
     chunks = -(-max(sizes.N, sizes.S) // _BLOCK)
     program.launch(
-        segments.plan,
+        landmark_segments.plan,
         2 * b * chunks,
         *(*x, *plan, sizes.N, sizes.S, sizes.M, chunks),
         **{"DRAWN": gaussian, "BLOCK": _BLOCK, "BLOCK_M": power(sizes.M), "num_warps": 8},

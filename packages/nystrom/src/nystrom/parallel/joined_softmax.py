@@ -12,7 +12,7 @@ from torch import Tensor
 
 from nystrom.attention.parts.logsumexp import softmax_and_logsumexp
 from nystrom.parallel.communication import Ranks
-from nystrom.parallel.tokens import Tokens
+from nystrom.parallel.positions_over_ranks import Tokens
 from nystrom.precision import at_least_float32
 
 
@@ -34,7 +34,7 @@ def join(
     return sums[..., :-1] / total, top + total.log()
 
 
-def softmax_over_ranks(
+def joined_softmax(
     ranks: Ranks,
     keys: Tokens,
     q: Float[Tensor, "b h r d"],

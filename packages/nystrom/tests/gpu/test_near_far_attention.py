@@ -9,8 +9,8 @@ pytest.importorskip("triton")
 from nystrom import near_far_attention, near_far_rows
 from nystrom.attention.options import NearFarOptions
 from nystrom.attention.parts.clusters import choose
-from nystrom.gpu.near_far import attention
-from nystrom.gpu.near_far.attention import near_far
+from nystrom.gpu.near_far import near_far_attention as on_gpu
+from nystrom.gpu.near_far.near_far_attention import near_far
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 SMALL = {"block_size": 8, "reach": 3, "num_heavy": 3, "num_clusters": 4, "exact_up_to": 0}
@@ -198,16 +198,16 @@ def test_one_program_gives_the_bits_of_the_choice_and_then_the_attention(masks, 
     inputs = draw_qkv(43, 37 if masks == "cross" else 43, dtype=torch.float32)
     query_keep, key_keep = (holes(x.shape[2]) for x in inputs[:2])
     given = {"none": {}, "keep": {"keep": query_keep}, "cross": {"key_keep": key_keep, "query_keep": query_keep}}
-    attention.whole_program.cache_clear()
+    on_gpu.whole_program.cache_clear()
     results = []
     for is_whole in (True, False):
         if not is_whole:
-            monkeypatch.setattr(attention, "can_choose_and_attend", lambda: False)
+            monkeypatch.setattr(on_gpu, "can_choose_and_attend", lambda: False)
         out = by_kernels(*inputs, **given[masks], **SMALL)
         results.append([out, *torch.autograd.grad(out.square().sum(), inputs)])
         with torch.no_grad():
             results.append([by_kernels(*inputs, **given[masks], **SMALL), *results[-1][1:]])
-        assert attention.whole_program.cache_info().misses == 1
+        assert on_gpu.whole_program.cache_info().misses == 1
     for others in results[1:]:
         assert all(map(torch.equal, others, results[0]))
 

@@ -1,4 +1,4 @@
-"""The plan of landmarks, computed from masks and draws; see `nystrom.gpu.plan`.
+"""The plan of landmarks, computed from masks and draws; see `nystrom.gpu.landmark_plan`.
 
 A program counts the real tokens of a sequence, and those before its own part of them; these it ranks. With c real
 tokens and u segments, the token of rank r is part of segment j = floor(r u / c), which begins at rank ceil(j c / u).

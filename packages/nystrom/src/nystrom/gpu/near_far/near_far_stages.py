@@ -13,11 +13,11 @@ from nystrom.gpu.arguments import Constants
 from nystrom.gpu.inputs import plain
 from nystrom.gpu.launch import JOINED_ROWS, power, splits
 from nystrom.gpu.near_far.forward import near_far_forward
-from nystrom.gpu.near_far.inputs import NearFarInputs
-from nystrom.gpu.near_far.joined import near_far_first, near_far_heavy, near_far_joined
 from nystrom.gpu.near_far.keys import near_far_keys
+from nystrom.gpu.near_far.near_far_inputs import NearFarInputs
 from nystrom.gpu.near_far.queries import near_far_queries
 from nystrom.gpu.near_far.shared import near_far_shared
+from nystrom.gpu.near_far.span_sums import near_far_first, near_far_heavy, near_far_joined
 from nystrom.gpu.near_far.totals import near_far_totals
 from nystrom.gpu.program import Program, Slot
 

@@ -6,7 +6,7 @@ import torch
 pytest.importorskip("triton")
 
 from nystrom.gpu.arguments import LandmarkSizes
-from nystrom.gpu.plan import FEW_KEYS, FEW_QUERIES, LandmarkPlan, plan_of
+from nystrom.gpu.landmark_plan import FEW_KEYS, FEW_QUERIES, LandmarkPlan, plan_of
 from nystrom.gpu.program import Program, key_of
 from nystrom.landmarks import even_draws, short_sequences, uniform_positions
 

@@ -11,12 +11,12 @@ from torch import Tensor
 from nystrom.attention.entry import nothing
 from nystrom.attention.registry import METHODS
 from nystrom.parallel.agreement import agree, check_group, facts_of
-from nystrom.parallel.methods.longformer import longformer_over_ranks
-from nystrom.parallel.methods.near_far import near_far_over_ranks
-from nystrom.parallel.methods.nystrom import nystrom_over_ranks
-from nystrom.parallel.methods.skyformer import skyformer_over_ranks
-from nystrom.parallel.methods.softmax import softmax_over_ranks
-from nystrom.parallel.tokens import find_tokens
+from nystrom.parallel.methods.longformer_over_ranks import longformer_over_ranks
+from nystrom.parallel.methods.near_far_over_ranks import near_far_over_ranks
+from nystrom.parallel.methods.nystrom_over_ranks import nystrom_over_ranks
+from nystrom.parallel.methods.skyformer_over_ranks import skyformer_over_ranks
+from nystrom.parallel.methods.softmax_over_ranks import softmax_over_ranks
+from nystrom.parallel.positions_over_ranks import find_tokens
 from nystrom.precision import cast_for_autocast, narrowed, without_autocast
 from nystrom.shapes import Group, Masks, check_inputs, check_same_tokens, zero_masked
 

@@ -15,8 +15,8 @@ from nystrom.attention.parts.band import attend_blocks, pad_to_blocks
 from nystrom.landmarks import take as take_places
 from nystrom.parallel.communication import Ranks
 from nystrom.parallel.halo import with_halo
-from nystrom.parallel.joined import softmax_over_ranks
-from nystrom.parallel.tokens import Tokens, take_first
+from nystrom.parallel.joined_softmax import joined_softmax
+from nystrom.parallel.positions_over_ranks import Tokens, take_first
 from nystrom.shapes import score_scale
 
 
@@ -50,7 +50,7 @@ def longformer_over_ranks(
     out = out[:, :, front + half : front + half + n]
     if not g:
         return out
-    rows, _ = softmax_over_ranks(ranks, keys, chosen[0], k, v, scale=scale)
+    rows, _ = joined_softmax(ranks, keys, chosen[0], k, v, scale=scale)
     mine = take_places(rows, keys.order.clamp(0, g - 1)).to(out.dtype)
     return torch.where((keys.keep & (keys.order < g))[:, None, :, None], mine, out)
 

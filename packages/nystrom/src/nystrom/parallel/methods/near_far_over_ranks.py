@@ -37,9 +37,9 @@ from nystrom.landmarks import middle_of_some, places_of_middle
 from nystrom.landmarks import take as take_places
 from nystrom.parallel.communication import Ranks
 from nystrom.parallel.halo import with_halo
-from nystrom.parallel.joined import softmax_over_ranks
+from nystrom.parallel.joined_softmax import joined_softmax
+from nystrom.parallel.positions_over_ranks import Tokens, find, segment_means, take, take_first
 from nystrom.parallel.scan import sum_after, sum_before
-from nystrom.parallel.tokens import Tokens, find, segment_means, take, take_first
 from nystrom.precision import at_least_float32
 from nystrom.shapes import cut_blocks, score_scale
 
@@ -89,7 +89,7 @@ def _approximate(
         return out
     scale, wanted = score_scale(q, options.scale), sampled_queries(queries.count, options.num_samples)
     asked = take(ranks, queries, q, wanted)
-    exact, _ = softmax_over_ranks(ranks, keys, asked, k, v, scale=scale)
+    exact, _ = joined_softmax(ranks, keys, asked, k, v, scale=scale)
     missed = exact - take(ranks, queries, out, wanted)
     return spread_residual(out, q, asked, missed, sizes, sums, scale).clamp(-largest, largest)
 

@@ -16,11 +16,11 @@ from nystrom.attention.methods.nystrom import left_factor
 from nystrom.attention.options import NystromOptions
 from nystrom.linalg.pinv import pinv
 from nystrom.parallel.communication import Ranks
-from nystrom.parallel.joined import softmax_over_ranks
-from nystrom.parallel.landmarks import choose, shared_draws
+from nystrom.parallel.joined_softmax import joined_softmax
+from nystrom.parallel.landmarks_over_ranks import choose, shared_draws
+from nystrom.parallel.positions_over_ranks import Tokens
 from nystrom.parallel.short import find_short
-from nystrom.parallel.skip import skip_over_ranks
-from nystrom.parallel.tokens import Tokens
+from nystrom.parallel.skip_over_ranks import skip_over_ranks
 from nystrom.shapes import Generator
 
 
@@ -47,7 +47,7 @@ def nystrom_over_ranks(
         k_landmarks = short.keys_as_landmarks(ranks, k_landmarks, k)
     a = short.identity_where_short(softmax_rows(q_landmarks, k_landmarks, scale=scale))
     inverse = pinv(a, inverse=options.pinv, steps=options.pinv_steps, z0=options.z0)
-    right, _ = softmax_over_ranks(ranks, keys, q_landmarks, k, v, scale=scale)
+    right, _ = joined_softmax(ranks, keys, q_landmarks, k, v, scale=scale)
     middle = short.values_as_middle(ranks, inverse @ right, v)
     out = left_factor(q, k_landmarks.to(q.dtype), middle, short.real_landmarks(), scale)
     out = short.results(out, right)
