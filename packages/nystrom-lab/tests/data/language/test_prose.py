@@ -1,4 +1,3 @@
-import gzip
 import lzma
 
 import pytest
@@ -6,15 +5,6 @@ import pytest
 from nystrom_lab.data.language.prose import read_prose
 
 TEXT = "Die Brücke über den Fluß.\n\nThe hill, and the road.\n"
-
-
-@pytest.mark.parametrize(("suffix", "pack"), [("txt", bytes), ("txt.gz", gzip.compress), ("txt.xz", lzma.compress)])
-def test_prose_is_read_compressed_or_not(suffix, pack, tmp_path):
-    file = tmp_path / f"prose.{suffix}"
-    file.write_bytes(pack(TEXT.encode()))
-    prose = read_prose([file])
-    assert prose.text == TEXT
-    assert prose.name.startswith(f"prose.{suffix} (sha256 ")
 
 
 def test_other_words_have_another_name(tmp_path):

@@ -14,14 +14,6 @@ def read(path, content):
     return [*read_documents(path)]
 
 
-def test_a_blank_line_ends_a_document(tmp_path):
-    content = b"\xef\xbb\xbfone\r\nmore\r\n \t\r\n\r\n\ntwo\n= three =\n\n"
-    assert read(tmp_path / "a.txt", content) == [
-        TextPiece(b"one\r\nmore\r\n"),
-        TextPiece(b"\ntwo\n= three =\n"),
-    ]
-
-
 def test_an_article_of_wikitext_begins_with_its_title_and_holds_blank_lines(tmp_path):
     cats, dogs = read(tmp_path / "wiki.tokens", WIKI)
     assert cats.text.split() == b"= Cats = A cat . = = Size = = <unk> small .".split()
@@ -57,19 +49,6 @@ def test_nothing_but_blank_lines_is_lost(lines):
     wanted = b"".join(line for line in content if not line.isspace())
     found = b"".join(piece.text for piece in pieces_of_lines(content))
     assert found.split() == wanted.split()
-
-
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        (b"PK\x03\x04\x00\x00", r"a.txt is not text \(byte 4 is 0\)"),
-        (b"gr\xfcn und blau", r"a.txt is not UTF-8 text \(byte 2 is 0xfc\): save it as UTF-8"),
-        ("a".encode("utf-16"), "a.txt is UTF-16: save it as UTF-8"),
-    ],
-)
-def test_a_file_that_is_not_text_is_named(tmp_path, content, message):
-    with pytest.raises(ValueError, match=message):
-        read(tmp_path / "a.txt", content)
 
 
 def test_a_letter_that_is_cut_by_the_check_is_no_mistake(tmp_path):

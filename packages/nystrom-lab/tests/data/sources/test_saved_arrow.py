@@ -1,5 +1,4 @@
 import json
-import sys
 
 import pytest
 
@@ -29,13 +28,6 @@ def test_splits_are_named_by_the_data_set(save_arrow):
         "test": [(1, [b"test"])],
         "train": [(1, [b"train"])],
     }
-
-
-def test_without_pyarrow_the_way_out_is_named(save_arrow, monkeypatch):
-    saved = save_arrow({"text": ["a"]})
-    monkeypatch.setitem(sys.modules, "pyarrow", None)
-    with pytest.raises(ValueError, match="pip install pyarrow, or save each split with its to_json"):
-        saved_parts(saved)
 
 
 @pytest.mark.parametrize(

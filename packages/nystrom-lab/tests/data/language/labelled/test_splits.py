@@ -17,16 +17,6 @@ def sizes(data):
     return {name: len(split.texts) for name, split in data.splits.items()}
 
 
-def test_splits_are_taken_as_they_come(tmp_path):
-    write(tmp_path / "train.jsonl", [0, 1, 1])
-    write(tmp_path / "dev.jsonl", [0, "positive"], start=3)
-    write(tmp_path / "test.jsonl", [None, None])
-    data = read_labelled([tmp_path], TASKS["sst2"])
-    assert sizes(data) == {"train": 3, "validation": 2, "submission": 2}
-    assert data.splits["validation"].labels == [0, 1]
-    assert (data.published, data.remarks, data.splits["submission"].labels) == (True, [], None)
-
-
 def test_labelled_rows_for_validation_alone_are_split_and_it_says_so(tmp_path):
     write(tmp_path / "dev.jsonl", [0, 1] * 50)
     data = read_labelled([tmp_path], TASKS["sst2"])
@@ -116,19 +106,6 @@ def test_matched_and_mismatched_are_kept_apart(tmp_path):
     assert data.splits["train"].labels == [1, 1, 1]
 
 
-def test_a_label_outside_the_classes_is_named_with_its_line(tmp_path):
-    write(tmp_path / "train.jsonl", [0, 1, 2])
-    write(tmp_path / "dev.jsonl", [0, 1])
-    with pytest.raises(ValueError, match=r"train.jsonl, line 3: the label is '2', which is not one of the classes"):
-        read_labelled([tmp_path], TASKS["sst2"])
-
-
-def test_data_without_a_training_split_are_an_error(tmp_path):
-    write(tmp_path / "test.jsonl", [0, 1])
-    with pytest.raises(ValueError, match="no training split"):
-        read_labelled([tmp_path], TASKS["sst2"])
-
-
 def test_labels_of_own_texts_are_classes_or_numbers(tmp_path):
     write(tmp_path / "train.jsonl", ["b", "a", "c"] * 10)
     assert read_labelled([tmp_path / "train.jsonl"], own_task(), own=True).classes == ("a", "b", "c")
@@ -169,26 +146,6 @@ def test_files_that_say_no_split_are_errors_for_own_texts_and_passed_over_for_gl
         read_labelled([tmp_path / "none"], TASKS["sst2"])
 
 
-def test_a_saved_data_set_gives_its_splits_and_the_order_of_its_classes(save_arrow):
-    parts = {
-        "train": {"text": ["a", "b"], "label": [0, 1]},
-        "validation": {"text": ["c"], "label": [1]},
-        "test": {"text": ["d"], "label": [-1]},
-        "unsupervised": {"text": ["e"], "label": [-1]},
-    }
-    saved = save_arrow(parts, {"label": ["positive", "negative"]})
-    found = read_labelled([saved], own_task(), own=True)
-    assert found.classes == ("positive", "negative")
-    assert {name: (split.texts, split.labels) for name, split in found.splits.items()} == {
-        "train": (["a", "b"], [0, 1]),
-        "validation": (["c"], [1]),
-        "submission": (["d"], None),
-    }
-    assert found.remarks == ["unsupervised is not a split and is skipped"]
-    # A task has classes of its own; those of the data are found by their names.
-    assert read_labelled([saved], TASKS["imdb"]).splits["train"].labels == [1, 0]
-
-
 def test_the_matched_and_mismatched_splits_of_a_saved_data_set_are_kept_apart(save_arrow):
     names = ("train", "validation_matched", "validation_mismatched", "test_matched", "test_mismatched")
     parts = {
@@ -199,19 +156,3 @@ def test_the_matched_and_mismatched_splits_of_a_saved_data_set_are_kept_apart(sa
     splits = read_labelled([saved], TASKS["mnli"]).splits
     assert {*splits} == {"train", "validation", "validation_mismatched", "submission", "submission_mismatched"}
     assert splits["train"] == (["a"], ["train"], [2])
-
-
-def test_what_is_wrong_with_a_saved_data_set_is_named_with_its_row(save_arrow, tmp_path):
-    def read(parts, task, classes=None):
-        read_labelled([save_arrow(parts, classes, to=tmp_path / str(len([*tmp_path.iterdir()])))], task)
-
-    with pytest.raises(ValueError, match=r"train, row 2: the label is '-1', which is not one of the classes"):
-        read({"sentence": ["a", "b"], "label": [0, -1]}, TASKS["sst2"], {"label": ["negative", "positive"]})
-    with pytest.raises(ValueError, match=r"train: there is no .* with --text-field\. This task is on pairs"):
-        read({"sentence": ["a"], "label": [0]}, TASKS["mrpc"])
-    with pytest.raises(ValueError, match=r"train: there is no .*'label'.* among the fields 'sentence': name"):
-        read({"sentence": ["a"]}, TASKS["sst2"])
-    with pytest.raises(ValueError, match=r", dev and .*, validation are both validation: save one of them"):
-        read({name: {"sentence": ["a"], "label": [0]} for name in ("train", "dev", "validation")}, TASKS["sst2"])
-    with pytest.raises(ValueError, match="holds the splits unsupervised, and none of them is train"):
-        read({"unsupervised": {"sentence": ["a"]}}, TASKS["sst2"])

@@ -28,25 +28,6 @@ def counts(split, to):
     return [len(split(to, name)) for name in SPLITS]
 
 
-@pytest.mark.parametrize("fields", [("Text", "Label"), ("TEXT", "LABEL"), ("sentence", "Sentiment")])
-def test_columns_are_found_in_capitals_or_not(tmp_path, fields):
-    to = prepare_text(write(tmp_path / "a.csv", fields, many()), tmp_path / "to", progress=False)
-    assert sum(counts(Text, to)) == 60
-    rows = [json.dumps(dict(zip(fields, row, strict=True))) for row in many()]
-    (tmp_path / "a.jsonl").write_text("\n".join(rows))
-    assert sum(counts(Text, prepare_text(tmp_path / "a.jsonl", tmp_path / "lines", progress=False))) == 60
-
-
-def test_a_column_that_is_named_exactly_comes_first(tmp_path):
-    rows = [(f"upper {i}", f"lower {i}", i % 2) for i in range(60)]
-    source = write(tmp_path / "a.csv", ("Body", "body", "label"), rows)
-    to = prepare_text(source, tmp_path / "to", text_field="body", progress=False)
-    text = Text(to, "val")[0]["input_ids"] - 1
-    assert bytes(text.astype("uint8")).startswith(b"lower")
-    with pytest.raises(ValueError, match=r"there is both 'Body' and 'body' among .*: name the right one with --text-f"):
-        prepare_text(source, tmp_path / "other", text_field="BODY", progress=False)
-
-
 @pytest.mark.parametrize(
     ("labels", "classes"),
     [

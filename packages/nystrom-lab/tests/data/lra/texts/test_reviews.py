@@ -252,22 +252,6 @@ def test_equal_texts_stay_in_one_split(tmp_path):
     assert all(parts)
 
 
-def test_splits_of_ones_own_are_kept(tmp_path):
-    source = tmp_path / "from"
-    source.mkdir()
-    many(source / "my_train.csv")
-    (source / "dev.tsv").write_text("Source\tTarget\nabc\tc1\n")
-    (source / "test.jsonl.gz").write_bytes(gzip.compress(b'{"review": "xyz", "sentiment": "c0"}\n'))
-    (source / "notes.txt").write_text("no rows")
-    to = prepare_text(source, tmp_path / "to", progress=False)
-    assert [len(Text(to, split)) for split in SPLITS] == [200, 1, 1]
-    assert texts(Text(to, "val")) == [b"abc"]
-    assert texts(Text(to, "test")) == [b"xyz"]
-    assert header(to)["facts"]["val"] == "of the source"
-    with pytest.raises(ValueError, match=r"--test-share is 0.2, but the source has a test split of its own"):
-        prepare_text(source, tmp_path / "to", test_share=0.2, progress=False)
-
-
 @pytest.mark.parametrize(
     ("labels", "classes"),
     [
@@ -377,12 +361,6 @@ def test_empty_texts_are_left_out_and_counted_on_request(tmp_path):
     assert header(to)["facts"]["skipped"] == 10
     with pytest.raises(ValueError, match="skip_empty=True there and False asked for"):
         prepare_text(source, to, progress=False)
-
-
-def test_a_label_that_is_no_text_is_named(tmp_path):
-    (tmp_path / "a.tsv").write_bytes(b"text\tlabel\na\t1\nb\t\xff\n")
-    with pytest.raises(ValueError, match=r"a.tsv, line 3: the label b'\\xff' is not UTF-8"):
-        prepare_text(tmp_path / "a.tsv", tmp_path / "to", progress=False)
 
 
 @pytest.mark.parametrize(
