@@ -159,7 +159,7 @@ PACKAGES = """
 torch triton numpy psutil tqdm safetensors sentencepiece tokenizers transformers accelerate scikit-learn scipy
 matplotlib pillow filelock jaxtyping pytest pytest-xdist pytest-timeout hypothesis einops pandas peft timm setuptools
 """
-ABSENT = {"tyro", "rich", "zstandard", "beartype", "submitit", "nystrom_attention", "performer_pytorch"}
+ABSENT = {"tyro", "rich", "beartype", "submitit", "nystrom_attention", "performer_pytorch"}
 
 
 def modules_of(packages):
@@ -201,7 +201,7 @@ class Only:
 
 
 sys.meta_path[:] = [Only(finder) for finder in sys.meta_path]
-for absent in ("tyro", "rich", "beartype", "zstandard"):
+for absent in ("tyro", "rich", "beartype"):
     assert importlib.util.find_spec(absent) is None
 from tools.measure_gpu import STEPS
 

@@ -133,7 +133,8 @@ KINDS = {
         "a.csv, line 3: the row is not CSV .*quote is missing, or .* cut short",
     ),
     "csv, letters behind a quote": ({"a.csv": 'label,text\n1,a\n0,"b"c\n'}, rows, "a.csv, line 3: the row is not CSV"),
-    "csv, a column twice": ({"a.csv": "label,text,label\n"}, rows, "a.csv, line 1: the header names label twice"),
+    "csv, a column twice": ({"a.csv": "label,text,label\n"}, rows, "a.csv, line 1: .* the header names label twice"),
+    "csv, an unwanted column twice": ({"a.csv": "id,label,text,id\n1,1,a,2\n"}, rows, [(2, "1", "a")]),
     "csv, semicolons": (
         {"a.csv": "label;text\n1;a\n"},
         rows,
@@ -225,6 +226,7 @@ KINDS = {
     "tsv.xz": ({"a.tsv.xz": lzma.compress(TSV.encode())}, rows, at(2, 3)),
     "jsonl.bz2": ({"a.jsonl.bz2": bz2.compress(JSONL.encode())}, rows, at(1, 3)),
     "csv.zst": ({"a.csv.zst": packed("zstd", CSV)}, rows, at(2, 3)),
+    "jsonl.lz4": ({"a.jsonl.lz4": packed("lz4", JSONL)}, rows, at(1, 3)),
     "gz of two members and zeros": (
         {"a.tsv.gz": gzip.compress(b"label\ttext\n") + gzip.compress(b"1\ta\n") + bytes(64)},
         rows,
@@ -326,6 +328,20 @@ KINDS = {
     ),
     "parquet": ({"a.parquet": as_parquet(sentence=QUOTED, label=[0, 1] * 3)}, task, (QUOTED, ["0", "1"] * 3)),
     "parquet, no such column": ({"a.parquet": as_parquet(words=["a"])}, task, "a.parquet: there is no 'label' among"),
+    "parquet, other bytes": (
+        {"a.parquet": as_parquet(
+            sentence=pyarrow.StringArray.from_buffers(1, *pyarrow.array([b"\xff"]).buffers()[1:]), label=[1]
+        )},
+        task,
+        "a.parquet cannot be read after row 0 .*: save it as UTF-8",
+    ),
+    "parquet, a column twice": (
+        {"a.parquet": lambda path: parquet.write_table(
+            pyarrow.table([[1], ["a"], ["b"]], ["label", "sentence", "sentence"]), path
+        )},
+        task,
+        "a.parquet: the header names sentence twice",
+    ),
     "parquet, no such file": ({"a.parquet": b"PAR1"}, task, "a.parquet is not a parquet file, or is truncated"),
     **{
         f"{kind}, {what}": ({name: make(labels, texts)}, task, expected, {"test": test})

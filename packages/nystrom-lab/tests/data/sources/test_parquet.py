@@ -1,6 +1,6 @@
 import pytest
 
-from nystrom_lab.data.sources.parquet import parquet_fields
+from nystrom_lab.data.sources.arrow_files import arrow_fields
 
 arrow = pytest.importorskip("pyarrow")
 parquet = pytest.importorskip("pyarrow.parquet")
@@ -25,7 +25,7 @@ def damage(path, place, count):
 
 
 def test_rows_of_all_groups_are_read(file):
-    assert [fields for _, fields in parquet_fields(file, WANTED)] == [[b"text %d" % row] for row in range(ROWS)]
+    assert [fields for _, fields in arrow_fields(file, WANTED)] == [[b"text %d" % row] for row in range(ROWS)]
 
 
 # The header of a page, and then its rows, which would be read as others without their checksum.
@@ -34,5 +34,5 @@ def test_a_file_that_is_damaged_inside_is_named_with_the_row(file, behind, count
     damage(file, parquet.ParquetFile(file).metadata.row_group(2).column(0).data_page_offset + behind, count)
     says = r"train\.parquet cannot be read after row 2000 \(.+\): it is damaged, fetch it again\.$"
     with pytest.raises(ValueError, match=says) as raised:
-        list(parquet_fields(file, WANTED))
+        list(arrow_fields(file, WANTED))
     assert "\n" not in str(raised.value)

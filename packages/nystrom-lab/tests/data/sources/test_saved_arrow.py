@@ -2,7 +2,7 @@ import json
 
 import pytest
 
-from nystrom_lab.data.sources.saved_arrow import is_saved_dataset, saved_parts
+from nystrom_lab.data.sources.arrow_files import arrow_fields, is_saved_dataset, saved_parts
 
 WANTED = {"label_field": ("label",), "text_field": ("text",)}
 
@@ -13,7 +13,7 @@ def test_rows_are_read_in_the_order_of_the_files_and_numbers_become_the_names_of
     (part,) = saved_parts(saved).values()
     assert (len(part), part.columns, part.classes) == (5, ("text", "label"), {"label": ("no", "yes")})
     # A number without a name stays.
-    assert [*part.fields(WANTED)] == [
+    assert [*arrow_fields(part, WANTED)] == [
         (1, [b"yes", b"a"]),
         (2, [b"no", b"b"]),
         (3, [b"-1", b"c"]),
@@ -24,7 +24,7 @@ def test_rows_are_read_in_the_order_of_the_files_and_numbers_become_the_names_of
 
 def test_splits_are_named_by_the_data_set(save_arrow):
     parts = saved_parts(save_arrow({name: {"text": [name]} for name in ("test", "train")}))
-    assert {name: [*part.fields({"text_field": ("text",)})] for name, part in parts.items()} == {
+    assert {name: [*arrow_fields(part, {"text_field": ("text",)})] for name, part in parts.items()} == {
         "test": [(1, [b"test"])],
         "train": [(1, [b"train"])],
     }
@@ -61,7 +61,7 @@ def test_a_file_that_is_cut_short_is_named(save_arrow):
     file.write_bytes(file.read_bytes()[:50_000])
     (part,) = saved_parts(saved).values()
     with pytest.raises(ValueError, match=r"arrow cannot be read \(.*\): save the data set again"):
-        list(part.fields({"text_field": ("text",)}))
+        list(arrow_fields(part, {"text_field": ("text",)}))
 
 
 @pytest.mark.parametrize("batches", [0, 1, 2])
@@ -77,13 +77,13 @@ def test_a_file_that_ends_after_a_whole_batch_is_named(batches, save_arrow):
     with arrow.BufferReader(whole) as source, arrow.ipc.open_stream(source) as stream:
         ends = [source.tell(), *(source.tell() for _ in stream)]
     (part,) = saved_parts(file.parent).values()
-    assert [label for _, (label, _) in part.fields(WANTED)] == [b"%d" % label] * 3
+    assert [label for _, (label, _) in arrow_fields(part, WANTED)] == [b"%d" % label] * 3
     file.write_bytes(whole[: ends[batches]])
     assert not batches or whole[: ends[batches]].endswith(whole[-8:])
     with pytest.raises(
         ValueError, match=r"arrow cannot be read \(it ends before its end mark, so rows may be missing\)"
     ):
-        list(part.fields(WANTED))
+        list(arrow_fields(part, WANTED))
 
 
 def test_what_the_package_itself_saves_is_read(tmp_path):
@@ -92,5 +92,5 @@ def test_what_the_package_itself_saves_is_read(tmp_path):
     rows = datasets.Dataset.from_dict({"text": ["a", "b"], "label": [1, 0]}, features=features)
     datasets.DatasetDict({"train": rows, "test": rows.select([1])}).save_to_disk(str(tmp_path / "saved"))
     parts = saved_parts(tmp_path / "saved")
-    assert [*parts["train"].fields(WANTED)] == [(1, [b"yes", b"a"]), (2, [b"no", b"b"])]
-    assert [*parts["test"].fields(WANTED)] == [(1, [b"no", b"b"])]
+    assert [*arrow_fields(parts["train"], WANTED)] == [(1, [b"yes", b"a"]), (2, [b"no", b"b"])]
+    assert [*arrow_fields(parts["test"], WANTED)] == [(1, [b"no", b"b"])]

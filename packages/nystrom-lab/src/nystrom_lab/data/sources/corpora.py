@@ -1,8 +1,7 @@
 """Users' raw texts, one document after another.
 
     .txt .text .raw .tokens .md     plain text or WikiText, as `documents` says
-    .csv .tsv .jsonl .ndjson .json  a row is a document
-    .parquet                        the same, if pyarrow is installed
+    files of rows                   a row is a document; see `row_files`
     aclImdb, aclImdb_v1.tar.gz      a review is a document, also those without classes
     folders of save_to_disk         a row is a document, of every split; rows that are lines of WikiText make articles
 
@@ -12,20 +11,29 @@ a file that is named itself is plain text if its name says nothing else.
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import chain
 from pathlib import Path
 
 from nystrom_lab.data.sources.acl_imdb import ARCHIVES, archive_source, folder_source, is_acl_imdb
+from nystrom_lab.data.sources.arrow_files import (
+    SavedPart,
+    arrow_fields,
+    files_of_saved,
+    find_columns,
+    is_saved_dataset,
+    saved_parts,
+)
 from nystrom_lab.data.sources.documents import TITLE, TextPiece, pieces_of_lines, pieces_of_text, read_documents
-from nystrom_lab.data.sources.parquet import SUFFIX as PARQUET
-from nystrom_lab.data.sources.parquet import parquet_fields
-from nystrom_lab.data.sources.row_files import Wanted, is_row_file, plain_name, read_fields
-from nystrom_lab.data.sources.saved_arrow import is_saved_dataset, saved_parts
+from nystrom_lab.data.sources.fields import Wanted
+from nystrom_lab.data.sources.row_files import endings, is_row_file, plain_name, read_fields
 from nystrom_lab.data.sources.source import Source
-from nystrom_lab.data.sources.split_files import endings
 
 TEXT_FILES = (".txt", ".text", ".raw", ".tokens", ".md")
 TEXT_FIELDS = ("text", "content", "sentence", "review")
+
+# Reads documents, and says how far it is if the argument is true.
+Pieces = Callable[[bool], Iterator[TextPiece]]
 
 
 @dataclass(frozen=True)
@@ -35,12 +43,12 @@ class Corpus:
     Attributes:
         place: Its location.
         paths: Its files.
-        pieces: Reads it, and says how far it is if the argument is true.
+        pieces: Reads it.
     """
 
     place: Path
     paths: tuple[Path, ...]
-    pieces: Callable[[bool], Iterator[TextPiece]]
+    pieces: Pieces
 
     @property
     def size(self) -> int:
@@ -66,92 +74,53 @@ def find_corpora(
     """
     if not sources:
         raise ValueError("--from names nothing: name files or folders of texts.")
-    reader = _Reader({"text_field": TEXT_FIELDS if text_field is None else (text_field,)}, max_unpacked)
-    for source in sources:
-        reader.find(Path(source).expanduser())
+    wanted = {"text_field": TEXT_FIELDS if text_field is None else (text_field,)}
+    left_out: list[Path] = []
+    paths = [Path(source).expanduser() for source in sources]
+    corpora = [corpus for path in paths for corpus in _corpora(path, wanted, max_unpacked, left_out)]
     listed = ", ".join(map(str, sources))
-    if not reader.corpora:
-        raise ValueError(f"{listed} holds no readable texts: name files that end in {', '.join(_endings())}.")
+    if not corpora:
+        raise ValueError(
+            f"{listed} holds no readable texts: name files that end in {', '.join(TEXT_FILES)}, {endings()}."
+        )
     # All of them are looked into before the work begins.
-    have_text = [_has_text(corpus) for corpus in reader.corpora]
+    have_text = [next(corpus.pieces(False), None) is not None for corpus in corpora]
     if not any(have_text):
         raise ValueError(f"{listed} holds no text: all files are empty or blank.")
-    return reader.corpora, reader.left_out
+    return corpora, left_out
 
 
-def _has_text(corpus: Corpus) -> bool:
-    return next(corpus.pieces(False), None) is not None
-
-
-class _Reader:
-    """Gathers corpora."""
-
-    def __init__(self, wanted: Wanted, max_unpacked: float | None):
-        self._wanted, self._max_unpacked = wanted, max_unpacked
-        self.corpora: list[Corpus] = []
-        self.left_out: list[Path] = []
-
-    def find(self, path: Path) -> None:
-        if path.is_dir():
-            self._find_in(path)
-        elif path.is_file():
-            self._add_file(path)
-        else:
-            raise ValueError(f"{path} does not exist: name files or folders of texts.")
-
-    def _find_in(self, folder: Path) -> None:
-        if is_acl_imdb(folder):
-            source = folder_source(folder, unlabelled=True)
-            self._add(folder, sorted(folder.glob("t*/*/*.txt")), lambda progress: _texts(source, progress))
-        elif is_saved_dataset(folder):
-            paths = sorted(path for path in folder.rglob("*") if path.is_file() and not path.name.startswith("cache-"))
-            parts = saved_parts(folder).values()
-            for part in parts:
-                # A column that is missing is an error before the work begins.
-                part.find(self._wanted)
-            self._add(
-                folder,
-                paths,
-                lambda progress: chain.from_iterable(_saved_pieces(part.fields(self._wanted)) for part in parts),
-            )
-        else:
-            self._find_below(folder)
-
-    def _find_below(self, folder: Path) -> None:
-        for path in sorted(folder.iterdir()):
-            if path.name.startswith("."):
+def _corpora(path: Path, wanted: Wanted, limit: float | None, left_out: list[Path]) -> Iterator[Corpus]:
+    if path.is_file():
+        yield Corpus(path, (path,), _pieces_of_file(path, wanted, limit))
+    elif not path.is_dir():
+        raise ValueError(f"{path} does not exist: name files or folders of texts.")
+    elif is_acl_imdb(path):
+        reviews = partial(_texts, folder_source(path, unlabelled=True))
+        yield Corpus(path, tuple(sorted(path.glob("t*/*/*.txt"))), reviews)
+    elif is_saved_dataset(path):
+        parts = saved_parts(path).values()
+        for part in parts:
+            # A column that is missing is an error before the work begins.
+            find_columns(part, wanted)
+        yield Corpus(path, tuple(files_of_saved(path)), lambda _: _saved_pieces(parts, wanted))
+    else:
+        for inside in sorted(path.iterdir()):
+            if inside.name.startswith(".") or (inside.is_dir() and inside.is_symlink()):
                 continue
-            if path.is_dir():
-                if not path.is_symlink():
-                    self._find_in(path)
-            elif path.name.lower().endswith((*ARCHIVES, PARQUET)) or is_row_file(path) or is_text_file(path):
-                self._add_file(path)
+            is_text = plain_name(inside).lower().endswith(TEXT_FILES) or inside.name.lower().endswith(ARCHIVES)
+            if inside.is_dir() or is_row_file(inside) or is_text:
+                yield from _corpora(inside, wanted, limit, left_out)
             else:
-                self.left_out.append(path)
-
-    def _add_file(self, path: Path) -> None:
-        limit = self._max_unpacked
-        if path.name.lower().endswith(ARCHIVES):
-            source = archive_source(path, max_unpacked=limit, unlabelled=True)
-            self._add(path, [path], lambda progress: _texts(source, progress))
-        elif path.name.lower().endswith(PARQUET):
-            self._add(path, [path], lambda progress: _row_pieces(parquet_fields(path, self._wanted)))
-        elif is_row_file(path):
-            self._add(
-                path,
-                [path],
-                lambda progress: _row_pieces(read_fields(path, self._wanted, max_unpacked=limit, progress=progress)),
-            )
-        else:
-            self._add(path, [path], lambda progress: read_documents(path, max_unpacked=limit, progress=progress))
-
-    def _add(self, place: Path, paths: Sequence[Path], pieces: Callable[[bool], Iterator[TextPiece]]) -> None:
-        self.corpora.append(Corpus(place, tuple(paths), pieces))
+                left_out.append(inside)
 
 
-def is_text_file(path: Path) -> bool:
-    """Whether a file is plain text by its name."""
-    return plain_name(path).lower().endswith(TEXT_FILES)
+def _pieces_of_file(path: Path, wanted: Wanted, limit: float | None) -> Pieces:
+    if path.name.lower().endswith(ARCHIVES):
+        return partial(_texts, archive_source(path, max_unpacked=limit, unlabelled=True))
+    if is_row_file(path):
+        return lambda progress: _row_pieces(read_fields(path, wanted, max_unpacked=limit, progress=progress))
+    return lambda progress: read_documents(path, max_unpacked=limit, progress=progress)
 
 
 def _texts(source: Source, progress: bool) -> Iterator[TextPiece]:
@@ -164,20 +133,16 @@ def _row_pieces(rows: Iterable[tuple[int, Sequence[bytes]]]) -> Iterator[TextPie
         yield from pieces_of_text(text)
 
 
-def _saved_pieces(fields: Iterable[tuple[int, Sequence[bytes]]]) -> Iterator[TextPiece]:
-    rows = (text for _, (text,) in fields)
-    before: list[bytes] = []
-    for text in rows:
-        before.append(text)
-        if text and not text.isspace():
-            break
-    if before and TITLE.fullmatch(before[-1]):
-        # Lines of WikiText, one a row; a blank line is an empty row.
-        yield from pieces_of_lines(text or b"\n" for text in chain(before, rows))
-        return
-    for text in chain(before, rows):
-        yield from pieces_of_text(text)
-
-
-def _endings() -> list[str]:
-    return [*TEXT_FILES, PARQUET, endings()]
+def _saved_pieces(parts: Iterable[SavedPart], wanted: Wanted) -> Iterator[TextPiece]:
+    for part in parts:
+        rows = (text for _, (text,) in arrow_fields(part, wanted))
+        before: list[bytes] = []
+        for text in rows:
+            before.append(text)
+            if text and not text.isspace():
+                break
+        if before and TITLE.fullmatch(before[-1]):
+            # Lines of WikiText, one a row; a blank line is an empty row.
+            yield from pieces_of_lines(text or b"\n" for text in chain(before, rows))
+        else:
+            yield from chain.from_iterable(map(pieces_of_text, chain(before, rows)))

@@ -7,33 +7,35 @@
 A name is, or ends in, that of its split. A file by itself whose name says none holds training texts. The splits of a
 folder that Hugging Face datasets saved have the same names.
 
-`row_files`, `parquet` and `saved_arrow` read the rows. Fine-tuning keeps them as words in memory
+`row_files` reads the rows. Fine-tuning keeps them as words in memory
 (`nystrom_lab.data.language.labelled`); the arena's tasks write them to disk as bytes, from a `labelled_source`.
 """
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from nystrom.progress import Progress
-from nystrom_lab.data.sources.parquet import SUFFIX, parquet_columns, parquet_fields
+from nystrom_lab.data.sources.arrow_files import (
+    SavedPart,
+    arrow_fields,
+    files_of_saved,
+    find_columns,
+    is_saved_dataset,
+    saved_parts,
+)
+from nystrom_lab.data.sources.fields import Wanted
 from nystrom_lab.data.sources.row_files import (
-    COMPRESSED,
-    PLAIN,
-    Wanted,
-    has_field,
+    RowsPart,
+    endings,
     is_row_file,
     lacks_field,
+    place_of,
     plain_name,
     read_fields,
 )
-from nystrom_lab.data.sources.saved_arrow import SavedPart, is_saved_dataset, saved_parts
 from nystrom_lab.data.sources.source import LabelledSample, Source
 from nystrom_lab.data.store.checksums import sha256_of_files, sha256_of_splits
 from nystrom_lab.data.store.header import SPLITS as OF_ARENA
-
-# A file of rows, or a split of a folder that was saved.
-SplitPart = Path | SavedPart
 
 SPLITS = ("train", "validation", "validation_mismatched", "test", "test_mismatched")
 _NAMES = {"train": "train", "test": "test"} | dict.fromkeys(("val", "valid", "validation", "dev", "eval"), "validation")
@@ -51,7 +53,7 @@ def split_of(name: str) -> str | None:
     return split if split in SPLITS else None
 
 
-def saved_splits(folder: Path) -> tuple[dict[str, list[SplitPart]], list[str]]:
+def saved_splits(folder: Path) -> tuple[dict[str, list[RowsPart]], list[str]]:
     """Find the splits of a folder that Hugging Face datasets saved, in the order of `SPLITS`.
 
     Returns:
@@ -60,7 +62,7 @@ def saved_splits(folder: Path) -> tuple[dict[str, list[SplitPart]], list[str]]:
     Raises:
         ValueError: The folder cannot be read, holds no split, or two that are the same.
     """
-    found: dict[str, list[SplitPart]] = {}
+    found: dict[str, list[RowsPart]] = {}
     over: list[str] = []
     for name, part in saved_parts(folder).items():
         split = split_of(name)
@@ -78,7 +80,7 @@ def saved_splits(folder: Path) -> tuple[dict[str, list[SplitPart]], list[str]]:
     return {split: found[split] for split in SPLITS if split in found}, over
 
 
-def files_of_splits(data: Sequence[Path], *, strict: bool) -> tuple[dict[str, list[SplitPart]], list[Path]]:
+def files_of_splits(data: Sequence[Path], *, strict: bool) -> tuple[dict[str, list[RowsPart]], list[Path]]:
     """Find the files of each split.
 
     Args:
@@ -107,7 +109,7 @@ def files_of_splits(data: Sequence[Path], *, strict: bool) -> tuple[dict[str, li
     found: dict[str, list[Path]] = {}
     for path in paths:
         if not _is_read(path):
-            raise ValueError(f"data is {path}, which has an unsupported format: {endings()}, or {SUFFIX}.")
+            raise ValueError(f"data is {path}, which has an unsupported format: {endings()}.")
         split = split_of(Path(plain_name(path)).stem)
         if split is None and len(paths) == 1 and not folders:
             split = "train"
@@ -126,7 +128,7 @@ def files_of_splits(data: Sequence[Path], *, strict: bool) -> tuple[dict[str, li
     if not found:
         raise ValueError(
             f"{', '.join(map(str, data))} holds no file of a split: expected train, dev and test as in GLUE's folders, "
-            f"ending in {endings()}, or {SUFFIX}."
+            f"ending in {endings()}."
         )
     return {split: [*found[split]] for split in SPLITS if split in found}, over
 
@@ -136,57 +138,7 @@ def _files_in(folder: Path) -> list[Path]:
 
 
 def _is_read(path: Path) -> bool:
-    return not path.name.startswith(".") and (is_row_file(path) or _is_parquet(path))
-
-
-def _is_parquet(part: SplitPart) -> bool:
-    return isinstance(part, Path) and part.suffix.lower() == SUFFIX
-
-
-def endings() -> str:
-    """The supported file endings, for messages."""
-    return f"{', '.join(PLAIN)}, each also with {' or '.join(COMPRESSED)}"
-
-
-def read_part(
-    part: SplitPart,
-    wanted: Wanted,
-    *,
-    columns: Sequence[str] | None = None,
-    max_unpacked: float | None = None,
-    progress: bool = False,
-    on_broken: Callable[[int], None] | None = None,
-    may_be_null: str | None = None,
-) -> Iterator[tuple[int, list[bytes]]]:
-    """Read the wanted fields of each row of a part, with its line or number; see `row_files.read_fields`.
-
-    Raises:
-        ValueError: A row or the file is broken, or lacks a field; the place is named.
-    """
-    if isinstance(part, SavedPart):
-        rows = part.fields(wanted, may_be_null=may_be_null)
-        yield from Progress(part.split, len(part), unit="rows", shown=progress).over(rows)
-    elif _is_parquet(part):
-        yield from parquet_fields(part, wanted, may_be_null=may_be_null)
-    else:
-        yield from read_fields(
-            part, wanted, columns=columns, max_unpacked=max_unpacked, progress=progress, on_broken=on_broken,
-            may_be_null=may_be_null,
-        )  # fmt: skip
-
-
-def place_of(part: SplitPart, number: int) -> str:
-    """The place of a row, for messages."""
-    return f"{part}, {'row' if isinstance(part, SavedPart) or _is_parquet(part) else 'line'} {number}"
-
-
-def lacks_column(part: SplitPart, names: Sequence[str], *, max_unpacked: float | None = None) -> bool:
-    """Whether a part can be read and lacks all fields of these names."""
-    if isinstance(part, SavedPart):
-        return not has_field(part.columns, names)
-    if _is_parquet(part):
-        return not has_field(parquet_columns(part), names)
-    return lacks_field(part, names, max_unpacked=max_unpacked)
+    return not path.name.startswith(".") and is_row_file(path)
 
 
 def own_source(
@@ -220,7 +172,7 @@ def own_source(
 
 
 def labelled_source(
-    parts: Mapping[str, Sequence[SplitPart]],
+    parts: Mapping[str, Sequence[RowsPart]],
     wanted: Wanted,
     *,
     kind: str,
@@ -236,7 +188,7 @@ def labelled_source(
 
     Args:
         parts: The parts of each split, train, val or test.
-        wanted: The fields: the label, then the texts; see `read_part`.
+        wanted: The fields: the label, then the texts; see `read_fields`.
         kind: What the parts are, in words.
         columns: Names of the columns where the files have no header.
         max_unpacked: Gigabytes that a compressed file may unpack to; see `unpacking`.
@@ -266,8 +218,8 @@ def labelled_source(
         for split, of_split in found.items():
             empty = True
             for part in of_split:
-                classes = part.classes.get(part.find(wanted)[0]) if isinstance(part, SavedPart) else None
-                for number, (label, *texts) in read_part(
+                classes = part.classes.get(find_columns(part, wanted)[0]) if isinstance(part, SavedPart) else None
+                for number, (label, *texts) in read_fields(
                     part, wanted, columns=columns, max_unpacked=max_unpacked, progress=progress
                 ):
                     empty, place = False, place_of(part, number)
@@ -286,29 +238,28 @@ def labelled_source(
     return Source(kind=kind, settings=settings, splits=tuple(found), rows=rows, remarks=remarks)
 
 
-def _named(parts: Sequence[SplitPart]) -> str:
+def _named(parts: Sequence[RowsPart]) -> str:
     return ", ".join(map(str, parts))
 
 
-def _is_unlabelled(part: SplitPart, wanted: Wanted, max_unpacked: float | None) -> bool:
+def _is_unlabelled(part: RowsPart, wanted: Wanted, max_unpacked: float | None) -> bool:
     """Whether a test split has no labels: no such field, or, in a saved data set, -1 in its first row."""
     option, names = next(iter(wanted.items()))
-    if lacks_column(part, names, max_unpacked=max_unpacked):
+    if lacks_field(part, names, max_unpacked=max_unpacked):
         return True
     if not isinstance(part, SavedPart):
         return False
-    (field,) = part.find({option: names})
-    _, (first,) = next(part.fields({option: names}), (0, [b""]))
+    (field,) = find_columns(part, {option: names})
+    _, (first,) = next(arrow_fields(part, {option: names}), (0, [b""]))
     return field in part.classes and first == b"-1"
 
 
-def _sums(parts: Mapping[str, Sequence[SplitPart]], *, progress: bool) -> dict[str, str]:
+def _sums(parts: Mapping[str, Sequence[RowsPart]], *, progress: bool) -> dict[str, str]:
     """The SHA-256 of the input: of a saved folder as a whole, of files by split."""
     saved = [part for of_split in parts.values() for part in of_split if isinstance(part, SavedPart)]
     if saved:
         folder = saved[0].folder
-        paths = sorted(path for path in folder.rglob("*") if path.is_file() and not path.name.startswith("cache-"))
-        return {"source_sha256": sha256_of_files(folder, paths, progress=progress)}
+        return {"source_sha256": sha256_of_files(folder, files_of_saved(folder), progress=progress)}
     files = {split: [part for part in of_split if isinstance(part, Path)] for split, of_split in parts.items()}
     single = {split: paths[0] for split, paths in files.items() if len(paths) == 1}
     sums = sha256_of_splits(single, progress=progress)

@@ -9,9 +9,17 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from nystrom_lab.data.language.labelled.glue import LabelledTask
-from nystrom_lab.data.sources.row_files import first_fields, has_field, is_row_file, pass_byte_order_mark, plain_name
-from nystrom_lab.data.sources.saved_arrow import SavedPart
-from nystrom_lab.data.sources.split_files import SplitPart, lacks_column, place_of, read_part
+from nystrom_lab.data.sources.arrow_files import SavedPart
+from nystrom_lab.data.sources.fields import has_field
+from nystrom_lab.data.sources.row_files import (
+    RowsPart,
+    first_fields,
+    lacks_field,
+    pass_byte_order_mark,
+    place_of,
+    plain_name,
+    read_fields,
+)
 from nystrom_lab.data.sources.unpacking import BROKEN, open_unpacked, unreadable
 
 # What stands in the column of labels where a test split has none.
@@ -39,7 +47,7 @@ class SplitRows:
     remarks: list[str] = field(default_factory=list)
 
 
-def read_rows(files: Sequence[SplitPart], task: LabelledTask, *, may_lack_labels: bool) -> SplitRows:
+def read_rows(files: Sequence[RowsPart], task: LabelledTask, *, may_lack_labels: bool) -> SplitRows:
     """Read a split.
 
     Args:
@@ -53,7 +61,7 @@ def read_rows(files: Sequence[SplitPart], task: LabelledTask, *, may_lack_labels
     texts: list[str] = []
     seconds: list[str] = []
     labels: list[str] = []
-    lines: list[tuple[SplitPart, int]] = []
+    lines: list[tuple[RowsPart, int]] = []
     labelled = None
     broken: list[int] = []
     spoilt: list[int] = []
@@ -135,7 +143,7 @@ def _decoded(cells: Sequence[bytes], row: int, spoilt: list[int]) -> list[str]:
 
 
 def _cells(
-    part: SplitPart, task: LabelledTask, *, labelled: bool, broken: list[int] | None
+    part: RowsPart, task: LabelledTask, *, labelled: bool, broken: list[int] | None
 ) -> Iterator[tuple[int, list[bytes]]]:
     wanted: dict[str, Sequence[str]] = {"label_field": task.labels} if labelled else {}
     wanted["text_field"] = task.texts
@@ -147,26 +155,26 @@ def _cells(
         wanted = {name: [word for word in words if word in columns] for name, words in wanted.items()}
     on_broken = broken.append if task.broken_rows and broken is not None else None
     try:
-        yield from read_part(part, wanted, columns=columns, on_broken=on_broken, may_be_null="label_field")
+        yield from read_fields(part, wanted, columns=columns, on_broken=on_broken, may_be_null="label_field")
     except ValueError as error:
         # The one hint that the reader of files cannot give.
         hint = " This task is on pairs of texts." if task.pairs is not None and "-field" in str(error) else ""
         raise ValueError(f"{error}{hint}") from error
 
 
-def _classes(path: SplitPart, task: LabelledTask) -> tuple[str, ...] | None:
+def _classes(path: RowsPart, task: LabelledTask) -> tuple[str, ...] | None:
     """The classes that a saved data set names, in their order."""
     named = path.classes if isinstance(path, SavedPart) else {}
     return next((classes for column, classes in named.items() if has_field([column], task.labels)), None)
 
 
-def _has_label(part: SplitPart, task: LabelledTask) -> bool:
-    return not lacks_column(part, task.labels) or _is_headless(part, task)
+def _has_label(part: RowsPart, task: LabelledTask) -> bool:
+    return not lacks_field(part, task.labels) or _is_headless(part, task)
 
 
-def _is_headless(part: SplitPart, task: LabelledTask) -> bool:
+def _is_headless(part: RowsPart, task: LabelledTask) -> bool:
     """Whether a tsv file has no header row, as some of GLUE's."""
-    if not task.headless or not isinstance(part, Path) or not is_row_file(part):
+    if not task.headless or not isinstance(part, Path):
         return False
     fields = first_fields(part)
     return len(fields) == len(task.headless) and not has_field(fields, task.texts)

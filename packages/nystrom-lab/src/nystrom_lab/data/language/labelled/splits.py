@@ -24,7 +24,7 @@ import numpy as np
 from nystrom_lab.data.language.labelled.glue import LabelledTask
 from nystrom_lab.data.language.labelled.rows import SplitRows, read_rows
 from nystrom_lab.data.sources.acl_imdb import ARCHIVES, archive_source, folder_source, is_acl_imdb
-from nystrom_lab.data.sources.saved_arrow import is_saved_dataset
+from nystrom_lab.data.sources.arrow_files import is_saved_dataset
 from nystrom_lab.data.sources.source import NUMBER
 from nystrom_lab.data.sources.split_files import files_of_splits, saved_splits
 

@@ -55,7 +55,7 @@ def prepare_mlm_sop(
     Args:
         source: Files or folders: plain text, where a blank line ends a document; WikiText; aclImdb or its archive;
             .csv, .tsv, .jsonl and .parquet files, where a row is a document; folders saved by Hugging Face datasets.
-            Files may be compressed (.gz, .xz, .bz2, .zst).
+            Files may be compressed (.gz, .xz, .bz2, .zst, .lz4).
         to: Folder to create. If it already holds this data set, it is reused.
         tokenizer: Folder of a tokenizer with the tokens [CLS], [SEP], [MASK] and [PAD], such as that of a BERT.
         length: Maximum number of tokens per instance, unless training sets another.

@@ -23,9 +23,10 @@ from numpy.typing import NDArray
 from nystrom_lab.data.lra.texts.held_out import HeldOut
 from nystrom_lab.data.lra.texts.labelled_texts import check_length, prepare_texts
 from nystrom_lab.data.lra.texts.linked_documents import find_linked, linked_source
-from nystrom_lab.data.sources.row_files import COMPRESSED, Wanted
+from nystrom_lab.data.sources.fields import Wanted
+from nystrom_lab.data.sources.row_files import COMPRESSED, endings
 from nystrom_lab.data.sources.source import LabelledSample, Source
-from nystrom_lab.data.sources.split_files import endings, labelled_source, own_source
+from nystrom_lab.data.sources.split_files import labelled_source, own_source
 from nystrom_lab.data.store.byte_split import ByteSplit
 from nystrom_lab.data.store.token_files import open_members
 
@@ -138,7 +139,7 @@ def find_pairs(source: Path, wanted: Wanted, *, max_unpacked: float | None = Non
     raise ValueError(
         f"{source} {came if source.exists() else 'does not exist'}: name the folder of {', '.join(OFFICIAL.values())} "
         "(in tsv_data of https://storage.googleapis.com/long-range-arena/lra_release.gz), a file of pairs that ends in "
-        f"{endings()}, or .parquet, a folder with such files named train, val and test or documents and links, or one "
+        f"{endings()}, a folder with such files named train, val and test or documents and links, or one "
         "saved by Hugging Face datasets."
     )
 

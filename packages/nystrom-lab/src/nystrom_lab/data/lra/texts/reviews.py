@@ -17,9 +17,10 @@ from typing import ClassVar
 from nystrom_lab.data.lra.texts.held_out import HeldOut
 from nystrom_lab.data.lra.texts.labelled_texts import prepare_texts
 from nystrom_lab.data.sources.acl_imdb import ARCHIVES, IMDB_COUNTS, archive_source, folder_source, is_acl_imdb
-from nystrom_lab.data.sources.row_files import Wanted
+from nystrom_lab.data.sources.fields import Wanted
+from nystrom_lab.data.sources.row_files import endings
 from nystrom_lab.data.sources.source import Source
-from nystrom_lab.data.sources.split_files import endings, own_source
+from nystrom_lab.data.sources.split_files import own_source
 from nystrom_lab.data.store.byte_split import ByteSplit
 
 TASK = "text"
@@ -118,8 +119,8 @@ def find_texts(source: Path, wanted: Wanted, *, max_unpacked: float | None = Non
     came = "holds no readable texts" if source.is_dir() else "has an unsupported format"
     raise ValueError(
         f"{source} {came if source.exists() else 'does not exist'}: name the folder {FOLDER} or the archive {ARCHIVE}"
-        f" (IMDB, https://ai.stanford.edu/~amaas/data/sentiment/{ARCHIVE}), a file that ends in {endings()}, or"
-        " .parquet, a folder with such files named train, val and test, or one saved by Hugging Face datasets."
+        f" (IMDB, https://ai.stanford.edu/~amaas/data/sentiment/{ARCHIVE}), a file that ends in {endings()},"
+        " a folder with such files named train, val and test, or one saved by Hugging Face datasets."
     )
 
 
