@@ -172,6 +172,26 @@ def _draw_heads(rows: Sequence[Row], folder: Path) -> "Mapping[str, Figure]":
 
 
 STUDIES = {
-    "nystromformer-figure-2": Study(plan=_plan, tables=_tables, verdicts=lambda rows: (), figures=_draw_factors),
-    "nystromformer-figure-3": Study(plan=_plan, tables=_tables, verdicts=_verdicts, figures=_draw_heads),
+    "nystromformer-figure-2": Study(
+        shows="one attention matrix and the three factors of its approximation",
+        source="Nyströmformer, arXiv:2102.03902, Fig. 2",
+        needs="an encoder: nystrom[real] or --model",
+        paper_needs="--model with a trained BERT-base",
+        minutes=0.3,
+        plan=_plan,
+        tables=_tables,
+        verdicts=lambda rows: (),
+        figures=_draw_factors,
+    ),
+    "nystromformer-figure-3": Study(
+        shows="attention of several heads, exact above approximate",
+        source="Nyströmformer, arXiv:2102.03902, Fig. 3",
+        needs="an encoder: nystrom[real] or --model",
+        paper_needs="--model with a trained BERT-base",
+        minutes=0.4,
+        plan=_plan,
+        tables=_tables,
+        verdicts=_verdicts,
+        figures=_draw_heads,
+    ),
 }

@@ -245,4 +245,16 @@ def _figures(rows: Sequence[Row], folder: Path) -> "Mapping[str, Figure]":
     return {"": figure}
 
 
-STUDIES = {"skyformer-lemma-1": Study(plan=_plan, tables=_tables, verdicts=_verdicts, figures=_figures)}
+STUDIES = {
+    "skyformer-lemma-1": Study(
+        shows="smallest eigenvalues of score matrices, and of their completion to queries and keys",
+        source="Skyformer, arXiv:2111.00035, Lemma 1 and eq. 4",
+        needs="an encoder: nystrom[real] or --model",
+        paper_needs="--model with a trained BERT-base",
+        minutes=0.1,
+        plan=_plan,
+        tables=_tables,
+        verdicts=_verdicts,
+        figures=_figures,
+    )
+}

@@ -295,4 +295,16 @@ def _figures(rows: Sequence[Row], folder: Path) -> "Mapping[str, Figure]":
     }  # fmt: skip
 
 
-STUDIES = {"inversion": Study(plan=_plan, tables=_tables, verdicts=_verdicts, figures=_figures)}
+STUDIES = {
+    "inversion": Study(
+        shows="inverses by iterations beside solvers: time, error, and error of the gradient",
+        source="Skyformer, arXiv:2111.00035, section 4.4; Nyströmformer, arXiv:2102.03902, section 3",
+        needs="an encoder: nystrom[real] or --model",
+        paper_needs="--model with a trained BERT-base, and a GPU",
+        minutes=1.3,
+        plan=_plan,
+        tables=_tables,
+        verdicts=_verdicts,
+        figures=_figures,
+    )
+}

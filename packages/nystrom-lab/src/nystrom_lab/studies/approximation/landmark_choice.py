@@ -312,9 +312,25 @@ def _listed(rows: Sequence[Row]) -> str:
 
 STUDIES = {
     "supplement-figure-1": Study(
-        plan=_plan_choice, tables=_tables_of_choice, verdicts=_verdicts_of_choice, figures=_figures_of_choice
+        shows="attention matrices from random landmarks, segment means and k-means, beside the softmax matrix",
+        source="Nyströmformer, supplement, Fig. 1",
+        needs="an encoder: nystrom[real] or --model",
+        paper_needs="--model with a trained BERT-base",
+        minutes=1.9,
+        plan=_plan_choice,
+        tables=_tables_of_choice,
+        verdicts=_verdicts_of_choice,
+        figures=_figures_of_choice,
     ),
     "supplement-figure-2": Study(
-        plan=_plan_numbers, tables=_tables_of_numbers, verdicts=_verdicts_of_numbers, figures=_figures_of_numbers
+        shows="attention matrices from 16, 64 and 256 landmarks, beside the softmax matrix",
+        source="Nyströmformer, supplement, Fig. 2",
+        needs="an encoder: nystrom[real] or --model",
+        paper_needs="--model with a trained BERT-base",
+        minutes=1.3,
+        plan=_plan_numbers,
+        tables=_tables_of_numbers,
+        verdicts=_verdicts_of_numbers,
+        figures=_figures_of_numbers,
     ),
 }

@@ -203,4 +203,16 @@ def _figures(rows: Sequence[Row], folder: Path) -> "Mapping[str, Figure]":
     }
 
 
-STUDIES = {"skyformer-lemma-3": Study(plan=_plan, tables=_tables, verdicts=_verdicts, figures=_figures)}
+STUDIES = {
+    "skyformer-lemma-3": Study(
+        shows="singular values of the scaled landmark matrix, beside the lemma's sharp form",
+        source="Skyformer, arXiv:2111.00035, Lemma 3",
+        needs="an encoder: nystrom[real] or --model",
+        paper_needs="--model with a trained BERT-base",
+        minutes=0.1,
+        plan=_plan,
+        tables=_tables,
+        verdicts=_verdicts,
+        figures=_figures,
+    )
+}

@@ -179,12 +179,25 @@ def _figures_of_six(rows: Sequence[Row], folder: Path) -> "Mapping[str, Figure]"
 
 STUDIES = {
     "supplement-figure-3": Study(
+        shows="the pseudoinverse after 2, 4 and 6 iterations, and the order of convergence",
+        source="Nyströmformer, supplement, Fig. 3 and Lemma 1",
+        needs="an encoder: nystrom[real] or --model",
+        paper_needs="--model with a trained BERT-base",
+        minutes=0.6,
         plan=_plan_convergence,
         tables=convergence_tables,
         verdicts=decide_convergence,
         figures=_figures_of_convergence,
     ),
     "supplement-figure-4": Study(
-        plan=_plan_six, tables=_tables_of_six, verdicts=lambda rows: (), figures=_figures_of_six
+        shows="the pseudoinverse of six heads after 6 iterations",
+        source="Nyströmformer, supplement, Fig. 4",
+        needs="an encoder: nystrom[real] or --model",
+        paper_needs="--model with a trained BERT-base",
+        minutes=0.1,
+        plan=_plan_six,
+        tables=_tables_of_six,
+        verdicts=lambda rows: (),
+        figures=_figures_of_six,
     ),
 }

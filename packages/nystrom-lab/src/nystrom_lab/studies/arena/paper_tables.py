@@ -278,7 +278,9 @@ def _figures(rows: Sequence[Row], folder: Path, *, printed: _Printed, preset: st
     return {"": figure}
 
 
-def _study(printed: _Printed, preset: str, verdicts: Callable[[Sequence[Row]], Sequence[Verdict]]) -> Study:
+def _study(
+    printed: _Printed, preset: str, verdicts: Callable[[Sequence[Row]], Sequence[Verdict]], **facts: Any
+) -> Study:
     paper: dict[str, Any] = {"printed": printed, "preset": preset}
     return Study(
         plan=partial(_plan, **paper),
@@ -286,10 +288,29 @@ def _study(printed: _Printed, preset: str, verdicts: Callable[[Sequence[Row]], S
         verdicts=verdicts,
         figures=partial(_figures, **paper),
         differs=partial(_differs, **paper),
+        **facts,
     )
 
 
 STUDIES = {
-    "nystromformer-table-3": _study(NYSTROMFORMER_TABLE_3, "nystromformer", _verdicts_3),
-    "skyformer-table-1": _study(SKYFORMER_TABLE_1, "skyformer", _verdicts_1),
+    "nystromformer-table-3": _study(
+        NYSTROMFORMER_TABLE_3,
+        "nystromformer",
+        _verdicts_3,
+        shows="accuracies in the Long Range Arena",
+        source="Nyströmformer, arXiv:2102.03902, Table 3",
+        needs="--runs with those of nystrom lra run",
+        paper_needs="about 50 hours on an H200",
+        trains=True,
+    ),
+    "skyformer-table-1": _study(
+        SKYFORMER_TABLE_1,
+        "skyformer",
+        _verdicts_1,
+        shows="accuracies in the Long Range Arena",
+        source="Skyformer, arXiv:2111.00035, Table 1",
+        needs="--runs with those of nystrom lra run",
+        paper_needs="about 50 hours on an H200",
+        trains=True,
+    ),
 }

@@ -125,4 +125,15 @@ def _figures(rows: Sequence[Row], folder: Path) -> "Mapping[str, Figure]":
     return {"": figure}
 
 
-STUDIES = {"inspect-calibration": Study(plan=_plan, tables=_tables, verdicts=_verdicts, figures=_figures)}
+STUDIES = {
+    "inspect-calibration": Study(
+        shows="errors of attention from sampled queries beside the exact ones",
+        source="this library",
+        needs="an encoder: nystrom[real] or --model",
+        minutes=0.2,
+        plan=_plan,
+        tables=_tables,
+        verdicts=_verdicts,
+        figures=_figures,
+    )
+}

@@ -489,4 +489,15 @@ def _figures(rows: Sequence[Row], folder: Path) -> "Mapping[str, Figure]":
     }  # fmt: skip
 
 
-STUDIES = {"causal-language": Study(plan=_plan, tables=_tables, verdicts=_verdicts, figures=_figures)}
+STUDIES = {
+    "causal-language": Study(
+        shows="a causal language model with near_far, a window with sinks and heavy hitters: perplexity by position",
+        source="this library",
+        needs="--texts with long documents, one a line",
+        trains=True,
+        plan=_plan,
+        tables=_tables,
+        verdicts=_verdicts,
+        figures=_figures,
+    )
+}

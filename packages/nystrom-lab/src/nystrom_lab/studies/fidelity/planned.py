@@ -302,4 +302,15 @@ def _figures(rows: Sequence[Row], folder: Path) -> "Mapping[str, Figure]":
     return {"": figure}
 
 
-STUDIES = {"inspect-plans": Study(plan=_plan, tables=_tables, verdicts=_verdicts, figures=_figures)}
+STUDIES = {
+    "inspect-plans": Study(
+        shows="an encoder with near_far and with plans: error, time, memory, and a retrieval",
+        source="this library",
+        needs="an encoder: nystrom[real] or --model",
+        minutes=3,
+        plan=_plan,
+        tables=_tables,
+        verdicts=_verdicts,
+        figures=_figures,
+    )
+}

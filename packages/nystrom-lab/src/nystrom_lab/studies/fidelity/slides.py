@@ -439,4 +439,14 @@ def _figures(rows: Sequence[Row], folder: Path) -> "Mapping[str, Figure]":
     return {"": figure}
 
 
-STUDIES = {"slides": Study(plan=_plan, tables=_tables, verdicts=_verdicts, figures=_figures)}
+STUDIES = {
+    "slides": Study(
+        shows="bags of tiles: the order of the tiles, and what a layer costs beside others",
+        source="this library",
+        trains=True,
+        plan=_plan,
+        tables=_tables,
+        verdicts=_verdicts,
+        figures=_figures,
+    )
+}

@@ -21,7 +21,7 @@ from nystrom.whole_files import check_folder, write_whole
 from nystrom_lab.measure.rows import Row, append_rows, other_setting, read_rows, started_as
 from nystrom_lab.report.plots.canvas import house_style, save_figure
 from nystrom_lab.report.summary import Summary, provenance_of, write_summary
-from nystrom_lab.studies.reproduce.catalogue import CATALOGUE, find_study
+from nystrom_lab.studies.reproduce.catalogue import find_study
 from nystrom_lab.studies.reproduce.study import Plan, Setting, Study
 from nystrom_lab.training.grid.alone import alone
 
@@ -130,32 +130,32 @@ def draw_study(job: Job) -> Summary:
     Raises:
         ValueError: There are no rows.
     """
-    rows = read_rows(job.folder / ROWS)
+    study, rows = job.study, read_rows(job.folder / ROWS)
     if not rows:
         raise ValueError(f"{job.folder / ROWS} holds no rows: run the study first.")
     plain = [row.with_facts(part=None) for row in rows]
     figures = []
     with house_style():
-        for which, figure in job.study.figures(plain, job.folder).items():
+        for which, figure in study.figures(plain, job.folder).items():
             figures.append(f"{job.name}{'-' if which else ''}{which}.png")
             for suffix in (".png", ".svg"):
                 save_figure(figure, (job.folder / figures[-1]).with_suffix(suffix))
-    entry, commands = CATALOGUE[job.name], list(dict.fromkeys(row.command for row in rows))
+    commands = list(dict.fromkeys(row.command for row in rows))
     # Each training has its own command, and may be older than this call.
     trained = sum(row.value for row in rows if row.quantity == "training time")
     summary = Summary(
         name=job.name,
-        shows=entry.shows,
-        source=entry.source,
+        shows=study.shows,
+        source=study.source,
         size=job.setting.size,
         setting=dict(job.plan.setting),
-        differs=job.plan.differs if job.study.differs is None else job.study.differs(plain),
-        tables=list(job.study.tables(plain)),
-        verdicts=list(job.study.verdicts(plain)),
+        differs=job.plan.differs if study.differs is None else study.differs(plain),
+        tables=list(study.tables(plain)),
+        verdicts=list(study.verdicts(plain)),
         figures=figures,
         rows=len(rows),
         provenance=provenance_of(rows),
-        command=started_as() if entry.trains else ", then ".join(commands),
+        command=started_as() if study.trains else ", then ".join(commands),
         minutes=max(trained, sum(_seconds(job.folder).values())) / 60,
     )
     write_summary(summary, job.folder)

@@ -74,19 +74,31 @@ def beside_none(setting: Setting, left_out: str) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class Study:
-    """A study of the papers; its module's docstring states the claims, and the rule that decides each.
+    """A study of the papers: how it is measured, and what its rows say.
 
     Attributes:
+        shows: What it shows, in a few words.
+        source: Its place in the papers, or `OURS`.
         plan: Checks a setting and divides its work into parts. Before any work it raises ValueError for what cannot be
             run: a model without weights, texts that are too short, a size that needs something missing.
         tables: Tables of the rows, with the papers' printed numbers beside ours.
         verdicts: The claims of the paper, and what the rows say about each.
         figures: Draws the rows, and the arrays in the folder. Returns figures by name, "" for the main one.
         differs: `Plan.differs` from the rows, for a study of runs that others made; None if the plan knows it.
+        needs: Requirements at the small size, beyond this library; "" for none.
+        paper_needs: Additional requirements of the paper's size.
+        minutes: Approximate minutes of the small size on one thread; None if they were not measured.
+        trains: Whether it trains models or reads trained runs; --all leaves such a study out until it has rows.
     """
 
+    shows: str
+    source: str
     plan: Callable[[Setting], Plan]
     tables: Callable[[Sequence[Row]], Sequence[Table]]
     verdicts: Callable[[Sequence[Row]], Sequence[Verdict]]
     figures: Callable[[Sequence[Row], Path], "Mapping[str, Figure]"]
     differs: Callable[[Sequence[Row]], str] | None = None
+    needs: str = ""
+    paper_needs: str = ""
+    minutes: float | None = None
+    trains: bool = False

@@ -330,12 +330,20 @@ def _figures_training(rows: Sequence[Row], folder: Path) -> "Mapping[str, Figure
 
 STUDIES = {
     "nystromformer-table-1": Study(
+        shows="time and memory of attention over the length",
+        source="Nyströmformer, arXiv:2102.03902, Table 1",
+        paper_needs="a GPU",
+        minutes=1.4,
         plan=_plan_efficiency,
         tables=partial(_tables, "efficiency"),
         verdicts=_verdicts_efficiency,
         figures=_figures_efficiency,
     ),
     "skyformer-table-2": Study(
+        shows="time and memory of a training step of each task",
+        source="Skyformer, arXiv:2111.00035, Table 2",
+        paper_needs="a GPU",
+        minutes=3,
         plan=_plan_training,
         tables=partial(_tables, "training"),
         verdicts=_verdicts_training,

@@ -168,4 +168,15 @@ def _figures(rows: Sequence[Row], folder: Path) -> "Mapping[str, Figure]":
     return {"": figure}
 
 
-STUDIES = {"skyformer-gradients": Study(plan=_plan, tables=_tables, verdicts=_verdicts, figures=_figures)}
+STUDIES = {
+    "skyformer-gradients": Study(
+        shows="gradients through eq. 4-6 as printed, and through this library's variant, beside softmax's",
+        source="Skyformer, arXiv:2111.00035, section 4.5 (remark)",
+        needs="an encoder: nystrom[real] or --model",
+        minutes=0.2,
+        plan=_plan,
+        tables=_tables,
+        verdicts=_verdicts,
+        figures=_figures,
+    )
+}

@@ -284,4 +284,16 @@ def _figures(rows: Sequence[Row], folder: Path) -> "Mapping[str, Figure]":
     return {"": figure}
 
 
-STUDIES = {"skyformer-appendix-f": Study(plan=_plan, tables=_tables, verdicts=_verdicts, figures=_figures)}
+STUDIES = {
+    "skyformer-appendix-f": Study(
+        shows="instability of training, relative to softmax attention",
+        source="Skyformer, arXiv:2111.00035, section 4.1, and Appendix F in NeurIPS' file of appendices",
+        paper_needs="--data with text, retrieval and image",
+        minutes=3,
+        trains=True,
+        plan=_plan,
+        tables=_tables,
+        verdicts=_verdicts,
+        figures=_figures,
+    )
+}

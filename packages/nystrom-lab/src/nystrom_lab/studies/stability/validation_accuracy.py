@@ -339,5 +339,16 @@ def _figures(rows: Sequence[Row], folder: Path) -> "Mapping[str, Figure]":
 
 
 STUDIES = {
-    "skyformer-figure-2": Study(plan=_plan, tables=_tables, verdicts=_verdicts, figures=_figures, differs=_differs)
+    "skyformer-figure-2": Study(
+        shows="validation accuracy over the seconds and steps of training",
+        source="Skyformer, arXiv:2111.00035, Fig. 2",
+        needs="--runs with those of nystrom lra run, or the file of their curves",
+        paper_needs="about 50 hours on an H200",
+        trains=True,
+        plan=_plan,
+        tables=_tables,
+        verdicts=_verdicts,
+        figures=_figures,
+        differs=_differs,
+    )
 }

@@ -369,7 +369,37 @@ def _figures(rows: Sequence[Row], folder: Path) -> "Mapping[str, Figure]":
 
 
 STUDIES = {
-    "nystromformer-figure-5": Study(plan=_figure_5, tables=_tables, verdicts=_verdicts_5, figures=_figures),
-    "nystromformer-figure-6": Study(plan=_figure_6, tables=_tables, verdicts=_verdicts_6, figures=_figures),
-    "supplement-figure-5": Study(plan=_longer, tables=_tables, verdicts=_verdicts_longer, figures=_figures),
+    "nystromformer-figure-5": Study(
+        shows="MLM and SOP of small models over the steps",
+        source="Nyströmformer, arXiv:2102.03902, Fig. 5",
+        needs="--data with mlm",
+        paper_needs="about 10 hours on an A100",
+        trains=True,
+        plan=_figure_5,
+        tables=_tables,
+        verdicts=_verdicts_5,
+        figures=_figures,
+    ),
+    "nystromformer-figure-6": Study(
+        shows="MLM and SOP of base models over the steps",
+        source="Nyströmformer, arXiv:2102.03902, Fig. 6",
+        needs="--data with mlm",
+        paper_needs="--model with a trained BERT-base, about 190 hours on an A100",
+        trains=True,
+        plan=_figure_6,
+        tables=_tables,
+        verdicts=_verdicts_6,
+        figures=_figures,
+    ),
+    "supplement-figure-5": Study(
+        shows="MLM and SOP with 1,024 tokens",
+        source="Nyströmformer, supplement, Fig. 5",
+        needs="--data with mlm",
+        paper_needs="about 45 hours on an A100",
+        trains=True,
+        plan=_longer,
+        tables=_tables,
+        verdicts=_verdicts_longer,
+        figures=_figures,
+    ),
 }

@@ -1,0 +1,289 @@
+r"""What a study declares beside its measurements: tables, figures and claims, objects that read a frame of its rows.
+
+A frame is a `pandas.DataFrame` with a line for each row: its columns are the fields of the row and its facts. A row
+without a spread has its value as both ends of it; a fact that a row does not have is "". Where a declaration names a
+text with fields in braces, such as "{method}, {weights}", the text is made for each row from its columns.
+"""
+
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pandas as pd
+
+from nystrom_lab.measure.rows import Row
+from nystrom_lab.report.summary import OURS, Verdict
+from nystrom_lab.report.table import Table
+from nystrom_lab.studies.approximation.real_heads.selection import over_layers as merge_layers
+from nystrom_lab.studies.reproduce.study import Plan, Setting, Study
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+_FIELDS = ("quantity", "method", "value", "unit", "low", "high", "repeats", "n", "m", "dtype", "seed", "device", "note")
+
+# What a rule finds: True, False, or None where the rows cannot tell, and the numbers that decide, in a sentence.
+Found = tuple[bool | None, str]
+Rule = Callable[[pd.DataFrame], Found]
+# Values of a column that are shown, in order; a mapping gives their names.
+Names = Mapping[str, Collection[Any]]
+# As the value of a column: the largest that is there, such as the longest n.
+LONGEST = "the largest"
+
+
+class NotMeasured(ValueError):
+    """A rule needs a row that is not there, as in an unfinished study: the claim cannot be told."""
+
+
+def frame_of(rows: Sequence[Row]) -> pd.DataFrame:
+    """The rows as a frame."""
+    lines = [{**{name: getattr(row, name) for name in _FIELDS}, **row.facts} for row in rows]
+    # Of objects: lengths stay whole numbers where some rows have none.
+    frame = pd.DataFrame(
+        lines, columns=list(dict.fromkeys([*_FIELDS, *(k for line in lines for k in line)])), dtype=object
+    )
+    facts = [name for name in frame if name not in _FIELDS]
+    frame[facts] = frame[facts].fillna("")
+    frame["value"] = frame["value"].astype(float)
+    for end in ("low", "high"):
+        frame[end] = frame[end].astype(float).fillna(frame["value"])
+    return frame
+
+
+def select(frame: pd.DataFrame, quantity: str | Collection[str] | None = None, **where: Any) -> pd.DataFrame:
+    """Lines of a frame that have these values; of a collection, any of them.
+
+    A column that no row has is empty in all of them.
+    """
+    for name, wanted in (where if quantity is None else {"quantity": quantity, **where}).items():
+        column = frame[name] if name in frame else pd.Series("", index=frame.index)
+        wanted = column.max() if wanted is LONGEST else wanted
+        several = isinstance(wanted, Collection) and not isinstance(wanted, str)
+        frame = frame.loc[
+            column.isin(list(wanted)) if several else column.isna() if wanted is None else column == wanted
+        ]
+    return frame
+
+
+def each(frame: pd.DataFrame, quantity: str | Collection[str] | None = None, **where: Any) -> list[Any]:
+    """The lines that have these values, with their columns as attributes, as `known` and the figures take rows."""
+    return list(select(frame, quantity, **where).itertuples(index=False))
+
+
+def only(frame: pd.DataFrame, quantity: str, **where: Any) -> Any:
+    """The one row of a frame that has these values.
+
+    Raises:
+        NotMeasured: There is none, or there are several.
+    """
+    found = each(frame, quantity, **where)
+    if len(found) != 1:
+        what = " ".join([quantity, *(f"{name}={value}" for name, value in where.items())])
+        raise NotMeasured(f"there are {len(found)} rows of {what}; expected one, as in a finished study.")
+    return found[0]
+
+
+def column(frame: pd.DataFrame, quantity: str, over: str = "m", **where: Any) -> dict[Any, float]:
+    """The values of a quantity, by another column.
+
+    Raises:
+        NotMeasured: There are none.
+    """
+    found = {getattr(line, over): line.value for line in each(frame, quantity, **where)}
+    if not found:
+        raise NotMeasured(" ".join(["no rows of", quantity, *(f"{name}={value}" for name, value in where.items())]))
+    return found
+
+
+def _named(frame: pd.DataFrame, names: Names) -> Iterator[dict[str, Any]]:
+    """The lines that are shown, in the order of the names, with the names in place of the values."""
+    for name, shown in names.items():
+        frame = select(frame, **{name: shown})
+    order = [[list(shown).index(value) for value in frame[name]] for name, shown in names.items()]
+    places = sorted(range(len(frame)), key=lambda i: [column[i] for column in order])
+    for line in frame.iloc[places].to_dict("records"):
+        yield line | {name: shown[line[name]] for name, shown in names.items() if isinstance(shown, Mapping)}
+
+
+@dataclass(frozen=True)
+class Cells:
+    """The rows of which a table has numbers, and the text of each number.
+
+    Attributes:
+        quantity: The quantity.
+        text: The text, from the columns of the row.
+        where: Values of other columns.
+    """
+
+    quantity: str | Collection[str]
+    text: str
+    where: Mapping[str, Any]
+
+
+def cells(quantity: str | Collection[str], text: str = "{value:.3g}", **where: Any) -> Cells:
+    """The rows of a quantity, of these values of other columns, as texts."""
+    return Cells(quantity, text, where)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pivot:
+    """A table, or one for each title that its rows give.
+
+    Attributes:
+        title: Its title.
+        index: Texts of the leading columns that name a line, by their heads.
+        columns: Cells by the heads of their columns; a head that differs between rows is a column for each.
+        names: The values of a column that are shown, in the order of the lines, and their names.
+        missing: What a cell without a row holds.
+        left: Leading columns that hold words; None means all of the index.
+    """
+
+    title: str
+    index: Mapping[str, str]
+    columns: Mapping[str, Cells]
+    names: Names = field(default_factory=dict)
+    missing: str = "–"
+    left: int | None = None
+
+    def tables(self, frame: pd.DataFrame) -> list[Table]:
+        """The tables of a frame; a cell that two rows would fill raises ValueError."""
+        found: dict[str, dict[tuple[str, ...], dict[str, str]]] = {}
+        heads: dict[str, dict[str, None]] = {}
+        for head, cell in self.columns.items():
+            for line in _named(select(frame, cell.quantity, **cell.where), self.names):
+                title, place = self.title.format_map(line), head.format_map(line)
+                index = tuple(text.format_map(line) for text in self.index.values())
+                texts = found.setdefault(title, {}).setdefault(index, {})
+                if place in texts:
+                    raise ValueError(f"two rows fill {place!r} of {', '.join(index)} in the table {title!r}.")
+                texts[place] = cell.text.format_map(line)
+                heads.setdefault(title, {})[place] = None
+        left = len(self.index) if self.left is None else self.left
+        return [
+            Table(
+                title,
+                [*self.index, *heads[title]],
+                [[*index, *(texts.get(head, self.missing) for head in heads[title])] for index, texts in lines.items()],
+                left,
+            )
+            for title, lines in found.items()
+        ]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Lines:
+    """A figure of lines over a size, in panels.
+
+    Attributes:
+        of: Values of the columns of the rows that are drawn: quantity, and others.
+        over: The column of the horizontal axis.
+        panel: Titles of the panels.
+        line: Names of the lines.
+        names: The values of a column that are drawn, in the order of the panels and lines, and their names.
+        x_label: Name of the horizontal axis.
+        y_label: Name of the vertical axis.
+        band: What the spread of a row is; "" for no bands.
+        options: Further arguments of `nystrom_lab.report.plots.lines.draw_lines`.
+    """
+
+    of: Mapping[str, Any]
+    over: str
+    panel: str
+    x_label: str
+    y_label: str
+    band: str
+    line: str = "{method}"
+    names: Names = field(default_factory=dict)
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+    def draw(self, frame: pd.DataFrame) -> "Figure":
+        """Draw the rows of a frame."""
+        from nystrom_lab.report.plots.lines import draw_lines
+
+        shown = pd.DataFrame(list(_named(select(frame, **self.of), self.names)), dtype=object)
+        shown["panel"] = [self.panel.format_map(line) for line in shown.to_dict("records")]
+        shown["method"] = [self.line.format_map(line) for line in shown.to_dict("records")]
+        panels = {str(title): each(of) for title, of in shown.groupby("panel", sort=False)}
+        return draw_lines(
+            panels,
+            over=lambda row: getattr(row, self.over),
+            x_label=self.x_label,
+            y_label=self.y_label,
+            band=self.band,
+            **self.options,
+        )
+
+
+@dataclass(frozen=True)
+class Claim:
+    """A claim, and the rule that decides it.
+
+    Attributes:
+        says: The claim, in a sentence.
+        source: The paper and the place that makes it; `OURS` for a claim of this library.
+        rule: Decides it on the frame of the rows.
+        refused: When the rule says that it does not agree, and when that it cannot tell.
+    """
+
+    says: str
+    source: str
+    rule: Rule
+    refused: str
+
+    def decide(self, frame: pd.DataFrame, *, ours: bool) -> Verdict:
+        """The verdict of the rule; "cannot tell" where it lacks rows.
+
+        Args:
+            frame: The rows.
+            ours: Whether a claim of this library is told from those of a paper.
+        """
+        try:
+            agrees, numbers = self.rule(frame)
+        except NotMeasured as missing:
+            agrees, numbers = None, f"not measured: {missing}"
+        return Verdict(self.says, None if agrees is None else bool(agrees), numbers, ours and self.source == OURS)
+
+
+Drawings = Callable[[pd.DataFrame, Path], "Mapping[str, Figure]"]
+
+
+def declare(
+    *,
+    plan: Callable[[Setting], Plan],
+    tables: Sequence[Pivot | Callable[[pd.DataFrame], Sequence[Table]]],
+    claims: Sequence[Claim] = (),
+    figures: Mapping[str, Lines] | Drawings,
+    over_layers: bool = False,
+    **facts: Any,
+) -> Study:
+    """A study of declared tables, claims and figures.
+
+    Args:
+        plan: See `Study`.
+        tables: The tables, in order; a function returns those that no pivot can state.
+        claims: The claims, in order.
+        figures: Figures by name, "" for the main one, or a function that draws them from the rows and the folder.
+        over_layers: Whether rows that differ only in their layer are merged first.
+        facts: The other fields of `Study`.
+    """
+
+    def frame(rows: Sequence[Row]) -> pd.DataFrame:
+        return frame_of(merge_layers(rows) if over_layers else rows)
+
+    def draw(rows: Sequence[Row], folder: Path) -> "Mapping[str, Figure]":
+        if not isinstance(figures, Mapping):
+            return figures(frame(rows), folder)
+        return {name: lines.draw(frame(rows)) for name, lines in figures.items()}
+
+    return Study(
+        plan=plan,
+        tables=lambda rows: [
+            table
+            for tabled in tables
+            for table in (tabled.tables(frame(rows)) if isinstance(tabled, Pivot) else tabled(frame(rows)))
+        ],
+        verdicts=lambda rows: [claim.decide(frame(rows), ours=facts["source"] != OURS) for claim in claims],
+        figures=draw,
+        **facts,
+    )
