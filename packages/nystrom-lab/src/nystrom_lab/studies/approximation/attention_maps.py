@@ -13,21 +13,18 @@ Rows hold the mean over the heads and texts of a layer, with quartiles. The matr
 of Nyström attention, with near_far's default options except `exact_up_to=0`: at 512 tokens it would otherwise be exact.
 No claim rests on it.
 
-Claim, and the rule that decides it, for pretrained weights:
-
-- "The attention patterns are quite similar": the cosine similarity is at least 0.9 in at least half of the heads. It is
-  undecided if one half lies within the uncertainty of the share (`nystrom_lab.studies.reproduce.known`).
-
 Fig. 2 illustrates and claims nothing. Of the six heads of Fig. 3, it shows the one whose similarity is the third
 smallest.
 
 Source: Xiong et al. (2021), arXiv:2102.03902, eq. 13 and 15, Fig. 2 and 3, without numbers.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import pandas as pd
 import torch
 from jaxtyping import Float
 from torch import Tensor
@@ -38,14 +35,12 @@ from nystrom.attention.methods.nystrom import nystrom_factors
 from nystrom_lab.measure.rows import Row
 from nystrom_lab.report.plots.factors import draw_factors
 from nystrom_lab.report.plots.maps import draw_maps
-from nystrom_lab.report.summary import Verdict
-from nystrom_lab.report.table import Table
 from nystrom_lab.studies.approximation.real_heads.pictures import read_pictures, save_pictures
 from nystrom_lab.studies.approximation.real_heads.recorded import WEIGHTS, LayerHeads, find_heads
-from nystrom_lab.studies.approximation.real_heads.selection import only_row, over_layers, rows_of
-from nystrom_lab.studies.reproduce.known import share_of
+from nystrom_lab.studies.reproduce.declared import Claim, Found, Pivot, cells, declare, only
+from nystrom_lab.studies.reproduce.known import share_in
 from nystrom_lab.studies.reproduce.spread import spread_row
-from nystrom_lab.studies.reproduce.study import Plan, Setting, Study
+from nystrom_lab.studies.reproduce.study import Plan, Setting
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -101,59 +96,26 @@ def similarity(
     }
 
 
-def _tables(rows: Sequence[Row]) -> Sequence[Table]:
-    lines = []
-    for weights in WEIGHTS:
-        for quantity in _MEASURES:
-            means = [_only(rows, quantity, method, weights=weights) for method in _METHODS]
-            cells = [cell for row in means for cell in (f"{row.value:.3f}", f"{row.low:.3f}–{row.high:.3f}")]
-            lines.append([weights, quantity, *cells])
-    shown = []
-    for first in rows_of(rows, f"{_COSINE} of one head"):
-        words = {name: first.fact(name) for name in ("layer", "head")}
-        cells = [_only(rows, f"{quantity} of one head", first.method, **words).value for quantity in _MEASURES]
-        shown.append([first.method, *words.values(), *(f"{cell:.3f}" for cell in cells)])
-    heads = [
-        "weights",
-        "beside exact attention",
-        *(cell for method in _METHODS for cell in (method, "quartiles of a layer")),
-    ]
-    return [
-        Table("all heads, m = 64", heads, lines, left=2),
-        Table("the heads that are shown", ["method", "layer", "head", *_MEASURES.values()], shown),
-    ]
-
-
-def _only(rows: Sequence[Row], quantity: str, method: str, **words: str) -> Row:
-    """The one row of a method, averaged over all layers with these facts."""
-    of = over_layers(row for row in rows_of(rows, quantity, **words) if row.method == method)
-    return only_row(of, f"{quantity} of {method} {words or ''}".strip())
-
-
-def _verdicts(rows: Sequence[Row]) -> Sequence[Verdict]:
+def _alike(rows: pd.DataFrame) -> Found:
     similar, cosine, variation = (
-        _only(rows, quantity, "nystrom", weights="pretrained") for quantity in (_SIMILAR, _COSINE, _VARIATION)
+        only(rows, quantity, method="nystrom", weights="pretrained") for quantity in (_SIMILAR, _COSINE, _VARIATION)
     )
-    return [
-        Verdict(
-            "The attention patterns of the approximation and of softmax are quite similar.",
-            share_of(similar.value, similar.repeats).within(least=0.5),
-            f"the cosine similarity is at least {_LIKE} in {similar.value:.0%} of {similar.repeats} heads, "
-            f"{cosine.value:.2f} in the mean, and the total variation of a row is {variation.value:.2f} in the mean.",
-        )
-    ]
+    return share_in(similar).within(least=0.5), (
+        f"the cosine similarity is at least {_LIKE} in {similar.value:.0%} of {similar.repeats} heads, "
+        f"{cosine.value:.2f} in the mean, and the total variation of a row is {variation.value:.2f} in the mean."
+    )
 
 
-def _draw_factors(rows: Sequence[Row], folder: Path) -> "Mapping[str, Figure]":
+def _draw_factors(rows: pd.DataFrame, folder: Path) -> "Mapping[str, Figure]":
     lines = read_pictures(folder)
     ordered = sorted(lines, key=lambda line: float(lines[line][f"nystrom {_COSINE}"]))
     line = ordered[min(2, len(ordered) - 1)]
-    n = next(row.n for row in rows)
-    title = f"{line}: n = {n}, m = {_LANDMARKS}, cosine similarity {float(lines[line][f'nystrom {_COSINE}']):.2f}"
+    cosine = float(lines[line][f"nystrom {_COSINE}"])
+    title = f"{line}: n = {rows['n'].max()}, m = {_LANDMARKS}, cosine similarity {cosine:.2f}"
     return {"": draw_factors(lines[line], title=title, bar=_FACTOR_BAR)}
 
 
-def _draw_heads(rows: Sequence[Row], folder: Path) -> "Mapping[str, Figure]":
+def _draw_heads(rows: pd.DataFrame, folder: Path) -> "Mapping[str, Figure]":
     lines = read_pictures(folder)
     names = {"exact": "softmax", "nystrom": "Nyström", "near_far": "near and far"}
     captions = {
@@ -171,27 +133,52 @@ def _draw_heads(rows: Sequence[Row], folder: Path) -> "Mapping[str, Figure]":
     }
 
 
+_study = partial(
+    declare,
+    plan=_plan,
+    over_layers=(*_MEASURES, _SIMILAR),
+    tables=[
+        Pivot(
+            title=f"all heads, m = {_LANDMARKS}",
+            index={"weights": "{weights}", "beside exact attention": "{quantity}"},
+            columns=[
+                cells(head, tuple(_MEASURES), text, method=method)
+                for method in _METHODS
+                for head, text in ((method, "{value:.3f}"), ("quartiles of a layer", "{low:.3f}–{high:.3f}"))
+            ],
+            names={"weights": WEIGHTS, "quantity": tuple(_MEASURES)},
+        ),
+        Pivot(
+            title="the heads that are shown",
+            index={name: f"{{{name}}}" for name in ("method", "layer", "head")},
+            columns=[cells(head, f"{quantity} of one head", "{value:.3f}") for quantity, head in _MEASURES.items()],
+            left=1,
+        ),
+    ],
+)
 STUDIES = {
-    "nystromformer-figure-2": Study(
+    "nystromformer-figure-2": _study(
         shows="one attention matrix and the three factors of its approximation",
         source="Nyströmformer, arXiv:2102.03902, Fig. 2",
         needs="an encoder: nystrom[real] or --model",
         paper_needs="--model with a trained BERT-base",
         minutes=0.3,
-        plan=_plan,
-        tables=_tables,
-        verdicts=lambda rows: (),
         figures=_draw_factors,
     ),
-    "nystromformer-figure-3": Study(
+    "nystromformer-figure-3": _study(
         shows="attention of several heads, exact above approximate",
         source="Nyströmformer, arXiv:2102.03902, Fig. 3",
         needs="an encoder: nystrom[real] or --model",
         paper_needs="--model with a trained BERT-base",
         minutes=0.4,
-        plan=_plan,
-        tables=_tables,
-        verdicts=_verdicts,
+        claims=[
+            Claim(
+                "The attention patterns of the approximation and of softmax are quite similar.",
+                "Nyströmformer, Fig. 3",
+                _alike,
+                "with pretrained weights the cosine similarity is at least 0.9 in fewer than half of the heads",
+            )
+        ],
         figures=_draw_heads,
     ),
 }

@@ -21,22 +21,15 @@ semi-definite.
 Inputs are real heads and synthetic ones: random tokens, every token twice, keys opposite to the queries, long tokens,
 tokens in a small cluster, and tokens found by gradient descent on the smallest eigenvalue of each matrix.
 
-Claims, and the rule that decides each:
-
-- Lemma 1: for no kind of input is the value of $\mathrm{SM}(Q, Q)$ below minus the rounding in any head.
-- Eq. 4: the same for the completed Gaussian scores. Either claim is undecided where a kind of input is missing, or
-  where the rounding is above $10^{-6}$.
-- Both attention matrices are "non-PSD": in at least three quarters of the real heads the value is below minus the
-  rounding, for S and for C. It is refuted if for one of them this is so in at most a quarter.
-
 Source: Chen et al. (2021), arXiv:2111.00035, Lemma 1 and eq. 4. Its inline Gaussian lacks the minus sign.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import pandas as pd
 import torch
 from jaxtyping import Float
 from torch import Tensor
@@ -45,11 +38,10 @@ from nystrom.attention.fused import softmax_rows
 from nystrom.kernels import gaussian_kernel, softmax_kernel
 from nystrom_lab.measure.rows import Row, cpu_name, new_row
 from nystrom_lab.report.plots.canvas import MARKERS, PAGE, figure_of
-from nystrom_lab.report.summary import Verdict
-from nystrom_lab.report.table import Table
 from nystrom_lab.studies.approximation.real_heads.recorded import LENGTH, WEIGHTS, LayerHeads, find_heads
+from nystrom_lab.studies.reproduce.declared import Claim, Found, Pivot, cells, declare, each, select
 from nystrom_lab.studies.reproduce.spread import spread_row
-from nystrom_lab.studies.reproduce.study import Part, Plan, Setting, Study
+from nystrom_lab.studies.reproduce.study import Part, Plan, Setting
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -164,97 +156,88 @@ def searched(x: Float[Tensor, "t s d"], which: str, *, steps: int = 100) -> Floa
     return x.detach()
 
 
-def _found(rows: Sequence[Row], quantity: str, method: str) -> dict[str, list[Row]]:
-    """Rows of a matrix, by inputs."""
-    found: dict[str, list[Row]] = {}
-    for row in rows:
-        if (row.quantity, row.method) == (quantity, method):
-            found.setdefault(row.fact("inputs"), []).append(row)
-    return found
-
-
-def _share(rows: Sequence[Row]) -> float:
-    return sum(row.value * row.repeats for row in rows) / sum(row.repeats for row in rows)
-
-
-def _tables(rows: Sequence[Row]) -> Sequence[Table]:
-    methods = list(dict.fromkeys(row.method for row in rows))
-    found = {method: _found(rows, LEAST, method) for method in methods}
-    lines = []
-    for kind in dict.fromkeys(row.fact("inputs") for row in rows):
-        coarse = max(row.value for row in rows if row.quantity == ROUNDING and row.fact("inputs") == kind)
-        lines.append([kind, *(f"{min(row.value for row in found[m][kind]):.1g}" for m in methods), f"{coarse:.1g}"])
-    title = "smallest eigenvalue over the largest, the least of all heads"
-    return [Table(title, ["inputs", *methods, "known to"], lines)]
-
-
-def _verdicts(rows: Sequence[Row]) -> Sequence[Verdict]:
-    return [
-        _semidefinite(rows, "SM(Q, Q) of the softmax kernel is positive semi-definite.", LEMMA),
-        _semidefinite(rows, "Gaussian scores completed to 2n rows are positive semi-definite.", COMPLETED),
-        _indefinite(rows),
-    ]
-
-
-def _semidefinite(rows: Sequence[Row], claim: str, method: str) -> Verdict:
-    least, below = _found(rows, LEAST, method), _found(rows, BELOW, method)
-    coarse = max((row.value for each in _found(rows, ROUNDING, method).values() for row in each), default=1.0)
-    if missing := [kind for kind in (*WEIGHTS, *MADE) if kind not in least]:
-        return Verdict(claim, None, f"not measured: {', '.join(missing)}.")
-    kind, value = min(((kind, row.value) for kind, each in least.items() for row in each), key=lambda each: each[1])
-    failed = any(row.value > 0 for each in below.values() for row in each)
-    return Verdict(
-        claim,
-        False if failed else None if coarse > _FINEST else True,
-        f"the smallest eigenvalue over the largest is at least {value:.1g} ({kind}), known to {coarse:.1g} at worst.",
+def _semidefinite(method: str, rows: pd.DataFrame) -> Found:
+    least, below = (each(rows, quantity, method=method) for quantity in (LEAST, BELOW))
+    coarse = max((row.value for row in each(rows, ROUNDING, method=method)), default=1.0)
+    if missing := [kind for kind in (*WEIGHTS, *MADE) if kind not in {row.inputs for row in least}]:
+        return None, f"not measured: {', '.join(missing)}."
+    worst = min(least, key=lambda row: row.value)
+    return False if any(row.value > 0 for row in below) else None if coarse > _FINEST else True, (
+        f"the smallest eigenvalue over the largest is at least {worst.value:.1g} ({worst.inputs}), known to "
+        f"{coarse:.1g} at worst."
     )
 
 
-def _indefinite(rows: Sequence[Row]) -> Verdict:
-    claim = "The softmax matrix and the Gaussian scores themselves are not positive semi-definite."
-    real = {
-        method: [row for kind, each in _found(rows, BELOW, method).items() if kind in WEIGHTS for row in each]
-        for method in (SOFTMAX, SCORES)
-    }
+def _indefinite(rows: pd.DataFrame) -> Found:
+    real = {method: each(rows, BELOW, method=method, inputs=WEIGHTS) for method in (SOFTMAX, SCORES)}
     if not all(real.values()):
-        return Verdict(claim, None, "real heads were not measured.")
-    shares = {method: _share(each) for method, each in real.items()}
+        return None, "real heads were not measured."
+    shares = {
+        method: sum(row.value * row.repeats for row in of) / sum(row.repeats for row in of)
+        for method, of in real.items()
+    }
+    shown = " and ".join(f"{share:.0%} of the real heads ({method})" for method, share in shares.items())
     agrees = True if min(shares.values()) >= 0.75 else False if min(shares.values()) <= 0.25 else None
-    said = " and ".join(f"{share:.0%} of the real heads ({method})" for method, share in shares.items())
-    return Verdict(claim, agrees, f"the symmetric part has an eigenvalue below 0 in {said}.")
+    return agrees, f"the symmetric part has an eigenvalue below 0 in {shown}."
 
 
-def _figures(rows: Sequence[Row], folder: Path) -> "Mapping[str, Figure]":
-    kinds = list(dict.fromkeys(row.fact("inputs") for row in rows))
+def _figures(rows: pd.DataFrame, folder: Path) -> "Mapping[str, Figure]":
     figure = figure_of(PAGE, 3.4)
     axes = figure.subplots()
-    methods = dict.fromkeys(row.method for row in rows)
-    for place, method in enumerate(methods):
-        least = _found(rows, LEAST, method)
-        shift = (place - (len(methods) - 1) / 2) * 0.11
-        values = [min(row.value for row in least[kind]) for kind in kinds]
-        axes.plot([x + shift for x in range(len(kinds))], values, MARKERS[place], linestyle="", label=method)
+    least = select(rows, LEAST).groupby(["method", "inputs"], sort=False)["value"].min().unstack(sort=False)
+    for place, (method, values) in enumerate(least.iterrows()):
+        shift = (place - (len(least) - 1) / 2) * 0.11
+        axes.plot([x + shift for x in range(len(values))], values, MARKERS[place], linestyle="", label=method)
     axes.axhline(0, color="0.6", linewidth=0.8)
     axes.set_yscale("symlog", linthresh=1e-12)
     axes.set_ylim(-3, 3)
     axes.set_yticks([sign * 10.0**power for sign in (-1, 1) for power in (0, -4, -8, -12)] + [0])
-    axes.set_xticks(range(len(kinds)), [kind.replace(" ", "\n", 1) for kind in kinds])
+    axes.set_xticks(range(least.shape[1]), [str(kind).replace(" ", "\n", 1) for kind in least])
     axes.set_ylabel("smallest eigenvalue over the largest")
     axes.grid(True, axis="y")
     figure.legend(loc="outside lower center", ncols=3)
     return {"": figure}
 
 
+_REFUSED = "a kind of input has a head with a value below minus the rounding; undecided if the rounding is above 1e-6"
 STUDIES = {
-    "skyformer-lemma-1": Study(
+    "skyformer-lemma-1": declare(
         shows="smallest eigenvalues of score matrices, and of their completion to queries and keys",
         source="Skyformer, arXiv:2111.00035, Lemma 1 and eq. 4",
         needs="an encoder: nystrom[real] or --model",
         paper_needs="--model with a trained BERT-base",
         minutes=0.1,
         plan=_plan,
-        tables=_tables,
-        verdicts=_verdicts,
+        tables=[
+            Pivot(
+                title="smallest eigenvalue over the largest, the least of all heads",
+                index={"inputs": "{inputs}"},
+                columns=[
+                    cells("{method}", LEAST, "{value:.1g}", pick=min),
+                    cells("known to", ROUNDING, "{value:.1g}", pick=max),
+                ],
+            )
+        ],
+        claims=[
+            Claim(
+                "SM(Q, Q) of the softmax kernel is positive semi-definite.",
+                "Skyformer, Lemma 1",
+                partial(_semidefinite, LEMMA),
+                _REFUSED,
+            ),
+            Claim(
+                "Gaussian scores completed to 2n rows are positive semi-definite.",
+                "Skyformer, eq. 4",
+                partial(_semidefinite, COMPLETED),
+                _REFUSED,
+            ),
+            Claim(
+                "The softmax matrix and the Gaussian scores themselves are not positive semi-definite.",
+                "Skyformer, section 4.2",
+                _indefinite,
+                "one of them is indefinite in at most a quarter of the real heads; undecided below three quarters",
+            ),
+        ],
         figures=_figures,
     )
 }

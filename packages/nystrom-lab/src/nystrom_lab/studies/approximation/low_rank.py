@@ -200,15 +200,15 @@ STUDIES = {
         needs="an encoder: nystrom[real] or --model",
         minutes=0.2,
         plan=_plan,
-        over_layers=True,
+        over_layers=(SINGULAR, ENERGY, RANK, CONDITION),
         tables=[
-            Pivot(title=title, index={"matrix": "{method}, {weights}"}, columns={"n={n}": cell}, names=_ORDER)
-            for title, cell in {
-                "effective rank, mean over heads": cells(RANK),
-                "log10 of the condition number, mean over heads": cells(CONDITION),
-                "share of the first 64 singular values in the energy": cells(ENERGY, m=_FIRST),
-                "64th singular value over the first": cells(SINGULAR, m=_FIRST),
-            }.items()
+            Pivot(title=title, index={"matrix": "{method}, {weights}"}, columns=[cell], names=_ORDER)
+            for title, cell in (
+                ("effective rank, mean over heads", cells("n={n}", RANK)),
+                ("log10 of the condition number, mean over heads", cells("n={n}", CONDITION)),
+                ("share of the first 64 singular values in the energy", cells("n={n}", ENERGY, m=_FIRST)),
+                ("64th singular value over the first", cells("n={n}", SINGULAR, m=_FIRST)),
+            )
         ],
         claims=_CLAIMS,
         figures={

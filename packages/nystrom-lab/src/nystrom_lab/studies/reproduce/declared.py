@@ -108,22 +108,33 @@ def _named(frame: pd.DataFrame, names: Names) -> Iterator[dict[str, Any]]:
 
 @dataclass(frozen=True)
 class Cells:
-    """The rows of which a table has numbers, and the text of each number.
+    """The rows of which a column of a table has numbers, and the text of each number.
 
     Attributes:
+        head: The head of the column; one that differs between rows makes a column for each.
         quantity: The quantity.
         text: The text, from the columns of the row.
         where: Values of other columns.
+        pick: min or max: which row a cell shows that several would fill; None for those that only one may fill.
     """
 
+    head: str
     quantity: str | Collection[str]
     text: str
     where: Mapping[str, Any]
+    pick: Callable[[float, float], float] | None
 
 
-def cells(quantity: str | Collection[str], text: str = "{value:.3g}", **where: Any) -> Cells:
-    """The rows of a quantity, of these values of other columns, as texts."""
-    return Cells(quantity, text, where)
+def cells(
+    head: str,
+    quantity: str | Collection[str],
+    text: str = "{value:.3g}",
+    *,
+    pick: Callable[[float, float], float] | None = None,
+    **where: Any,
+) -> Cells:
+    """The rows of a quantity, of these values of other columns, as texts below a head."""
+    return Cells(head, quantity, text, where, pick)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -133,7 +144,7 @@ class Pivot:
     Attributes:
         title: Its title.
         index: Texts of the leading columns that name a line, by their heads.
-        columns: Cells by the heads of their columns; a head that differs between rows is a column for each.
+        columns: The other columns.
         names: The values of a column that are shown, in the order of the lines, and their names.
         missing: What a cell without a row holds.
         left: Leading columns that hold words; None means all of the index.
@@ -141,30 +152,40 @@ class Pivot:
 
     title: str
     index: Mapping[str, str]
-    columns: Mapping[str, Cells]
+    columns: Sequence[Cells]
     names: Names = field(default_factory=dict)
     missing: str = "–"
     left: int | None = None
 
     def tables(self, frame: pd.DataFrame) -> list[Table]:
         """The tables of a frame; a cell that two rows would fill raises ValueError."""
-        found: dict[str, dict[tuple[str, ...], dict[str, str]]] = {}
-        heads: dict[str, dict[str, None]] = {}
-        for head, cell in self.columns.items():
+        found: dict[str, dict[tuple[str, ...], dict[tuple[int, str], dict[str, Any]]]] = {}
+        heads: dict[str, dict[tuple[int, str], None]] = {}
+        for number, cell in enumerate(self.columns):
             for line in _named(select(frame, cell.quantity, **cell.where), self.names):
-                title, place = self.title.format_map(line), head.format_map(line)
+                title, place = self.title.format_map(line), (number, cell.head.format_map(line))
                 index = tuple(text.format_map(line) for text in self.index.values())
-                texts = found.setdefault(title, {}).setdefault(index, {})
-                if place in texts:
-                    raise ValueError(f"two rows fill {place!r} of {', '.join(index)} in the table {title!r}.")
-                texts[place] = cell.text.format_map(line)
+                other = found.setdefault(title, {}).setdefault(index, {}).setdefault(place, line)
+                if other is not line and cell.pick is None:
+                    raise ValueError(f"two rows fill {place[1]!r} of {', '.join(index)} in the table {title!r}.")
+                if cell.pick and cell.pick(line["value"], other["value"]) != other["value"]:
+                    found[title][index][place] = line
                 heads.setdefault(title, {})[place] = None
         left = len(self.index) if self.left is None else self.left
         return [
             Table(
                 title,
-                [*self.index, *heads[title]],
-                [[*index, *(texts.get(head, self.missing) for head in heads[title])] for index, texts in lines.items()],
+                [*self.index, *(head for _, head in heads[title])],
+                [
+                    [
+                        *index,
+                        *(
+                            self.columns[at[0]].text.format_map(of[at]) if at in of else self.missing
+                            for at in heads[title]
+                        ),
+                    ]
+                    for index, of in lines.items()
+                ],
                 left,
             )
             for title, lines in found.items()
@@ -254,7 +275,7 @@ def declare(
     tables: Sequence[Pivot | Callable[[pd.DataFrame], Sequence[Table]]],
     claims: Sequence[Claim] = (),
     figures: Mapping[str, Lines] | Drawings,
-    over_layers: bool = False,
+    over_layers: Collection[str] = (),
     **facts: Any,
 ) -> Study:
     """A study of declared tables, claims and figures.
@@ -264,12 +285,13 @@ def declare(
         tables: The tables, in order; a function returns those that no pivot can state.
         claims: The claims, in order.
         figures: Figures by name, "" for the main one, or a function that draws them from the rows and the folder.
-        over_layers: Whether rows that differ only in their layer are merged first.
+        over_layers: Quantities whose rows are merged first where they differ only in their layer.
         facts: The other fields of `Study`.
     """
 
     def frame(rows: Sequence[Row]) -> pd.DataFrame:
-        return frame_of(merge_layers(rows) if over_layers else rows)
+        merged = merge_layers([row for row in rows if row.quantity in over_layers])
+        return frame_of([*merged, *(row for row in rows if row.quantity not in over_layers)])
 
     def draw(rows: Sequence[Row], folder: Path) -> "Mapping[str, Figure]":
         if not isinstance(figures, Mapping):

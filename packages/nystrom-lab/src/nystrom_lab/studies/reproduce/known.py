@@ -9,13 +9,13 @@ tell", if the limit lies among them. These values are:
 - for a share of them, Wilson's score interval of two standard errors;
 - for a median of times, the range between its quartiles;
 - for one measurement without a spread, the number plus or minus a part of itself that the rule names.
+
+Rows are those of `nystrom_lab.measure.rows`, or the lines of a frame of `nystrom_lab.studies.reproduce.declared`.
 """
 
 import math
 from collections.abc import Iterable
-from typing import NamedTuple
-
-from nystrom_lab.measure.rows import Row
+from typing import Any, NamedTuple
 
 # In standard errors.
 _WIDTH = 2.0
@@ -52,7 +52,7 @@ class Known(NamedTuple):
 UNKNOWN = Known(math.nan, math.nan)
 
 
-def mean_of(row: Row) -> Known:
+def mean_of(row: Any) -> Known:
     """The interval of a mean; a row without quartiles is taken as exact."""
     farther = max(abs(end - row.value) for end in quartiles_of(row))
     error = _WIDTH * farther / _QUARTILE / math.sqrt(row.repeats)
@@ -69,7 +69,12 @@ def share_of(share: float, count: int) -> Known:
     return Known((middle - half) / (1 + square), (middle + half) / (1 + square))
 
 
-def quartiles_of(row: Row) -> Known:
+def share_in(row: Any) -> Known:
+    """The interval of the share that a row holds, over its repeats."""
+    return share_of(row.value, row.repeats)
+
+
+def quartiles_of(row: Any) -> Known:
     """The quartiles of a row, or its value if it has none."""
     return Known(row.value if row.low is None else row.low, row.value if row.high is None else row.high)
 
