@@ -69,7 +69,7 @@ def _called(name: str, minutes: float, calls: str, *, resumes: tuple[str, ...] =
     return Step(name, minutes, words, resumes, calls, given | {"device": "cuda"})
 
 
-_efficiency = partial(_called, calls="nystrom_lab.studies.speed.efficiency:run_efficiency")
+_efficiency = partial(_called, calls="nystrom_lab.bench.efficiency:run_efficiency")
 
 
 def _program(name: str, minutes: float, tool: str) -> Step:
@@ -102,7 +102,7 @@ _EVERY: dict[str, Any] = {"batch": 8, "heads": 8, "width": 64, "methods": _METHO
 # What `backend="auto"` does not rest on yet: one method beside its kernels, at few lengths.
 _PAIRS = ("nystrom-64", "nystrom-triton-64", "near_far", "near_far-triton", "skyformer-128", "skyformer-triton-128")
 _WIDER: dict[str, Any] = {"methods": _PAIRS, "lengths": (512, 4096, 16384), "skip": "without", "repeats": 9}
-_TIMED = ("packages/nystrom/tests/test_clock.py", "packages/nystrom-lab/tests/studies/speed/test_floor.py")
+_TIMED = ("packages/nystrom/tests/test_clock.py", "packages/nystrom-lab/tests/bench/test_floor.py")
 
 STEPS = (
     # Most of the time of tests, errors and tiles is the compiler's.
@@ -118,10 +118,10 @@ STEPS = (
     _tiles("nystrom", width=128, kernel_size=33),
     _tiles("near_far", method="near_far", batch=8, heads=8, tokens=8192),
     _called(
-        "model", 1, "nystrom_lab.studies.speed.whole_model.lengths:run_model", dtype="bfloat16",
+        "model", 1, "nystrom_lab.bench.model:run_model", dtype="bfloat16",
         methods=("softmax", "nystrom-64", "nystrom-triton-64", "near_far-triton"),
     ),
-    _called("training", 2, "nystrom_lab.studies.speed.training:run_training", precision="bfloat16"),
+    _called("training", 2, "nystrom_lab.bench.training:run_training", precision="bfloat16"),
     _tests("times", 0.5, *_TIMED),
     _run("listops", "nystrom", 3),
     _tiles("skyformer", method="skyformer", landmarks=128, batch=8, heads=8, tokens=8192),

@@ -7,10 +7,10 @@ from dataclasses import replace
 
 import pytest
 
+from nystrom_lab.bench import runs
 from nystrom_lab.cli.main import main
 from nystrom_lab.data.language.mlm_sop.task import prepare_mlm_sop
 from nystrom_lab.measure.rows import append_rows, new_row, read_rows
-from nystrom_lab.studies.speed import runs
 from nystrom_lab.training.grid.table import write_table
 
 FOREIGN = new_row(study="other", quantity="time", method="softmax", value=1.25, unit="ms", device="elsewhere")

@@ -36,8 +36,8 @@ def list_methods(words: list[str]) -> None:
 
 def bench_efficiency(words: list[str]) -> None:
     """Measure attention by length."""
+    from nystrom_lab.bench.efficiency import run_efficiency
     from nystrom_lab.report import check_place, show_study
-    from nystrom_lab.studies.speed.efficiency import run_efficiency
 
     arguments = arguments_of(run_efficiency, words, "bench efficiency")
     check_place("efficiency", arguments["to"])
@@ -47,7 +47,7 @@ def bench_efficiency(words: list[str]) -> None:
 
 def bench_runs(words: list[str]) -> None:
     """Compare methods in several runs."""
-    from nystrom_lab.studies.speed.runs import run_runs
+    from nystrom_lab.bench.runs import run_runs
 
     arguments = arguments_of(run_runs, words, "bench runs")
     for row in run_runs(**arguments):
@@ -59,8 +59,8 @@ def bench_runs(words: list[str]) -> None:
 
 def bench_training(words: list[str]) -> None:
     """Measure a training step."""
+    from nystrom_lab.bench.training import run_training
     from nystrom_lab.report import check_place, show_study
-    from nystrom_lab.studies.speed.training import run_training
 
     arguments = arguments_of(run_training, words, "bench training")
     check_place("training", arguments["to"])
@@ -70,8 +70,8 @@ def bench_training(words: list[str]) -> None:
 
 def bench_model(words: list[str]) -> None:
     """Measure a whole encoder by length."""
+    from nystrom_lab.bench.model import run_model
     from nystrom_lab.report import check_place, show_study
-    from nystrom_lab.studies.speed.whole_model.lengths import run_model
 
     arguments = arguments_of(run_model, words, "bench model")
     check_place("model", arguments["to"])

@@ -195,7 +195,7 @@ def lra_curves(words: list[str]) -> None:
 
 def lra_overhead(words: list[str]) -> None:
     """Compare the time of a step with that of a bare loop."""
-    from nystrom_lab.studies.speed.overhead import run_overhead
+    from nystrom_lab.bench.overhead import run_overhead
 
     for row in run_overhead(**arguments_of(run_overhead, words, "lra overhead")):
         print(f"{row.quantity:40} {row.value:9.3f} {row.unit:2} ({row.low:.3f} to {row.high:.3f})")

@@ -29,7 +29,7 @@ def show_study(rows: Sequence[Row], folder: Path) -> None:
     """Print the table of a study, and plot it next to its rows as PNG and SVG.
 
     Args:
-        rows: What `run_efficiency`, `run_model` or `run_training` in `nystrom_lab.studies.speed` returned.
+        rows: What `run_efficiency`, `run_model` or `run_training` in `nystrom_lab.bench` returned.
         folder: Folder of its rows, such as efficiency.csv; efficiency.png and efficiency.svg are written there as well.
     """
     from nystrom_lab.report.plots.study import draw_study

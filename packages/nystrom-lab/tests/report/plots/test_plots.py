@@ -132,7 +132,7 @@ def test_many_sizes_of_a_method_look_different(method):
 
 
 def test_the_default_methods_have_a_colour_each_within_their_panel(rows, drawn, tmp_path):
-    from nystrom_lab.studies.speed.contenders.table import DEFAULT
+    from nystrom_lab.bench.contenders import DEFAULT
 
     names = [*DEFAULT, "nystrom-64+skip", "authors-64+skip"]
     draw_efficiency([replace(row, method=name) for name in names for row in rows if row.method == "softmax"],

@@ -1,10 +1,10 @@
 r"""The two papers' tables of time and memory, measured on this machine and compared with the printed numbers.
 
-- Table 1 of Nyströmformer: one attention module over the length (`nystrom_lab.studies.speed.efficiency`, without the
+- Table 1 of Nyströmformer: one attention module over the length (`nystrom_lab.bench.efficiency`, without the
   skip convolution), forward as in the paper; `--size paper` adds forward+backward. The paper gives neither the number
   of heads nor their width: 8 heads of 64 are a guess. It prints averages over calls; here are medians of interleaved
   calls.
-- Table 2 of Skyformer: one training step of each task (`nystrom_lab.studies.speed.training`), instead of 50,000 steps
+- Table 2 of Skyformer: one training step of each task (`nystrom_lab.bench.training`), instead of 50,000 steps
   with their evaluations.
 
 As in the papers, both are compared by ratios to exact attention that stores its n x n matrix, `softmax-materialised`.
@@ -55,6 +55,10 @@ from itertools import combinations, product
 from pathlib import Path
 from typing import TYPE_CHECKING, get_args
 
+from nystrom_lab.bench.efficiency import run_efficiency
+from nystrom_lab.bench.options import Pass
+from nystrom_lab.bench.training import TABLE_2_METHODS, run_training
+from nystrom_lab.data.lra.facts import LRA
 from nystrom_lab.measure.rows import Row
 from nystrom_lab.report.plots.efficiency import efficiency_figure
 from nystrom_lab.report.plots.training import training_figure
@@ -63,10 +67,7 @@ from nystrom_lab.report.summary import Verdict
 from nystrom_lab.report.table import Table
 from nystrom_lab.studies.reproduce.known import UNKNOWN, Known, most, quartiles_of, roughly
 from nystrom_lab.studies.reproduce.study import Part, Plan, Setting, Study
-from nystrom_lab.studies.speed.choices import Pass
-from nystrom_lab.studies.speed.efficiency import run_efficiency
-from nystrom_lab.studies.speed.lra_shapes import SHAPES, TABLE_2_METHODS
-from nystrom_lab.studies.speed.training import run_training
+from nystrom_lab.training.presets.published import find_preset
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -117,7 +118,7 @@ def _plan_training(setting: Setting) -> Plan:
     paper = setting.size == "paper"
     device = _device(setting)
     # A sixteenth of the paper's batch.
-    batches = {task: shape.batch if paper else shape.batch // 16 for task, shape in SHAPES.items()}
+    batches = {task: find_preset(task, "skyformer").batch_size // (1 if paper else 16) for task in LRA}
     repeats = 3 if paper else 2
     said = {
         "methods": " ".join(TABLE_2_METHODS),
@@ -292,7 +293,7 @@ def _verdicts_training(rows: Sequence[Row]) -> Sequence[Verdict]:
     verdicts = []
     for (exact, name), what in product(_EXACT.items(), _WHAT):
         claim = f"Skyformer takes less {what} than {name} in every task."
-        verdict = _everywhere(claim, cells, (_SKYFORMER, exact), SHAPES, what, Known.above)
+        verdict = _everywhere(claim, cells, (_SKYFORMER, exact), LRA, what, Known.above)
         verdicts.append(verdict._replace(ours=exact == _FUSED))
     for exact, name in _EXACT.items():
         claim = f"Skyformer is nearly 4 times as fast as {name} on Text and Retrieval."
@@ -302,8 +303,8 @@ def _verdicts_training(rows: Sequence[Row]) -> Sequence[Verdict]:
     for what in _WHAT:
         claim = f"Kernelized attention saves little {what} beside {_EXACT[_FUSED]}."
         little = partial(Known.within, most=1.5)
-        verdicts.append(_everywhere(claim, cells, ("kernelized", _FUSED), SHAPES, what, little))
-    return [*verdicts, _order(cells, SKYFORMER_TABLE_2, list(SHAPES), 1.2)]
+        verdicts.append(_everywhere(claim, cells, ("kernelized", _FUSED), LRA, what, little))
+    return [*verdicts, _order(cells, SKYFORMER_TABLE_2, list(LRA), 1.2)]
 
 
 def _everywhere(

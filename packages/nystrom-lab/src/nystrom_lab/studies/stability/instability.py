@@ -37,6 +37,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from nystrom.whole_files import whole_bytes
+from nystrom_lab.bench.training_step import TrainingStep
 from nystrom_lab.data.lra.facts import LRA
 from nystrom_lab.measure.rows import Row
 from nystrom_lab.report.plots.canvas import PAGE, REFERENCE, figure_of, method_look
@@ -56,7 +57,6 @@ from nystrom_lab.studies.stability.arena import (
     random_batches,
     sources_text,
 )
-from nystrom_lab.studies.training_step import TrainingStep
 from nystrom_lab.training.data.tasks import Model
 from nystrom_lab.training.presets.published import DRAWN_BY_SEGMENTS
 from nystrom_lab.training.presets.sizes import DataSizes

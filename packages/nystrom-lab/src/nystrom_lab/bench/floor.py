@@ -13,8 +13,9 @@ The bandwidth is measured by a copy from device memory to device memory: the byt
 median time. A method that is bound by memory cannot be faster than the floor, except for what it finds in caches.
 """
 
-import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Collection
+from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -22,7 +23,9 @@ from nystrom.clock import seconds
 from nystrom.turns import in_turns, quartiles
 from nystrom_lab.measure.memory import free_bytes
 from nystrom_lab.measure.rows import Row
-from nystrom_lab.studies.speed.interleaved import Setup, plain_row
+
+if TYPE_CHECKING:
+    from nystrom_lab.bench.by_length import LengthSetup
 
 FLOOR = "floor"
 # Forward and backward.
@@ -52,29 +55,20 @@ def copy_size(free: int) -> int:
     return min(2**32, free // 8)
 
 
-def floor_quantities(setup: Setup) -> set[tuple[str, str]]:
+def floor_quantities(passes: Collection[str]) -> set[tuple[str, str]]:
     """Methods and quantities of the rows that `floor_rows` returns."""
-    timed = dict.fromkeys(cell.timed for cell in setup.cells)
-    return {(FLOOR, BANDWIDTH), *((FLOOR, f"{name} time") for name in timed)}
+    return {(FLOOR, BANDWIDTH), *((FLOOR, f"{name} time") for name in passes)}
 
 
 def floor_rows(
-    n: int, setup: Setup, bandwidth: Callable[[torch.device], tuple[float, float, float]] = copy_bandwidth
+    n: int, setup: "LengthSetup", bandwidth: Callable[[torch.device], tuple[float, float, float]] = copy_bandwidth
 ) -> list[Row]:
     """Measure the bandwidth, and the time of the floor at n tokens."""
-    sizes = setup.sizes
+    sizes, like = setup.sizes, replace(setup.blank, method=FLOOR, n=n, repeats=_COPIES)
     middle, low, high = bandwidth(sizes.device)
     size = sizes.batch * sizes.heads * n * sizes.width * sizes.dtype.itemsize
-
-    def row(quantity: str, unit: str, *values: float) -> Row:
-        value, least, most = values
-        return dataclasses.replace(
-            plain_row(setup),
-            **{"quantity": quantity, "method": FLOOR, "unit": unit, "n": n, "m": None, "repeats": _COPIES},
-            **{"value": value, "low": least, "high": most},
-        )
-
-    rows = [row(BANDWIDTH, "GB/s", middle / 1e9, low / 1e9, high / 1e9)]
+    rows = [replace(like, quantity=BANDWIDTH, unit="GB/s", value=middle / 1e9, low=low / 1e9, high=high / 1e9)]
     for name in dict.fromkeys(cell.timed for cell in setup.cells):
-        rows.append(row(f"{name} time", "ms", *(1e3 * PASSES[name] * size / x for x in (middle, high, low))))
+        value, least, most = (1e3 * PASSES[name] * size / x for x in (middle, high, low))
+        rows.append(replace(like, quantity=f"{name} time", unit="ms", value=value, low=least, high=most))
     return rows

@@ -6,8 +6,8 @@ from torch.nn.modules.module import register_module_forward_hook
 from torch.testing import assert_close
 
 from nystrom.models import EncoderForSequenceClassification
+from nystrom_lab.bench.overhead import run_overhead
 from nystrom_lab.measure.rows import read_rows
-from nystrom_lab.studies.speed.overhead import run_overhead
 
 
 @pytest.mark.parametrize("task", ["listops", "retrieval"])

@@ -9,8 +9,7 @@ import torch
 from nystrom.attention.method_names import split_name
 from nystrom.attention.methods.nystrom import nystrom_attention
 from nystrom.attention.methods.softmax import softmax_attention
-from nystrom_lab.studies.speed.contenders.inputs import Sizes, make_inputs
-from nystrom_lab.studies.speed.contenders.table import (
+from nystrom_lab.bench.contenders import (
     CONTENDERS,
     DEFAULT,
     available,
@@ -18,6 +17,8 @@ from nystrom_lab.studies.speed.contenders.table import (
     find_contender,
     installed,
 )
+from nystrom_lab.bench.inputs import Sizes, make_inputs
+from nystrom_lab.bench.peers import AuthorsAttention
 
 # Each with a length that it takes.
 NAMES = {
@@ -248,7 +249,7 @@ def test_kernels_are_for_a_gpu_or_for_the_interpreter():
     check_kernels("softmax", CONTENDERS["softmax"], cpu)
     check_kernels("nystrom-triton-8", CONTENDERS["nystrom-triton"], gpu)
     code = (
-        "import torch; from nystrom_lab.studies.speed.contenders.table import CONTENDERS, check_kernels\n"
+        "import torch; from nystrom_lab.bench.contenders import CONTENDERS, check_kernels\n"
         "check_kernels('nystrom-triton-8', CONTENDERS['nystrom-triton'], torch.device('cpu'))"
     )
     for interpret, message in (("1", ""), ("0", "'nystrom-triton-8' needs a CUDA device but device is 'cpu'")):
@@ -276,3 +277,9 @@ def test_every_default_method_is_known():
         *("nystrom-triton", "nystrom-compiled", "near_far-triton", "skyformer-triton"),
         *("near_far-growing", "near_far-growing-triton"),
     }
+
+
+def test_the_start_value_of_the_formula_is_taken_over_batch_and_heads():
+    qkv = torch.randn(3, 2, 3, 48, 16, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    layer = AuthorsAttention(3, num_landmarks=8)
+    assert (layer(*qkv)[:1] - layer(*qkv[:, :1])).abs().max() > 1e-6

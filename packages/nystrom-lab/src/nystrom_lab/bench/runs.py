@@ -9,15 +9,15 @@ import math
 import subprocess
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import get_args
 
 from nystrom.checks import check_at_least, check_choice
 from nystrom.progress import Progress
 from nystrom.turns import quartiles
+from nystrom_lab.bench.options import Layout, command_line
 from nystrom_lab.measure.rows import Row, append_rows, cpu_name, new_row, read_rows, rows_so_far
-from nystrom_lab.studies.speed.asked import command_line
-from nystrom_lab.studies.speed.choices import Layout
 
 
 def run_runs(
@@ -123,24 +123,10 @@ def summary(runs: Sequence[Sequence[Row]], command: str, seed: int) -> list[Row]
 def _row(like: Row, quantity: str, values: Sequence[float], unit: str, command: str, seed: int, note: str) -> Row:
     measured = [value for value in values if not math.isnan(value)]
     low, middle, high = quartiles(values) if len(measured) == len(values) else (None, math.nan, None)
-    return new_row(
-        study="runs",
-        quantity=quantity,
-        method=like.method,
-        value=middle,
-        unit=unit,
-        device=like.device,
-        facts=like.facts,
-        dtype=like.dtype,
-        seed=seed,
-        command=command,
-        note=note,
-        low=low,
-        high=high,
-        repeats=len(measured),
-        n=like.n,
-        m=like.m,
-    )
+    return replace(
+        like, study="runs", quantity=quantity, unit=unit, value=middle, low=low, high=high, repeats=len(measured),
+        seed=seed, command=command, note=note,
+    )  # fmt: skip
 
 
 def _run(words: Sequence[str]) -> None:

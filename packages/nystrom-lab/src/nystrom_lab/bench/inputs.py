@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from nystrom_lab.studies.speed.choices import Layout
+from nystrom_lab.bench.options import Layout
 
 
 @dataclass(frozen=True)
@@ -90,7 +90,7 @@ def make_inputs(n: int, sizes: Sizes, seed: int) -> Inputs:
     return Inputs(n, sizes, (q.requires_grad_(), k.requires_grad_(), v.requires_grad_()), grad)
 
 
-def call_of_heads(inputs: Inputs, layer: nn.Module, convolve: nn.Module | None) -> Call:
+def call_of_heads(inputs: Inputs, layer: nn.Module, convolve: nn.Module | None = None) -> Call:
     """The call of a module over head-split tensors, plus a convolution of the values where there is one."""
     parts = nn.ModuleList([layer] if convolve is None else [layer, convolve])
     parts.to(inputs.sizes.device, inputs.sizes.dtype).eval()
@@ -102,7 +102,7 @@ def call_of_heads(inputs: Inputs, layer: nn.Module, convolve: nn.Module | None) 
     return Call(forward, (*inputs.leaves, *parts.parameters()))
 
 
-def check_divides(n: int, m: int) -> None:
-    """Raise an error for a length that m segments do not divide, or that is m itself."""
-    if n % m or n == m:
-        raise ValueError(f"needs a length that is a multiple of {m} and longer")
+def check_multiple(inputs: Inputs, size: int, *, longer: bool = False) -> None:
+    """Raise an error for a length that is no multiple of a size, or not a longer one."""
+    if inputs.n % size or (longer and inputs.n == size):
+        raise ValueError(f"needs a length that is a multiple of {size}{' and longer' * longer}")

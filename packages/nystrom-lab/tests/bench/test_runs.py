@@ -5,8 +5,8 @@ from dataclasses import replace
 
 import pytest
 
+from nystrom_lab.bench.runs import run_runs, summary
 from nystrom_lab.measure.rows import new_row, read_rows
-from nystrom_lab.studies.speed.runs import run_runs, summary
 
 
 def run_of(slow, fast):

@@ -6,30 +6,33 @@ import pytest
 import torch
 
 from nystrom.models.heads.pairs import EncoderForPairClassification
+from nystrom_lab.bench import lra_steps
+from nystrom_lab.bench.lra_steps import build_model, random_batch
+from nystrom_lab.bench.options import command_line
+from nystrom_lab.bench.training import TABLE_2_METHODS, TrainingOptions, run_training
+from nystrom_lab.data.lra.facts import LRA
+from nystrom_lab.measure.memory import free_bytes
 from nystrom_lab.measure.rows import read_rows
-from nystrom_lab.studies.speed import lra_models, steps
-from nystrom_lab.studies.speed.asked import command_line
-from nystrom_lab.studies.speed.lra_models import build_model, random_batch
-from nystrom_lab.studies.speed.lra_shapes import SHAPES, TABLE_2_METHODS, TaskShape
-from nystrom_lab.studies.speed.training import run_training
 
 CPU = torch.device("cpu")
 SMALL = {"tasks": ("text", "retrieval"), "methods": ("softmax", "nystrom-8"), "batch": 2, "repeats": 3}
 
 
 # The tasks with fewer tokens.
-SHORT = {name: dataclasses.replace(task, n=24) for name, task in SHAPES.items()}
+SHORT = {name: dataclasses.replace(task, max_length=24) for name, task in LRA.items()}
 
 
-def setup(**changes):
+def setup(*, shapes=SHORT, command="nystrom bench training --tasks text", free_bytes=free_bytes, **changes):
     """What `run_training` would measure, of short samples."""
-    plain = {"methods": SMALL["methods"], "batch": 2, "precision": "float32", "repeats": 3, "seed": 0, "threads": 1}
-    plain |= {"limit_seconds": 60.0, "device": CPU, "command": "nystrom bench training --tasks text", "shapes": SHORT}
-    return steps.StepSetup(**plain | changes)
+    options = TrainingOptions(**{"methods": SMALL["methods"], "batch": 2, "repeats": 3, "threads": 1, **changes})
+    return dataclasses.replace(lra_steps.step_setup(options, command, CPU), shapes=shapes, free_bytes=free_bytes)
 
 
 def test_the_shapes_are_those_of_the_papers():
-    shapes = {name: (task.n, task.vocab_size, task.num_labels, task.batch) for name, task in SHAPES.items()}
+    shapes = {
+        name: (task.max_length, task.vocab_size, task.num_labels, lra_steps.paper_batch(name))
+        for name, task in LRA.items()
+    }
     assert shapes == {
         "listops": (2000, 17, 10, 32),
         "text": (4000, 257, 2, 16),
@@ -47,12 +50,12 @@ def test_the_command_measures_at_the_shapes_of_the_papers(tmp_path):
         ("image step time", 1024, ""),
         ("image step memory", 1024, ""),
     ]
-    words = "--methods nystrom-8 --batch 1 --repeats 1 --threads 1 --tasks image"
+    words = "--repeats 1 --methods nystrom-8 --batch 1 --threads 1 --tasks image"
     assert {row.command for row in rows} == {f"nystrom bench training {words}"}
 
 
 def test_rows_hold_each_task_method_and_quantity(tmp_path):
-    rows = steps.measure_tasks(SMALL["tasks"], setup(seed=3), tmp_path / "training.csv")
+    rows = lra_steps.measure_tasks(SMALL["tasks"], setup(seed=3), tmp_path / "training.csv")
     assert [(row.quantity, row.method) for row in rows] == [
         (f"{task} step {what}", method)
         for task in ("text", "retrieval")
@@ -71,9 +74,9 @@ def test_rows_hold_each_task_method_and_quantity(tmp_path):
 
 
 @pytest.mark.parametrize("name", TABLE_2_METHODS)
-@pytest.mark.parametrize("task", SHAPES)
+@pytest.mark.parametrize("task", LRA)
 def test_a_step_changes_every_weight_that_the_loss_depends_on(task, name):
-    step = steps.new_training(name, task, setup())
+    step = lra_steps.new_training(name, task, setup())
     before = {key: weight.detach().clone() for key, weight in step.model.named_parameters()}
     # Twice: the first update by AdamW has the same size for every gradient but zero.
     for _ in range(2):
@@ -84,7 +87,7 @@ def test_a_step_changes_every_weight_that_the_loss_depends_on(task, name):
 
 
 def test_a_step_of_the_model_is_one_of_a_bare_loop():
-    step = steps.new_training("softmax", "text", setup())
+    step = lra_steps.new_training("softmax", "text", setup())
     other = build_model("softmax", SHORT["text"], 0).train()
     batch = random_batch(SHORT["text"], 2, 0, CPU)
     optimizer = torch.optim.AdamW(other.parameters(), lr=1e-4)
@@ -97,9 +100,9 @@ def test_a_step_of_the_model_is_one_of_a_bare_loop():
 
 
 def test_memory_is_that_of_the_matrices(tmp_path):
-    shapes = {"image": TaskShape(256, 256, 10, 2, False)}
+    shapes = {"image": dataclasses.replace(LRA["image"], max_length=256)}
     asked = setup(methods=("softmax-materialised", "softmax"), repeats=1, shapes=shapes)
-    measured = steps.measure_tasks(("image",), asked, tmp_path / "training.csv")
+    measured = lra_steps.measure_tasks(("image",), asked, tmp_path / "training.csv")
     rows = {(row.method, row.quantity): row.value for row in measured}
     square = 2 * 2 * 256 * 256 * 4 / 1e6
     # The weights of both layers are kept for the backward pass; the fused call keeps a number per query in their place.
@@ -110,9 +113,9 @@ def test_memory_is_that_of_the_matrices(tmp_path):
 def test_texts_are_padded_and_pictures_are_not():
     for name, task in SHORT.items():
         batch = random_batch(task, 64, 0, CPU)
-        assert set(batch) == {"input_ids", "labels"} | ({"attention_mask"} if task.padded else set())
+        assert set(batch) == {"input_ids", "labels"} | ({"attention_mask"} if task.pad_token_id is not None else set())
         assert batch["input_ids"].shape == ((64, 2, 24) if name == "retrieval" else (64, 24))
-        if task.padded:
+        if task.pad_token_id is not None:
             lengths = batch["attention_mask"].sum(-1)
             assert lengths.min() >= 6
             assert lengths.max() == 24
@@ -142,22 +145,22 @@ def test_a_run_continues_where_it_was_interrupted(tmp_path, after_forward, capsy
     after_forward(EncoderForPairClassification, interrupt)
     path = tmp_path / "training.csv"
     with pytest.raises(KeyboardInterrupt):
-        steps.measure_tasks(SMALL["tasks"], setup(), path)
+        lra_steps.measure_tasks(SMALL["tasks"], setup(), path)
     assert "training.csv keeps the tasks that are done" in capsys.readouterr().err
     kept = read_rows(path)
     assert {row.quantity for row in kept} == {"text step time", "text step memory"}
-    rows = steps.measure_tasks(SMALL["tasks"], setup(), path)
+    rows = lra_steps.measure_tasks(SMALL["tasks"], setup(), path)
     assert rows[: len(kept)] == kept
-    assert steps.measure_tasks(("retrieval",), setup(), path) == rows[len(kept) :]
+    assert lra_steps.measure_tasks(("retrieval",), setup(), path) == rows[len(kept) :]
 
 
 def test_another_setting_in_the_same_folder_raises(tmp_path):
     path = tmp_path / "training.csv"
-    steps.measure_tasks(("text",), setup(), path)
+    lra_steps.measure_tasks(("text",), setup(), path)
     before = path.read_bytes()
     for change in ({"seed": 1}, {"command": "nystrom bench training --batch 4 --tasks text"}):
         with pytest.raises(ValueError, match=r"training\.csv holds rows of another setting"):
-            steps.measure_tasks(("text",), setup(**change), path)
+            lra_steps.measure_tasks(("text",), setup(**change), path)
         assert path.read_bytes() == before
 
 
@@ -170,18 +173,18 @@ def test_every_option_reaches_the_command(tmp_path):
 
 
 def test_what_would_take_too_long_or_too_much_is_not_run(tmp_path, capsys):
-    rows = steps.measure_tasks(SMALL["tasks"], setup(limit_seconds=1e-9), tmp_path / "long.csv")
+    rows = lra_steps.measure_tasks(SMALL["tasks"], setup(limit_seconds=1e-9), tmp_path / "long.csv")
     assert all(math.isnan(row.value) and "would take about" in row.note for row in rows)
-    rows = steps.measure_tasks(SMALL["tasks"], setup(free_bytes=lambda device: 1000), tmp_path / "large.csv")
+    rows = lra_steps.measure_tasks(SMALL["tasks"], setup(free_bytes=lambda device: 1000), tmp_path / "large.csv")
     assert all(math.isnan(row.value) and "needs about" in row.note for row in rows)
     assert "text: softmax is not measured: needs about" in capsys.readouterr().err
     # A batch that the machine cannot hold at all: 2^50 inputs and more.
-    rows = steps.measure_tasks(SMALL["tasks"], setup(batch=2**50), tmp_path / "endless.csv")
+    rows = lra_steps.measure_tasks(SMALL["tasks"], setup(batch=2**50), tmp_path / "endless.csv")
     assert all(math.isnan(row.value) and row.note for row in rows)
 
 
 def test_half_precision_is_autocast(tmp_path):
-    rows = steps.measure_tasks(SMALL["tasks"], setup(precision="bfloat16"), tmp_path / "training.csv")
+    rows = lra_steps.measure_tasks(SMALL["tasks"], setup(precision="bfloat16"), tmp_path / "training.csv")
     assert {(row.dtype, row.note) for row in rows} == {("bfloat16", "")}
 
 
@@ -208,7 +211,7 @@ def test_what_cannot_be_measured_raises_before_any_measurement(tmp_path, change,
 
 
 def test_the_model_is_that_of_the_papers():
-    config = build_model("nystrom-8", SHAPES["listops"], 0).config
+    config = build_model("nystrom-8", LRA["listops"], 0).config
     assert (config.num_hidden_layers, config.hidden_size, config.num_attention_heads) == (2, 64, 2)
     assert (config.intermediate_size, config.hidden_dropout_prob, config.norm, config.pooling) == (
         128,
@@ -217,4 +220,4 @@ def test_the_model_is_that_of_the_papers():
         "mean",
     )
     assert config.attention_options == {"num_landmarks": 8}
-    assert lra_models.HIDDEN == 128
+    assert lra_steps.HIDDEN == 128

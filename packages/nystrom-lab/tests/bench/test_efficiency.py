@@ -1,3 +1,4 @@
+import dataclasses
 import inspect
 import math
 import re
@@ -5,15 +6,14 @@ import shlex
 
 import pytest
 import torch
-import tyro
 
+from nystrom_lab.bench.by_length import Cell, cells_of, length_setup, sweep_lengths
+from nystrom_lab.bench.contenders import Contender, Ours
+from nystrom_lab.bench.efficiency import EfficiencyOptions, run_efficiency
+from nystrom_lab.bench.inputs import Call, Sizes
+from nystrom_lab.bench.options import command_line
+from nystrom_lab.cli.arguments import arguments_of
 from nystrom_lab.measure.rows import read_rows
-from nystrom_lab.studies.speed.asked import command_line
-from nystrom_lab.studies.speed.contenders.inputs import Call, Sizes
-from nystrom_lab.studies.speed.contenders.table import Contender, Ours
-from nystrom_lab.studies.speed.efficiency import run_efficiency
-from nystrom_lab.studies.speed.interleaved import Cell, Setup
-from nystrom_lab.studies.speed.sweep import cells_of, sweep_lengths
 
 CPU = torch.device("cpu")
 
@@ -30,18 +30,21 @@ def measured(capsys):
 def cells(*passes, **builds):
     """Methods that a function builds."""
     return tuple(
-        Cell(name, Contender(name, None, build), 0, False, timed)
+        Cell(name, Contender(build), 0, False, timed)
         for name, build in builds.items()
         for timed in passes or ("forward", "forward+backward")
     )
 
 
-def setup(cells, *, dtype="float32", **changes):
+def setup(cells, *, dtype="float32", threads=None, limit_seconds=60.0, repeats=3, bandwidth=None, **changes):
     """What `run_efficiency` would measure with these methods."""
+    options = EfficiencyOptions(dtype=dtype, threads=threads, limit_seconds=limit_seconds, repeats=repeats)
     sizes = Sizes(1, 2, 8, 3, getattr(torch, dtype), CPU, "tokens")
-    plain = {"repeats": 3, "seed": 0, "threads": torch.get_num_threads(), "limit_seconds": 60.0}
-    plain |= {"device": "cpu", "command": "nystrom bench efficiency --lengths 16"}
-    return Setup(cells, sizes, dtype, **plain | changes)
+    command = "nystrom bench efficiency --lengths 16"
+    made = length_setup(
+        options, "efficiency", cells=cells, sizes=sizes, shape={"b": 1}, command=command, bandwidth=bandwidth
+    )
+    return dataclasses.replace(made, **changes)
 
 
 def test_rows_hold_each_method_pass_quantity_and_length(tmp_path):
@@ -159,7 +162,9 @@ def test_the_command_of_a_row_is_the_same_setting(tmp_path, measured):
     words = shlex.split(rows[0].command)
     assert words[:3] == ["nystrom", "bench", "efficiency"]
     assert str(tmp_path) not in rows[0].command
-    assert tyro.cli(run_efficiency, args=[*words[3:], "--to", str(tmp_path)]) == rows
+    assert (
+        run_efficiency(**arguments_of(run_efficiency, [*words[3:], "--to", str(tmp_path)], "bench efficiency")) == rows
+    )
     assert measured() == [16, 32]
 
 
@@ -256,9 +261,8 @@ def test_what_cannot_be_measured_raises_before_any_measurement(tmp_path, change,
 @pytest.mark.parametrize("name", ["passes", "skip", "dtype", "layout"])
 def test_words_that_are_not_a_choice_raise(tmp_path, name):
     value = ("sideways",) if name == "passes" else "sideways"
-    # Unwrapped, so that the function's own check raises where types are checked in tests.
     with pytest.raises(ValueError, match=f"{name} is 'sideways'; expected one of"):
-        inspect.unwrap(run_efficiency)(**SMALL | {name: value}, to=tmp_path)
+        run_efficiency(**SMALL | {name: value}, to=tmp_path)
 
 
 def test_a_folder_that_cannot_be_written_raises_before_any_measurement(tmp_path, measured):
@@ -309,7 +313,7 @@ def test_rows_say_when_kernels_were_interpreted(tmp_path):
 
 def test_compiled_methods_run_at_more_lengths_than_a_function_may_have_graphs(tmp_path):
     lengths = tuple(range(20, 20 + torch._dynamo.config.recompile_limit + 1))
-    compiled = Ours("nystrom", lambda number, n: {"num_landmarks": 4}, compiled=True, backend="eager")
+    compiled = Ours("nystrom", lambda n: {"num_landmarks": 4}, compiled=True, backend="eager")
     rows = sweep_lengths(lengths, setup(cells("forward", compiled=compiled), repeats=1), tmp_path / "rows.csv")
     assert all(row.note == "" for row in rows)
 

@@ -24,8 +24,8 @@ from nystrom.checks import check_at_least
 from nystrom.models import EncoderConfig
 from nystrom.progress import Progress
 from nystrom.turns import quartiles
+from nystrom_lab.bench.training_step import TrainingStep
 from nystrom_lab.measure.rows import Row, append_rows, check_rows
-from nystrom_lab.studies.training_step import TrainingStep
 from nystrom_lab.training.data.batches import TrainingOrder
 from nystrom_lab.training.data.tasks import (
     Splits,
@@ -64,7 +64,7 @@ def measure_turns(
     device: Device,
     threads: int | None,
 ) -> list[Row]:
-    """Measure the engine and the bare loop; for the arguments see `nystrom_lab.studies.speed.overhead.run_overhead`."""
+    """Measure the engine and the bare loop; for the arguments see `nystrom_lab.bench.overhead.run_overhead`."""
     base, whole = find_preset(task, preset), steps + _WARM_UP
     check_data(task, data)
     settings = settle(
@@ -116,8 +116,7 @@ class BareLoop:
     """
 
     def __init__(self, model: nn.Module, settings: Settings, preset: Preset, splits: Splits):
-        self.settings = settings
-        model = model.to(settings.device)
+        self.device, model = settings.device, model.to(settings.device)
         optimizer = torch.optim.AdamW(
             model.parameters(),
             lr=settings.learning_rate,
@@ -129,9 +128,7 @@ class BareLoop:
         self.training = TrainingStep(model, optimizer, precision=settings.precision, clip_value=preset.clip_value)
         steps = settings.steps
         self.schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: (steps - step) / steps)
-        order = TrainingOrder(
-            splits.train.lengths, batch_size=settings.batch_size, steps=settings.steps, seed=settings.seed
-        )
+        order = TrainingOrder(splits.train.lengths, batch_size=settings.batch_size, steps=steps, seed=settings.seed)
         loader = DataLoader(
             splits.train,  # pyright: ignore[reportArgumentType] (a dataset by its methods)
             batch_size=settings.batch_size,
@@ -144,7 +141,7 @@ class BareLoop:
 
     def load(self) -> dict[str, Tensor]:
         """The next batch, on the device."""
-        return {name: value.to(self.settings.device, non_blocking=True) for name, value in next(self.batches).items()}
+        return {name: value.to(self.device, non_blocking=True) for name, value in next(self.batches).items()}
 
     def step(self, batch: dict[str, Tensor]) -> float:
         """Take one step, and return the loss."""
@@ -192,7 +189,7 @@ class _Turns(TrainerCallback):
         self.bar.close()
 
     def _now(self) -> float:
-        if self.bare.settings.device == "cuda":
+        if self.bare.device == "cuda":
             torch.cuda.synchronize()
         return time.perf_counter()
 

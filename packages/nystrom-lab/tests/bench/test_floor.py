@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from nystrom_lab.studies.speed.floor import copy_bandwidth, copy_size
+from nystrom_lab.bench.floor import copy_bandwidth, copy_size
 
 
 def test_a_copy_reads_and_writes_each_byte():

@@ -51,7 +51,7 @@ def run_overhead(
         ValueError: An invalid name, number, folder, device or precision.
     """
     check_at_least("steps", steps, 1)
-    from nystrom_lab.studies.speed.turns import measure_turns
+    from nystrom_lab.bench.engine_turns import measure_turns
 
     return measure_turns(
         task,

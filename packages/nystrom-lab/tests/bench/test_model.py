@@ -4,12 +4,10 @@ from transformers import BertConfig, DistilBertConfig, GPT2Config
 
 from nystrom.models import EncoderConfig
 from nystrom.models.configuration import POSITION_OFFSET
+from nystrom_lab.bench.inputs import Sizes, make_inputs
+from nystrom_lab.bench.model import EncoderSizes, encoder_finder, find_sizes, run_model
 from nystrom_lab.cli.main import main
 from nystrom_lab.measure.rows import read_rows
-from nystrom_lab.studies.speed.contenders.inputs import Sizes, make_inputs
-from nystrom_lab.studies.speed.whole_model.contenders import encoder_finder
-from nystrom_lab.studies.speed.whole_model.lengths import run_model
-from nystrom_lab.studies.speed.whole_model.sizes import EncoderSizes, find_sizes
 
 TINY = EncoderSizes(layers=2, width=8, heads=2, intermediate=12, vocabulary=20)
 SMALL = {"lengths": (16, 32), "methods": ("softmax", "nystrom-4"), "repeats": 3, "kernel_size": 3}
@@ -97,7 +95,7 @@ def test_rows_name_a_model_without_its_place(tmp_path):
     asked = {"lengths": (16,), "methods": ("softmax",), "passes": ("forward",), "repeats": 1}
     (row, _) = run_model(**asked, model=tmp_path / "mini", to=tmp_path / "run")
     assert row.command == (
-        "nystrom bench model --methods softmax --passes forward --model mini --repeats 1 --lengths 16"
+        "nystrom bench model --repeats 1 --methods softmax --model mini --passes forward --lengths 16"
     )
     assert " layers=1 width=8 heads=2 intermediate=12 vocabulary=20 " in row.words
 

@@ -1,0 +1,139 @@
+"""What all speed measurements are asked for: documented options with their checks, the device, and the command in rows.
+
+Needs no torch, so that the command line knows its options before it loads torch.
+"""
+
+import inspect
+import shlex
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal, get_args
+
+from nystrom.checks import check_at_least, check_choice, check_seed
+from nystrom_lab.measure.rows import cpu_name
+from nystrom_lab.training.command import option_words
+
+if TYPE_CHECKING:
+    import torch
+
+Pass = Literal["forward", "forward+backward"]
+Skip = Literal["without", "with", "both"]
+Layout = Literal["tokens", "heads"]
+Dtype = Literal["float32", "float64", "bfloat16", "float16"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class TimingOptions:
+    """Of everything that is timed.
+
+    Attributes:
+        device: cpu, cuda or cuda:1.
+        repeats: Timed calls of each method.
+        seed: Seed of weights and inputs.
+        threads: CPU threads; None keeps torch's setting.
+        limit_seconds: Skip calls that would take longer.
+    """
+
+    device: str = "cpu"
+    repeats: int = 7
+    seed: int = 0
+    threads: int | None = None
+    limit_seconds: float = 60.0
+
+    def __post_init__(self):
+        check_at_least("repeats", self.repeats, 1)
+        check_seed("seed", self.seed)
+        if self.threads is not None:
+            check_at_least("threads", self.threads, 1)
+        if not self.limit_seconds > 0:
+            raise ValueError(f"limit_seconds is {self.limit_seconds}; expected a positive number.")
+
+    @property
+    def threads_used(self) -> int:
+        """CPU threads, as a number."""
+        import torch
+
+        return torch.get_num_threads() if self.threads is None else self.threads
+
+
+@dataclass(frozen=True, kw_only=True)
+class LengthOptions(TimingOptions):
+    """Of what is measured over the number of tokens.
+
+    Attributes:
+        lengths: Numbers of tokens n, in any order.
+        passes: Passes to measure.
+        skip: Whether methods that have a skip convolution are measured without it, with it, or both.
+        batch: Sequences b.
+        kernel_size: Odd size of the skip convolution.
+        dtype: Dtype of inputs, weights and activations.
+    """
+
+    lengths: tuple[int, ...] = (512, 1024, 2048, 4096, 8192)
+    passes: tuple[Pass, ...] = ("forward", "forward+backward")
+    skip: Skip = "both"
+    batch: int = 1
+    kernel_size: int = 33
+    dtype: Dtype = "float32"
+
+    def __post_init__(self):
+        super().__post_init__()
+        for name, plural in (("lengths", "numbers of tokens"), ("passes", "passes")):
+            if not getattr(self, name):
+                raise ValueError(f"{name} is empty; expected at least one of {plural}.")
+        for n in self.lengths:
+            check_at_least("an entry of lengths", n, 1)
+        for timed in self.passes:
+            check_choice("an entry of passes", timed, get_args(Pass))
+        check_choice("skip", self.skip, get_args(Skip))
+        check_choice("dtype", self.dtype, get_args(Dtype))
+        for name in ("batch", "kernel_size"):
+            check_at_least(name, getattr(self, name), 1)
+        if self.kernel_size % 2 == 0:
+            raise ValueError(f"kernel_size is {self.kernel_size}; expected an odd number, so that it has a middle.")
+
+
+def find_device(name: str) -> "torch.device":
+    """The device with this name, with its index.
+
+    Raises:
+        ValueError: A device that torch does not know or does not find, or whose memory cannot be measured.
+    """
+    import torch
+
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        raise ValueError(f"device is {name!r}; expected 'cpu', 'cuda' or 'cuda:1'.") from None
+    if device.type not in ("cpu", "cuda"):
+        raise ValueError(f"device is {name!r}, whose memory cannot be measured; expected 'cpu' or 'cuda'.")
+    if device.type == "cuda":
+        count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+        if (device.index or 0) >= count:
+            raise ValueError(f"device is {name!r}, but torch finds {count} CUDA devices here: pass 'cpu'.")
+        # Synchronising and memory statistics need the index.
+        return torch.device("cuda", device.index or 0)
+    return device
+
+
+def device_name(device: "torch.device") -> str:
+    """The name of the device in rows."""
+    import torch
+
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else cpu_name()
+
+
+def command_line(words: Sequence[str], function: Callable[..., Any], asked: Mapping[str, Any], last: str) -> str:
+    """The command that calls a function with these arguments, without its folder.
+
+    Args:
+        words: First words of the command.
+        function: What it calls.
+        asked: Its arguments.
+        last: The argument that always comes last, so that runs which differ in nothing else can be recognised.
+    """
+    defaults = {name: each.default for name, each in inspect.signature(function).parameters.items()}
+    changed = {name: asked[name] for name in defaults if name not in (last, "to") and asked[name] != defaults[name]}
+    # None may be passed for an option whose default is not None.
+    named = {name: value if isinstance(value, tuple) else str(value) for name, value in changed.items()}
+    return shlex.join([*words, *option_words({**named, last: tuple(asked[last])})])

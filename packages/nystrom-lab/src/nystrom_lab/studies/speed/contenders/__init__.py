@@ -1,1 +1,0 @@
-"""What is timed side by side: this library's methods, the published formula, and other packages."""

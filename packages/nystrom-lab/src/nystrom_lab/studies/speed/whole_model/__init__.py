@@ -1,1 +1,0 @@
-"""Time and memory of whole encoders over the number of tokens."""
