@@ -30,7 +30,12 @@ def works(tmp_path, monkeypatch):
     def make(to: Path, *names: str) -> list[Work]:
         to.mkdir(exist_ok=True)
         return [
-            Work(name, module.fail if name == "bad" else module.write, [str(to), name], (to / f"{name}.done").is_file)
+            Work(
+                name,
+                module.fail if name == "bad" else module.write,
+                [str(to), name],
+                lambda name=name: "well done" * (to / f"{name}.done").is_file(),
+            )
             for name in names
         ]
 
@@ -39,10 +44,6 @@ def works(tmp_path, monkeypatch):
 
 def jobs(to: Path, asked: Slurm = NO_SLURM) -> Jobs:
     return Jobs(to, asked, cpus=1, at_once=None, seconds=0.2)
-
-
-def done(work: Work) -> str:
-    return "well done"
 
 
 def wait_for(condition) -> None:
@@ -56,14 +57,14 @@ def test_each_piece_has_a_job_that_runs_once_and_what_fails_is_named(cluster, wo
     to = tmp_path / "to"
     pieces = works(to, "one", "bad", "two")
     (to / "go").touch()
-    (failure,) = jobs(to).run(pieces, done)
+    (failure,) = jobs(to).run(pieces)
     assert (failure.name, failure.log) == ("bad", to / "bad.log")
     assert failure.reason == "job 1_1 ended with FAILED: ValueError: this cannot be done"
     assert "one: well done (" in capsys.readouterr().out
     assert (to / "one.log").read_text().startswith("one starts\n")
     assert jobs_of(to) == {"one": "1_0", "bad": "1_1", "two": "1_2"}
     # The same command skips what is done; a single job is no array.
-    assert len(jobs(to).run(pieces, done)) == 1
+    assert len(jobs(to).run(pieces)) == 1
     assert "one: finished before: well done" in capsys.readouterr().out
     assert jobs_of(to)["bad"] == "2"
     assert (to / "one.log").read_text().count("starts") == 1
@@ -73,7 +74,7 @@ def test_only_the_user_may_enter_the_folder_of_the_pickles(cluster, works, tmp_p
     to = tmp_path / "to"
     (to / PRIVATE).mkdir(parents=True, mode=0o755)
     (to / "go").touch()
-    jobs(to).run(works(to, "one"), done)
+    jobs(to).run(works(to, "one"))
     assert stat.S_IMODE((to / PRIVATE).stat().st_mode) == 0o700
 
 
@@ -89,7 +90,7 @@ def test_jobs_that_outlive_their_command_are_waited_for_and_not_submitted_again(
     with monkeypatch.context() as stopped:
         stopped.setattr(slurm_module.time, "sleep", interrupt)
         with pytest.raises(KeyboardInterrupt):
-            jobs(to).run(pieces, done)
+            jobs(to).run(pieces)
     assert "The jobs go on" in capsys.readouterr().out
     wait_for(lambda: all((to / f"{work.name}.log").is_file() for work in pieces))
     assert status_lines(to)[0].startswith("one: no checkpoint yet, job 1_0 RUNNING")
@@ -106,57 +107,32 @@ def test_jobs_that_outlive_their_command_are_waited_for_and_not_submitted_again(
     assert alive_jobs(to) == {"1_0", "1_1"}
     monkeypatch.setattr(slurm_module, "alive_jobs", lambda folder: {"1_0", "1_1"})
     monkeypatch.setattr(slurm_module, "queue", lost)
-    assert waiting.run(pieces, done) == []
+    assert waiting.run(pieces) == []
     printed = capsys.readouterr().out
     assert printed.count("SLURM does not answer (away). Waiting until it answers.") == 1
     assert "one: in job 1_0" in printed
     assert [(to / f"{work.name}.log").read_text().count("starts") for work in pieces] == [1, 1]
 
 
-def test_a_job_that_was_killed_is_submitted_once_more(cluster, works, tmp_path, capsys, monkeypatch):
-    to = tmp_path / "to"
-    pieces, sleep, killed = works(to, "one"), time.sleep, []
-
-    def kill(seconds: float) -> None:
-        sleep(seconds)
-        if (to / "one.pid").is_file() and len(killed) < 2:
-            os.kill(int((to / "one.pid").read_text()), signal.SIGKILL)
-            (to / "one.pid").unlink()
-            killed.append(True)
-
-    monkeypatch.setattr(slurm_module.time, "sleep", kill)
-    (failure,) = jobs(to).run(pieces, done)
-    assert "one: job 1 ended with FAILED; submitted once more" in capsys.readouterr().out
-    assert failure.reason.startswith("job 2 ended with FAILED")
-
-
-@pytest.mark.parametrize(
-    ("state", "again"),
-    [
-        ("NODE_FAIL", True),
-        ("BOOT_FAIL", True),
-        ("PREEMPTED", True),
-        ("TIMEOUT", True),
-        ("GONE", True),
-        ("CANCELLED", False),
-        ("OUT_OF_MEMORY", False),
-    ],
-)
-def test_a_job_that_the_cluster_lost_is_submitted_once_more(cluster, works, tmp_path, monkeypatch, state, again):
+@pytest.mark.parametrize("state", ["CANCELLED", "NODE_FAIL", "TIMEOUT", "GONE"])
+def test_a_job_that_the_cluster_ended_is_named_and_its_work_is_submitted_by_the_next_command(
+    cluster, works, tmp_path, monkeypatch, state
+):
     to = tmp_path / "to"
 
     def seen(folder: Path) -> dict[str, str]:
-        states = queue(folder)
-        if "2" in states:
-            (to / "one.done").touch()
-        return {job: word for job, word in (states | {"1": state}).items() if word != "GONE"}
+        return {job: word for job, word in (queue(folder) | {"1": state}).items() if word != "GONE"}
 
-    monkeypatch.setattr(slurm_module, "queue", seen)
-    # None of its own is in the queue at first.
-    monkeypatch.setattr(slurm_module, "alive_jobs", lambda folder: set())
-    failures = jobs(to).run(works(to, "one"), done)
-    assert jobs_of(to) == {"one": "2" if again else "1"}
-    assert [failure.reason.startswith(f"job 1 ended with {state}") for failure in failures] == [True] * (not again)
+    with monkeypatch.context() as patch:
+        patch.setattr(slurm_module, "queue", seen)
+        (failure,) = jobs(to).run(works(to, "one"))
+    assert failure.reason.startswith(f"job 1 ended with {state}")
+    wait_for((to / "one.pid").is_file)
+    os.kill(int((to / "one.pid").read_text()), signal.SIGKILL)
+    wait_for(lambda: queue(to)["1"] == "FAILED")
+    (to / "go").touch()
+    assert jobs(to).run(works(to, "one")) == []
+    assert jobs_of(to) == {"one": "2"}
 
 
 def test_jobs_without_a_record_are_named(cluster, works, tmp_path):
@@ -165,7 +141,7 @@ def test_jobs_without_a_record_are_named(cluster, works, tmp_path):
     (cluster / "7.name").write_text(slurm_module._job_name(to))
     (cluster / "7.state").write_text("PENDING")
     with pytest.raises(ValueError, match="submission was interrupted: `scancel 7`"):
-        jobs(to).run(works(to, "one"), done)
+        jobs(to).run(works(to, "one"))
 
 
 @pytest.mark.parametrize(

@@ -34,11 +34,15 @@ def measure_in_jobs(studies: Sequence[Job], to: Path, slurm: Slurm, *, threads: 
             study.folder.name,
             measure_study,
             [study.name, asdict(study.setting), str(to), threads],
-            partial(is_measured, study),
+            partial(_result, study),
         )
         for study in studies
     ]
-    return Jobs(to, slurm, cpus=threads, at_once=None).run(works, lambda work: "measured")
+    return Jobs(to, slurm, cpus=threads, at_once=None).run(works)
+
+
+def _result(study: Job) -> str:
+    return "measured" if is_measured(study) else ""
 
 
 def measure_study(name: str, setting: Mapping[str, Any], to: str, threads: int) -> None:

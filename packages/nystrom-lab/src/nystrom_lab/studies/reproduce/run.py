@@ -79,7 +79,7 @@ def run_study(job: Job, say: Callable[[str], None] = print) -> Summary:
     Raises:
         ValueError: Another command is working in the folder, or a file there is damaged.
     """
-    with alone(job.folder, "nystrom reproduce"):
+    with alone(job.folder, "`nystrom reproduce`"):
         _measure(job, say)
         return draw_study(job)
 

@@ -15,20 +15,15 @@ from nystrom.whole_files import open_log
 
 
 class LoggedCall(Checkpointable):
-    """A function in a job.
-
-    Args:
-        function: A function of a module.
-        log: The file to append its output to.
-    """
+    """A function of a module, whose output in a job is added to a log."""
 
     def __init__(self, function: Callable[..., object], log: Path):
         # Rows name the command that they come from.
-        self.function, self.log, self.words = function, str(log), list(sys.argv)
+        self.function, self.log, self.words = function, log, list(sys.argv)
 
     def __call__(self, *arguments: object) -> None:
         """Call the function."""
-        with open_log(Path(self.log)) as log:
+        with open_log(self.log) as log:
             for stream in (1, 2):
                 os.dup2(log.fileno(), stream)
         sys.argv = self.words

@@ -22,7 +22,7 @@ from nystrom.progress import Progress
 from nystrom.whole_files import check_no_link, open_log
 from nystrom_lab.training.grid.child import OUT_OF_MEMORY
 from nystrom_lab.training.grid.runs import Run
-from nystrom_lab.training.grid.table import last_line, peak_memory, reached, write_table
+from nystrom_lab.training.grid.table import last_line, peak_memory, result_of, write_table
 from nystrom_lab.training.run.folder import RunFolder
 
 CHILD = (sys.executable, "-m", "nystrom_lab.training.grid.child")
@@ -153,7 +153,7 @@ class Grid:
     def _reached(self, run: Run) -> str:
         folder = RunFolder(self.to / run.name)
         self.peak = max(self.peak, 0.0 if math.isnan(peak := peak_memory(folder)) else peak)
-        return reached(folder)
+        return result_of(folder)
 
     def _log(self, run: Run) -> Path:
         return self.to / f"{run.name}.log"

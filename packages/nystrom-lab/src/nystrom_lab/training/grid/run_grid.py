@@ -15,6 +15,7 @@ keeps those of runs whose folders were moved away.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import product
 from pathlib import Path
 from typing import Literal
@@ -30,7 +31,7 @@ from nystrom_lab.training.grid.processes import Failure, Grid
 from nystrom_lab.training.grid.request import NO_SLURM, Slurm, Where
 from nystrom_lab.training.grid.runs import Planned, Run, run_name, run_of
 from nystrom_lab.training.grid.slurm import Jobs, Work, check_no_jobs
-from nystrom_lab.training.grid.table import TABLE, reached, write_table
+from nystrom_lab.training.grid.table import TABLE, result_of, write_table
 from nystrom_lab.training.hardware import Device, Precision, processes, usable_device, visible_gpus
 from nystrom_lab.training.lengths import data_positions, lengthened
 from nystrom_lab.training.options import PresetChanges, TrainOptions
@@ -162,7 +163,7 @@ def run_grid(asked: GridOptions) -> list[Failure]:
             settings = settle(training, positions=longest, start=start, elsewhere=cluster is not None)
             planned.append(Planned(run_name(task, method, named, seed, model, max_length), settings))
         plans.append((base, folder, planned))
-    with alone(to, "nystrom lra run"):
+    with alone(to, "`nystrom lra run`"):
         check_rows(to / TABLE)
         if cluster is None:
             check_no_jobs(to)
@@ -184,8 +185,8 @@ def _train_in_jobs(cluster: Jobs, runs: Sequence[Run]) -> list[Failure]:
     works = []
     for run in runs:
         folder, arguments = RunFolder(cluster.to / run.name), [str(cluster.to), dict(run.arguments)]
-        works.append(Work(run.name, train_and_tabulate, arguments, folder.rows.is_file))
-    return cluster.run(works, lambda work: reached(RunFolder(cluster.to / work.name)))
+        works.append(Work(run.name, train_and_tabulate, arguments, partial(result_of, folder)))
+    return cluster.run(works)
 
 
 def train_and_tabulate(to: str, arguments: Mapping[str, object]) -> None:

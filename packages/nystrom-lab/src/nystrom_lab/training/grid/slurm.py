@@ -5,8 +5,9 @@
 
 submitit stores pickles, and loading a pickle can run code: only the user can access its folder. A piece is a function
 of a module with plain arguments, which can resume; its own files show whether it is done, and `squeue` shows which jobs
-are alive. A job that is preempted or reaches its time limit is requeued; one whose node failed or that was killed is
-resubmitted once. Jobs outlive the process that submitted them: the next process with this folder waits for them.
+are alive (submitit asks `sacct`, which not every cluster has, and waits for ever without it). A job that is preempted,
+reaches its time limit or loses its node is requeued. Jobs outlive the process that submitted them: the next process
+with this folder waits for them.
 """
 
 import hashlib
@@ -20,18 +21,26 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import NamedTuple
 
-from filelock import FileLock, Timeout
-
 from nystrom.whole_files import check_no_link, write_whole
+from nystrom_lab.training.grid.alone import alone
 from nystrom_lab.training.grid.processes import Failure
 from nystrom_lab.training.grid.request import Slurm
 from nystrom_lab.training.grid.table import last_line
 
 PRIVATE = ".slurm"
-_ENDED = {"COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "BOOT_FAIL", "OUT_OF_MEMORY", "DEADLINE"}
-_ENDED |= {"PREEMPTED"}
-# Ends that say nothing of the work; "GONE" is a job that SLURM no longer knows.
-_ONCE_MORE = {"NODE_FAIL", "BOOT_FAIL", "PREEMPTED", "TIMEOUT", "GONE"}
+# "GONE" is a job that SLURM no longer knows.
+_ENDED = [
+    "COMPLETED",
+    "FAILED",
+    "CANCELLED",
+    "TIMEOUT",
+    "NODE_FAIL",
+    "BOOT_FAIL",
+    "OUT_OF_MEMORY",
+    "DEADLINE",
+    "PREEMPTED",
+    "GONE",
+]
 
 
 class Work(NamedTuple):
@@ -41,13 +50,13 @@ class Work(NamedTuple):
         name: Name of its log.
         function: A function of a module.
         arguments: Plain values.
-        is_done: Whether it is done, according to its files.
+        result: Its result in words, by its files; "" if it is not done.
     """
 
     name: str
     function: Callable[..., object]
     arguments: Sequence[object]
-    is_done: Callable[[], bool]
+    result: Callable[[], str]
 
 
 class Jobs:
@@ -65,7 +74,8 @@ class Jobs:
     """
 
     def __init__(self, to: Path, asked: Slurm, *, cpus: int, at_once: int | None, seconds: float = 10.0):
-        self.to, self.asked, self.cpus, self.at_once, self.seconds = to.resolve(), asked, cpus, at_once, seconds
+        self.to, self.asked, self.at_once, self.seconds = to.resolve(), asked, at_once, seconds
+        self.flags = asked.flags(cpus)
         if find_spec("submitit") is None:
             raise ValueError("on is 'slurm', but submitit is not installed: pip install 'nystrom-lab[cluster]'.")
         if missing := [word for word in ("sbatch", "squeue", "srun") if shutil.which(word) is None]:
@@ -73,20 +83,14 @@ class Jobs:
                 f"on is 'slurm', but there is no {missing[0]} here: start it on a machine of a SLURM cluster, or use "
                 "--on local."
             )
-        flags = [f"--{name}" if value is True else f"--{name}={value}" for name, value in asked.flags(cpus).items()]
-        test = subprocess.run(
-            ["sbatch", "--test-only", *flags, "--wrap=true"], capture_output=True, text=True, check=False
-        )
+        flags = [f"--{name}" if value is True else f"--{name}={value}" for name, value in self.flags.items()]
+        test = subprocess.run(["sbatch", "--test-only", *flags, "--wrap=true"], capture_output=True, text=True)
         if test.returncode:
             said = "; ".join(line.removeprefix("sbatch: error: ") for line in test.stderr.splitlines() if line.strip())
             raise ValueError(f"SLURM refuses a job with {' '.join(flags)} ({said}): change the options --slurm.")
 
-    def run(self, works: Sequence[Work], finished: Callable[[Work], str]) -> list[Failure]:
+    def run(self, works: Sequence[Work]) -> list[Failure]:
         """Submit the pieces that are neither done nor in the queue, and wait for all.
-
-        Args:
-            works: The pieces.
-            finished: Function that describes a finished piece, for printing.
 
         Returns:
             The pieces that are not done.
@@ -98,34 +102,28 @@ class Jobs:
         folder = self.to / PRIVATE
         folder.mkdir(mode=0o700, exist_ok=True)
         folder.chmod(0o700)
-        try:
-            with FileLock(folder / ".lock", timeout=0):
-                return self._run(works, finished)
-        except Timeout:
-            raise ValueError(f"{self.to} is in use by a command that waits for its jobs: wait for that one.") from None
+        with alone(folder, "command that waits for these jobs"):
+            ids, alive, left = jobs_of(self.to), alive_jobs(self.to), dict[str, Work]()
+            if strange := " ".join(sorted(alive - {*ids.values()})):
+                raise ValueError(
+                    f"{self.to} has jobs whose submission was interrupted: `scancel {strange}`, and start again."
+                )
+            for work in works:
+                if result := work.result():
+                    print(f"{work.name}: finished before: {result}", flush=True)
+                    continue
+                left[work.name] = work
+                if ids.get(work.name) in alive:
+                    print(f"{work.name}: in job {ids[work.name]}", flush=True)
+            self._submit([work for work in left.values() if ids.get(work.name) not in alive])
+            try:
+                return self._wait(left, len(works))
+            except KeyboardInterrupt:
+                print("\nThe jobs go on, and the same command waits for them; `scancel` ends them.")
+                raise
 
-    def _run(self, works: Sequence[Work], finished: Callable[[Work], str]) -> list[Failure]:
-        left = {work.name: work for work in works if not work.is_done()}
-        for work in works:
-            if work.name not in left:
-                print(f"{work.name}: finished before: {finished(work)}", flush=True)
-        ids, alive = jobs_of(self.to), alive_jobs(self.to)
-        if strange := sorted(alive - set(ids.values())):
-            raise ValueError(
-                f"{self.to} has jobs whose submission was interrupted: `scancel {' '.join(strange)}`, and start again."
-            )
-        for name in [name for name in left if ids.get(name) in alive]:
-            print(f"{name}: in job {ids[name]}", flush=True)
-        self._submit([work for work in left.values() if ids.get(work.name) not in alive])
-        try:
-            return self._wait(left, len(works), finished)
-        except KeyboardInterrupt:
-            print("\nThe jobs go on, and the same command waits for them; `scancel` ends them.")
-            raise
-
-    def _wait(self, left: dict[str, Work], total: int, finished: Callable[[Work], str]) -> list[Failure]:
-        ids, failures = jobs_of(self.to), list[Failure]()
-        ended, tried, silent = set[str](), set[str](), False
+    def _wait(self, left: dict[str, Work], total: int) -> list[Failure]:
+        ids, failures, ended, silent = jobs_of(self.to), list[Failure](), set[str](), False
         while left:
             time.sleep(self.seconds)
             try:
@@ -135,39 +133,20 @@ class Jobs:
                     print(f"{error} Waiting until it answers.", flush=True)
                 silent = True
                 continue
-            silent, again = False, []
+            # Files of another machine may be seen late, so the second look at a job that ended counts.
+            before, silent = ended, False
+            ended = {name for name in left if states.get(ids[name], "GONE") in _ENDED}
             for name, work in list(left.items()):
-                state = states.get(ids[name], "GONE")
-                if work.is_done():
+                if result := work.result():
                     del left[name]
-                    print(f"{name}: {finished(work)} ({total - len(left) - len(failures)} of {total})", flush=True)
-                elif state in _ENDED | {"GONE"} and name not in ended:
-                    # Files of another machine may be seen late.
-                    ended.add(name)
-                elif name in ended:
-                    ended.discard(name)
-                    if name not in tried and self._is_lost(ids[name], state):
-                        tried.add(name)
-                        again.append(work)
-                        print(f"{name}: job {ids[name]} ended with {state}; submitted once more", flush=True)
-                    else:
-                        del left[name]
-                        failures.append(self._failure(name, ids[name], state))
-            self._submit(again)
-            ids = jobs_of(self.to)
+                    print(f"{name}: {result} ({total - len(left) - len(failures)} of {total})", flush=True)
+                elif name in ended & before:
+                    del left[name]
+                    log = self.to / f"{name}.log"
+                    words = [f"job {ids[name]} ended with {states.get(ids[name], 'GONE')}", last_line(log)]
+                    failures.append(Failure(name, ": ".join(filter(None, words)), log))
+                    print(f"{name}: failed, {failures[-1].reason}", flush=True)
         return failures
-
-    def _is_lost(self, job: str, state: str) -> bool:
-        """Whether a job ended for a reason outside of its work, without leaving a result."""
-        result = self.to / PRIVATE / f"{job}_0_result.pkl"
-        return state in _ONCE_MORE or (state in ("FAILED", "COMPLETED") and not result.exists())
-
-    def _failure(self, name: str, job: str, state: str) -> Failure:
-        log = self.to / f"{name}.log"
-        last = last_line(log)
-        failure = Failure(name, f"job {job} ended with {state}{f': {last}' if last else ''}", log)
-        print(f"{name}: failed, {failure.reason}", flush=True)
-        return failure
 
     def _submit(self, works: Sequence[Work]) -> None:
         """Submit pieces as one array, and record their jobs."""
@@ -180,27 +159,24 @@ class Jobs:
 
         from nystrom_lab.training.grid.job import LoggedCall
 
-        folder = self.to / PRIVATE
-        executor = submitit.SlurmExecutor(folder, max_num_timeout=self.asked.timeouts)
+        executor = submitit.SlurmExecutor(self.to / PRIVATE, max_num_timeout=self.asked.timeouts)
         executor.update_parameters(
             job_name=_job_name(self.to),
             time=self.asked.time,
             signal_delay_s=min(90, 30 * self.asked.time),
             array_parallelism=self.at_once or len(works),
-            additional_parameters=self.asked.flags(self.cpus),
+            additional_parameters=self.flags,
         )
+        calls = [(LoggedCall(work.function, self.to / f"{work.name}.log"), work.arguments) for work in works]
         try:
             with executor.batch():
-                jobs = [
-                    executor.submit(LoggedCall(work.function, self.to / f"{work.name}.log"), *work.arguments)
-                    for work in works
-                ]
+                jobs = [executor.submit(call, *arguments) for call, arguments in calls]
         except (FailedSubmissionError, UncompletedJobError) as error:
             raise ValueError(f"SLURM took no job of {self.to} ({' '.join(str(error).split())}).") from error
-        ids = dict(jobs_of(self.to)) | {work.name: job.job_id for work, job in zip(works, jobs, strict=True)}
-        write_whole(folder / "jobs.json", json.dumps(ids, indent=1) + "\n")
-        for work in works:
-            print(f"{work.name}: submitted as job {ids[work.name]}", flush=True)
+        ids = {work.name: job.job_id for work, job in zip(works, jobs, strict=True)}
+        write_whole(self.to / PRIVATE / "jobs.json", json.dumps({**jobs_of(self.to), **ids}, indent=1) + "\n")
+        for name, job in ids.items():
+            print(f"{name}: submitted as job {job}", flush=True)
 
 
 def jobs_of(to: Path) -> Mapping[str, str]:

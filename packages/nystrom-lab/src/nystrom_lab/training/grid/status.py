@@ -1,13 +1,12 @@
 """The progress of the runs of a grid, or the trials of a search."""
 
-from collections.abc import Mapping
 from pathlib import Path
 from shutil import which
 
 from nystrom_lab.training.grid.slurm import jobs_of, queue
-from nystrom_lab.training.grid.table import last_line, reached
-from nystrom_lab.training.outcome import SEARCH, TRIALS, outcome_of
+from nystrom_lab.training.grid.table import last_line, result_of
 from nystrom_lab.training.run.folder import RunFolder
+from nystrom_lab.training.study import SEARCH, STUDY, TRIALS, ended_trials, open_study, outcome
 
 
 def status_lines(to: Path) -> list[str]:
@@ -17,38 +16,27 @@ def status_lines(to: Path) -> list[str]:
         ValueError: The folder holds no runs, or SLURM does not answer.
     """
     jobs = jobs_of(to)
+    ended = ended_trials(open_study(to)) if (to / STUDY).is_file() else {}
+    results = {f"{TRIALS}/{name}": outcome(trial) for name, trial in ended.items()}
     folders = [path for folder in (to, to / TRIALS) if folder.is_dir() for path in folder.iterdir()]
-    names = sorted({*jobs, *(str(path.relative_to(to)) for path in folders if RunFolder(path).is_started)} - {SEARCH})
+    started = {str(path.relative_to(to)) for path in folders if RunFolder(path).is_started}
+    names = sorted({*jobs, *results, *started} - {SEARCH})
     if not names:
         raise ValueError(
             f"{to} holds no runs: name the folder that `nystrom lra run` or `nystrom finetune --search` wrote to."
         )
     states = queue(to) if jobs and which("squeue") else {}
-    runs = {name: RunFolder(to / name) for name in names}
-    done = [name for name, run in runs.items() if outcome_of(run) or run.is_finished]
-    lines = [f"{name}: {_reached(run) or _line(to, name, jobs.get(name), states)}" for name, run in runs.items()]
-    if SEARCH in jobs:
-        lines.append(f"{SEARCH}: {', '.join(_job(to, SEARCH, jobs[SEARCH], states))}")
-    return [*lines, f"{len(done)} of {len(names)} finished"]
-
-
-def _reached(run: RunFolder) -> str:
-    """The result of a run; "" if it has not ended."""
-    if (outcome := outcome_of(run)) is not None:
-        return str(outcome)
-    return reached(run) if run.is_finished else ""
-
-
-def _line(to: Path, name: str, job: str | None, states: Mapping[str, str]) -> str:
-    """The progress of a run that has not ended."""
-    run = RunFolder(to / name)
-    step = run.last_step() if run.is_started else None
-    words = [f"step {step} of {run.read()['settings']['steps']}" if step else "no checkpoint yet"]
-    return ", ".join([*words, *_job(to, name, job, states)])
-
-
-def _job(to: Path, name: str, job: str | None, states: Mapping[str, str]) -> list[str]:
-    """The job of a piece of work, and its last line of output."""
-    state = states.get(job or "", "unknown here")
-    last = "" if state == "COMPLETED" else last_line(to / f"{name}.log")
-    return [word for word in (f"job {job} {state}" if job else "", last) if word]
+    lines, done = [], 0
+    for name in [*names, *({SEARCH} & jobs.keys())]:
+        run, words = RunFolder(to / name), []
+        result = results.get(name) or result_of(run)
+        done += bool(result)
+        if not result and name != SEARCH:
+            step = run.last_step() if run.is_started else None
+            words = [f"step {step} of {run.read()['settings']['steps']}" if step else "no checkpoint yet"]
+        if not result:
+            state = states.get(jobs.get(name, ""), "unknown here")
+            words += [f"job {jobs[name]} {state}"] if name in jobs else []
+            words += [last] if state != "COMPLETED" and (last := last_line(to / f"{name}.log")) else []
+        lines.append(f"{name}: {result or ', '.join(words)}")
+    return [*lines, f"{done} of {len(names)} finished"]

@@ -27,8 +27,10 @@ def peak_memory(run: RunFolder) -> float:
     return _values(run).get("peak memory", math.nan)
 
 
-def reached(run: RunFolder) -> str:
-    """The results of a finished run, such as "test 35.2%, validation 36.0%, 700 steps, 78 s, 812 MB"."""
+def result_of(run: RunFolder) -> str:
+    """The results of a run, such as "test 35.2%, validation 36.0%, 700 steps, 78 s, 812 MB"; "" if it has none."""
+    if not run.is_finished:
+        return ""
     rows, peak = _values(run), peak_memory(run)
     # Of a self-pretraining the shares of masked tokens are known, and no test.
     shares = [f"{name.replace(' accuracy', '')} {rows[name]:.1%}" for name in _SHARES if name in rows]

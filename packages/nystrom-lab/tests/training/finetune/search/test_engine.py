@@ -1,13 +1,18 @@
 """A search tries each combination once, continues where it was killed, and scores the best on validation."""
 
 import csv
+import signal
+import subprocess
+import sys
 
 import pytest
 
 from nystrom_lab.measure.rows import read_rows
+from nystrom_lab.training import study
 from nystrom_lab.training.finetune.finetune_settings import PAPER_GRID, SearchGrid
 from nystrom_lab.training.run.run_trainer import RunTrainer
 
+optuna = pytest.importorskip("optuna")
 GRID = SearchGrid(batch_size=(4, 8), learning_rate=(1e-3,))
 
 
@@ -40,6 +45,46 @@ def test_what_a_search_would_not_heed_is_refused(tuned, tmp_path, changes, messa
     with pytest.raises(ValueError, match=message):
         tuned(tmp_path / "run", **changes)
     assert not (tmp_path / "run").exists()
+
+
+def test_what_holds_no_search_of_this_version_is_refused_and_stays(tuned, tmp_path, monkeypatch):
+    torn = '{"op_code":0,"worker_id":"a","study_name":"search","directions":[2]}\n{"op_code"'
+    for name, content, says in (
+        ("study.log", "mine\n", r"study\.log is damaged in line 1, or not of a search: choose another folder"),
+        ("study.log", torn, "study.log is damaged in line 2"),
+        ("search.json", "{}", "holds search.json and a search of version 0.3, which only that continues: choose"),
+    ):
+        folder = tmp_path / content[:4]
+        folder.mkdir()
+        (folder / name).write_text(content)
+        with pytest.raises(ValueError, match=says):
+            tuned(folder, grid=GRID, steps=2, resume=True)
+        assert (folder / name).read_text() == content
+    monkeypatch.setattr(study, "find_spec", lambda name: None)
+    with pytest.raises(ValueError, match=r"needs Optuna, which is not installed: pip install 'nystrom-lab\[search\]'"):
+        tuned(tmp_path / "new", grid=GRID, steps=2)
+
+
+def test_trials_that_end_at_once_are_all_kept(tmp_path):
+    """Whichever process writes, and although one was killed while it held the lock."""
+    code = f"""
+import os, signal, sys
+from pathlib import Path
+from filelock import FileLock
+from optuna.trial import create_trial
+from nystrom_lab.training.study import open_study
+found = open_study(Path({str(tmp_path)!r}))
+for number in range(10):
+    found.add_trial(create_trial(value=0.5, user_attrs={{"name": f"{{sys.argv[1]}}-{{number}}"}}))
+FileLock({str(tmp_path / ".study.log.lock")!r}).acquire()
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+    processes = [subprocess.Popen([sys.executable, "-W", "error", "-c", code, name]) for name in "ab"]
+    assert {process.wait() for process in processes} == {-signal.SIGKILL}
+    assert study.ended_trials(study.open_study(tmp_path)).keys() == {f"{name}-{n}" for name in "ab" for n in range(10)}
+    # Optuna's own tools read the file.
+    backend = optuna.storages.journal.JournalFileBackend(str(tmp_path / "study.log"))
+    assert len(optuna.load_study(study_name="search", storage=optuna.storages.JournalStorage(backend)).trials) == 20
 
 
 @pytest.mark.refuses

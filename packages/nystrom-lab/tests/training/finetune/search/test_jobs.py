@@ -21,6 +21,7 @@ from nystrom_lab.training.grid.status import status_lines
 from nystrom_lab.training.run.run_trainer import NotFinite, RunTrainer
 
 pytest.importorskip("submitit")
+pytest.importorskip("optuna")
 GRID = SearchGrid(batch_size=(4, 8), learning_rate=(1e-3,))
 # With the last, the weights are too large for float32 after one step.
 DIVERGES = SearchGrid(learning_rate=(1e-3, 2e-3, 1e30))
@@ -58,10 +59,10 @@ class JobsHere(Jobs):
     def __init__(self, to, asked, *, cpus, at_once):
         self.to, self.submitted = to.resolve(), []
 
-    def run(self, works, finished):
+    def run(self, works):
         failures = []
         for work in works:
-            if work.is_done():
+            if work.result():
                 continue
             self.submitted.append(work.name)
             try:
@@ -69,8 +70,7 @@ class JobsHere(Jobs):
             except (ValueError, NotFinite) as error:
                 failures.append(Failure(work.name, str(error), self.to / f"{work.name}.log"))
             else:
-                assert work.is_done()
-                print(f"{work.name}: {finished(work)}")
+                assert work.result()
         return failures
 
 

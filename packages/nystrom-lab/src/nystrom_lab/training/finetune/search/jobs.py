@@ -4,24 +4,21 @@
     search.log         output of the last job
     .slurm/            see `nystrom_lab.training.grid.slurm`
 
-Each trial without an outcome is trained in a job. Once all have one, a last job runs the search, which has nothing left
-to train: it only evaluates the best trial, on a machine requested for that.
+Each trial without an outcome is trained in a job. Then a last job evaluates the best, on a machine requested for that.
 """
 
-from collections.abc import Sequence
-from typing import NoReturn
+from functools import partial
 
 import torch
 
 from nystrom_lab.training.finetune.classifier import StartClassifier, find_classifier
 from nystrom_lab.training.finetune.request import Material, Request
-from nystrom_lab.training.finetune.search.search import TABLE, check_search, none_finite, print_results, run_search
-from nystrom_lab.training.finetune.search.trials import Trial, check_same, forget_failures, held, plan_trials
-from nystrom_lab.training.grid.processes import Failure
+from nystrom_lab.training.finetune.search.search import TABLE, Search
+from nystrom_lab.training.grid.alone import alone
 from nystrom_lab.training.grid.slurm import Jobs, Work, alive_jobs
 from nystrom_lab.training.hardware import usable_device, usable_precision
-from nystrom_lab.training.outcome import SEARCH, TRIALS, outcome_of
 from nystrom_lab.training.run.progress import no_file_bars
+from nystrom_lab.training.study import SEARCH, STUDY, TRIALS, ended_trials, outcome
 
 # Until a job that was displaced has let go of its files.
 _WAIT_SECONDS = 120
@@ -43,84 +40,61 @@ def search_in_jobs(
 
     Raises:
         ValueError: What `nystrom_lab.training.finetune.search.search.search` raises, or jobs that failed, with their
-        logs. FloatingPointError: No trial had finite numbers.
+            logs.
+        NotFinite: No trial had finite numbers.
     """
-    check_search()
-    folder, trials = request.folder, plan_trials(request, start, material)
+    search, folder, since = Search(request, start, material), request.folder, 0
     if alive_jobs(folder):
-        check_same(folder, trials, material, resume=True)
+        search.open(resume=True)
     else:
-        with held(folder, trials, material, resume=resume or (folder / "search.json").is_file()):
-            forget_failures(trials)
+        with alone(folder, "`nystrom finetune --search`"):
+            search.open(resume=resume or (folder / STUDY).is_file())
+            since = len(search.study.trials)
     (folder / TRIALS).mkdir(exist_ok=True)
-    works = {f"{TRIALS}/{trial.run.path.name}": trial for trial in trials}
-    if failures := cluster.run(
-        [
-            Work(name, train_in_job, [request, place], trial.is_done)
-            for place, (name, trial) in enumerate(works.items())
-        ],
-        lambda work: str(outcome_of(works[work.name].run)),
-    ):
-        _stop(failures)
-    if not _finite(trials):
-        raise none_finite(folder)
-    if failures := cluster.run(
-        [Work(SEARCH, finish_in_job, [request], lambda: _rows(request) == _finite(trials))],
-        lambda work: "the best trial is scored",
-    ):
-        _stop(failures)
-    print_results(folder)
+
+    def ended(name: str) -> str:
+        trial = ended_trials(search.study, since).get(name)
+        return "" if trial is None else outcome(trial)
+
+    def scored() -> str:
+        table = folder / TABLE
+        lines = table.read_text(encoding="utf-8").splitlines() if table.is_file() else []
+        return "the best trial is scored" if len(lines) == 1 + len(search.scored()) else ""
+
+    trials = [Work(f"{TRIALS}/{name}", train_in_job, [request, name], partial(ended, name)) for name in search.trials]
+    for works in (trials, [Work(SEARCH, finish_in_job, [request], scored)]):
+        if failures := cluster.run(works):
+            said = "; ".join(f"{failure.name} failed, {failure.reason}, log: {failure.log}" for failure in failures)
+            raise ValueError(f"{said}. The same command tries again.")
+        if not search.scored():
+            # Says that there is nothing to finish.
+            search.finish()
+    search.print_results()
 
 
-def train_in_job(request: Request, place: int) -> None:
-    """Train a trial, from its last checkpoint if there is one.
-
-    Args:
-        request: The search.
-        place: Index of the trial.
-    """
+def train_in_job(request: Request, name: str) -> None:
+    """Train a trial of a search, from its last checkpoint if there is one."""
     with no_file_bars():
-        start, material, trials = _open(request)
-        check_same(request.folder, trials, material, resume=True)
-        trials[place].run.wait(_WAIT_SECONDS)
-        print(trials[place].train(start, material), flush=True)
+        search = _planned(request)
+        search.open(resume=True)
+        search.trials[name].run.wait(_WAIT_SECONDS)
+        search.train(name)
 
 
 def finish_in_job(request: Request) -> None:
-    """Finish a search whose trials are trained, and evaluate the best.
-
-    Args:
-        request: The search.
-    """
+    """Evaluate the best trial of a search whose trials are trained."""
     with no_file_bars():
-        start, material, trials = _open(request)
-        with held(request.folder, trials, material, resume=True, seconds=_WAIT_SECONDS):
-            run_search(start, material, trials, request.folder)
+        search = _planned(request)
+        with alone(request.folder, "`nystrom finetune --search`", _WAIT_SECONDS):
+            search.open(resume=True)
+            search.finish()
 
 
-def _open(request: Request) -> tuple[StartClassifier, Material, list[Trial]]:
+def _planned(request: Request) -> Search:
     """Read in a job what the submitting command has already read and checked."""
     asked = request.asked
     assert asked.threads is not None
     torch.set_num_threads(asked.threads)
     usable_precision(asked.precision, usable_device(asked.device))
-    material = request.read()
     start = find_classifier(asked.model, attention=asked.attention, options=asked.options)
-    return start, material, plan_trials(request, start, material)
-
-
-def _finite(trials: Sequence[Trial]) -> int:
-    """How many trials have a score."""
-    outcomes = [outcome_of(trial.run) for trial in trials]
-    return sum(outcome is not None and not outcome.error for outcome in outcomes)
-
-
-def _rows(request: Request) -> int:
-    """The trials in the table of a search, which is written last."""
-    table = request.folder / TABLE
-    return len(table.read_text(encoding="utf-8").splitlines()) - 1 if table.is_file() else 0
-
-
-def _stop(failures: Sequence[Failure]) -> NoReturn:
-    said = "; ".join(f"{failure.name} failed, {failure.reason}, log: {failure.log}" for failure in failures)
-    raise ValueError(f"{said}. The same command tries again.")
+    return Search(request, start, request.read())

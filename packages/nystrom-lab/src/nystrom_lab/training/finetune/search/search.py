@@ -1,22 +1,24 @@
 """A search over a grid of settings: each trial is a fine-tuning in its own folder, and the best is evaluated.
 
-    search.json     what is searched
-    trials/NAME/    the run of each trial, see `nystrom_lab.training.run.folder`, and its outcome; only
-                    the best keeps its checkpoints
+    study.log       what is searched, and how each trial ended, see `nystrom_lab.training.study`
+    trials/NAME/    the run of each trial, see `nystrom_lab.training.run.folder`; only the best keeps its checkpoints
     trials.tsv      the table of trials, written last
     rows.csv        the validation score of each trial, and all results of the best
     best/           the model of the best trial
 
 A search that was killed continues in the middle of a trial, after its last checkpoint. The best trial is chosen by
 validation only; no other trial is evaluated on the test split. A trial with non-finite numbers is left out, and tried
-again when the search is continued.
+again when the search is continued. On a cluster jobs train the trials: `nystrom_lab.training.finetune.search.jobs`.
 
-On a cluster the trials are first trained by jobs, see `nystrom_lab.training.finetune.search.jobs`.
+The trials come in the order of the grid, and the first of equals is the best. Optuna's `GridSampler` draws them in
+another order, does not try those again that failed, and trains one anew when a finished study is continued.
 """
 
+import json
 import shutil
-from collections.abc import Sequence
-from pathlib import Path
+from collections.abc import Mapping
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from nystrom.sums import check_sums, holds_same
 from nystrom.whole_files import write_whole
@@ -24,16 +26,157 @@ from nystrom.whole_folders import whole_folder
 from nystrom_lab.measure.rows import read_rows, write_rows
 from nystrom_lab.training.command import command_line
 from nystrom_lab.training.finetune.classifier import StartClassifier
-from nystrom_lab.training.finetune.finetune_model import run_once
+from nystrom_lab.training.finetune.finetune_model import run_once, settle
+from nystrom_lab.training.finetune.finetune_settings import FinetuneSettings
 from nystrom_lab.training.finetune.request import Material, Request
-from nystrom_lab.training.finetune.results import ResultRows, shown
-from nystrom_lab.training.finetune.search.trials import Trial, forget_failures, held, plan_trials
+from nystrom_lab.training.finetune.results import ResultRows
+from nystrom_lab.training.grid.alone import alone
 from nystrom_lab.training.grid.slurm import check_no_jobs
 from nystrom_lab.training.hardware import processes
-from nystrom_lab.training.outcome import outcome_of
+from nystrom_lab.training.run.folder import RunFolder
 from nystrom_lab.training.run.run_trainer import NotFinite
+from nystrom_lab.training.study import STUDY, TRIALS, ended_trials, open_study, outcome
+
+if TYPE_CHECKING:
+    from optuna.trial import FrozenTrial
 
 TABLE = "trials.tsv"
+
+
+class Trial(NamedTuple):
+    """A combination of values, the settings with them, and its folder."""
+
+    values: Mapping[str, float]
+    settings: FinetuneSettings
+    run: RunFolder
+
+
+class Search:
+    """A search; `open` comes before all else.
+
+    Args:
+        request: The user's request.
+        start: The model.
+        material: The texts.
+
+    Attributes:
+        trials: The trials by the name of their folder, in the order of the grid.
+
+    Raises:
+        ValueError: Several processes share the run, or values cannot be used.
+    """
+
+    def __init__(self, request: Request, start: StartClassifier, material: Material):
+        if processes() > 1:
+            raise ValueError(f"search is on, but {processes()} processes share the run: start it without torchrun.")
+        assert request.grid is not None
+        self.folder, self.grid, self.start, self.material = request.folder, request.grid, start, material
+        self.trials: dict[str, Trial] = {}
+        for values in request.grid.trials():
+            name = "_".join(f"{key}-{value}" for key, value in values.items())
+            settings = settle(start, material, request.asked.changed(values))
+            self.trials[name] = Trial(values, settings, RunFolder(self.folder / TRIALS / name))
+
+    def open(self, *, resume: bool) -> None:
+        """Open the study in the folder, which is new, or holds this search, which is to continue.
+
+        Raises:
+            ValueError: The folder holds something else or another search.
+        """
+        folder, other = self.folder, "choose another folder with --to."
+        if (folder / STUDY).is_file():
+            if not resume:
+                raise ValueError(f"{folder} holds a search: continue it with --resume, or {other}")
+        elif strange := [path.name for path in folder.iterdir() if path.name not in (".lock", f".{STUDY}.lock")]:
+            kind = "a search of version 0.3, which only that continues" if "search.json" in strange else "no search"
+            raise ValueError(f"{folder} holds {strange[0]} and {kind}: {other}")
+        elif resume:
+            raise ValueError(f"{folder} holds no search to resume: leave --resume out, or name its folder with --to.")
+        self.study = open_study(folder)
+        content = {
+            "data": self.material.data.fingerprint(),
+            "trials": [asdict(x.settings) for x in self.trials.values()],
+        }
+        content = json.loads(json.dumps(content))
+        if (before := self.study.user_attrs.get("search")) is None:
+            self.study.set_user_attr("search", content)
+        elif before != content:
+            raise ValueError(f"{folder} holds a search of other values, settings or data: {other}")
+
+    def train(self, name: str) -> None:
+        """Train a trial without evaluating it on the test split; non-finite numbers also are an outcome.
+
+        Raises:
+            ValueError: Another process is training it.
+        """
+        from optuna.distributions import CategoricalDistribution
+        from optuna.trial import TrialState, create_trial
+
+        values, settings, run = self.trials[name]
+        state, value, facts = TrialState.COMPLETE, None, {"name": name, "metric": self.material.task.metrics[0]}
+        resume = run.is_started
+        with run.held(settings, resume=resume, main=True):
+            try:
+                done = run_once(self.start, self.material, settings, run, resume=resume, score=False)
+            except NotFinite as error:
+                state, facts["error"] = TrialState.FAIL, str(error)
+            else:
+                value = done.state.best_metric
+                facts |= {"step": done.state.best_global_step, "seconds": done.seconds}
+            choices: dict[str, Any] = {key: CategoricalDistribution(each) for key, each in self.grid.values().items()}
+            trial = create_trial(state=state, value=value, params=dict(values), distributions=choices, user_attrs=facts)
+            self.study.add_trial(trial)
+        print(f"{', '.join(f'{key} {value}' for key, value in values.items())}: {outcome(trial)}", flush=True)
+
+    def scored(self) -> "dict[str, FrozenTrial]":
+        """The outcomes of the trials that have a score, in the order of the grid."""
+        ended = ended_trials(self.study)
+        return {name: ended[name] for name in self.trials if name in ended and ended[name].values}
+
+    def keep_best(self) -> str | None:
+        """The name of the best trial so far; the others lose their checkpoints."""
+        scored = self.scored()
+        best = max(scored, key=lambda name: scored[name].values, default=None)
+        for name in scored:
+            if name != best:
+                self.trials[name].run.remove_checkpoints()
+        return best
+
+    def finish(self) -> None:
+        """Evaluate the best trial, and write its model, the rows and the table.
+
+        Raises:
+            NotFinite: No trial ended with finite numbers.
+        """
+        folder, material, best = self.folder, self.material, self.keep_best()
+        if best is None:
+            raise NotFinite(f"no trial in {folder} ended with finite numbers: search lower learning rates.")
+        values, settings, run = self.trials[best]
+        if not run.is_finished:
+            with run.held(settings, resume=True, main=True):
+                run_once(self.start, material, settings, run, resume=True)
+        if not holds_same(folder / "best", run.best):
+            check_sums(run.best)
+            with whole_folder(folder / "best") as partial:
+                shutil.copytree(run.best, partial, dirs_exist_ok=True)
+        metric, samples = material.task.metrics[0], len(material.data.splits["validation"].texts)
+        rows, command = [], command_line(material.words, 1)
+        lines = [["trial", *values, f"validation {metric}", "best step", "seconds", "best"]]
+        for number, (name, trial) in enumerate(self.scored().items()):
+            assert trial.value is not None
+            values, settings, _ = self.trials[name]
+            facts = [f"{trial.value:.4f}", trial.user_attrs["step"], f"{trial.user_attrs['seconds']:.0f}"]
+            lines.append([*map(str, [number, *values.values(), *facts]), "*" if name == best else ""])
+            make = ResultRows(settings, self.start.config, published=material.data.published, command=command)
+            rows.append(make.row(f"validation {metric} of a trial", trial.value, samples=samples))
+        write_rows(folder / "rows.csv", [*rows, *read_rows(run.rows)])
+        write_whole(folder / TABLE, "".join("\t".join(line) + "\n" for line in lines))
+
+    def print_results(self) -> None:
+        """Print the table of trials of a finished search, and where its results are."""
+        folder, table = self.folder, (self.folder / TABLE).read_text(encoding="utf-8")
+        print(f"{table.expandtabs(22)}* is the best on validation\nmodel  {folder / 'best'}")
+        print(f"table  {folder / TABLE}\nrows   {folder / 'rows.csv'}")
 
 
 def search(request: Request, start: StartClassifier, material: Material, *, resume: bool) -> None:
@@ -47,90 +190,15 @@ def search(request: Request, start: StartClassifier, material: Material, *, resu
 
     Raises:
         ValueError: Several processes, invalid values, or a folder that holds something else or another search.
-    """
-    check_search()
-    trials = plan_trials(request, start, material)
-    with held(request.folder, trials, material, resume=resume):
-        check_no_jobs(request.folder)
-        forget_failures(trials)
-        run_search(start, material, trials, request.folder)
-
-
-def run_search(start: StartClassifier, material: Material, trials: Sequence[Trial], folder: Path) -> None:
-    """Train the remaining trials, in a folder that this process has locked, and evaluate the best.
-
-    Args:
-        start: The model.
-        material: The texts.
-        trials: The trials.
-        folder: The folder.
-
-    Raises:
         NotFinite: No trial ended with finite numbers.
     """
-    best: tuple[Trial, float] | None = None
-    for number, trial in enumerate(trials, 1):
-        outcome = trial.train(start, material)
-        if outcome.value is None:
-            print(f"a trial failed: {trial}: {outcome.error}", flush=True)
-            continue
-        print(f"trial {number} of {len(trials)}: {trial}: {shown(outcome.metric, outcome.value)}", flush=True)
-        # The first of equals is the best.
-        if best is not None and outcome.value <= best[1]:
-            trial.drop_checkpoints()
-        else:
-            if best is not None:
-                best[0].drop_checkpoints()
-            best = trial, outcome.value
-    if best is None:
-        raise none_finite(folder)
-    _finish(start, material, trials, best[0], folder)
-
-
-def check_search() -> None:
-    """Check that a search can run here.
-
-    Raises:
-        ValueError: Several processes.
-    """
-    if processes() > 1:
-        raise ValueError(f"search is on, but {processes()} processes share the run: start it without torchrun.")
-
-
-def none_finite(folder: Path) -> NotFinite:
-    """The error to raise if no trial of a folder has a score."""
-    return NotFinite(f"no trial in {folder} ended with finite numbers: search lower learning rates.")
-
-
-def print_results(folder: Path) -> None:
-    """Print the table of trials of a finished search, and where its results are."""
-    table = (folder / TABLE).read_text(encoding="utf-8")
-    print(
-        f"{table.expandtabs(22)}* is the best on validation\n"
-        f"model  {folder / 'best'}\ntable  {folder / TABLE}\nrows   {folder / 'rows.csv'}"
-    )
-
-
-def _finish(start: StartClassifier, material: Material, trials: Sequence[Trial], best: Trial, folder: Path) -> None:
-    """Evaluate the best trial, and write its model, the rows and the table."""
-    run = best.run
-    if not run.is_finished:
-        with run.held(best.settings, resume=True, main=True):
-            run_once(start, material, best.settings, run, resume=True)
-    if not holds_same(folder / "best", run.best):
-        check_sums(run.best)
-        with whole_folder(folder / "best") as partial:
-            shutil.copytree(run.best, partial, dirs_exist_ok=True)
-    metric, samples = material.task.metrics[0], len(material.data.splits["validation"].texts)
-    rows, command = [], command_line(material.words, 1)
-    lines = [["trial", *best.values, f"validation {metric}", "best step", "seconds", "best"]]
-    ended = [(trial, outcome) for trial in trials if (outcome := outcome_of(trial.run)) and outcome.value is not None]
-    for number, (trial, outcome) in enumerate(ended):
-        assert outcome.value is not None
-        cells = [number, *trial.values.values(), f"{outcome.value:.4f}", outcome.step, f"{outcome.seconds:.0f}"]
-        lines.append([*map(str, cells), "*" if trial is best else ""])
-        make = ResultRows(trial.settings, start.config, published=material.data.published, command=command)
-        rows.append(make.row(f"validation {metric} of a trial", outcome.value, samples=samples))
-    write_rows(folder / "rows.csv", [*rows, *read_rows(run.rows)])
-    write_whole(folder / TABLE, "".join("\t".join(line) + "\n" for line in lines))
-    print_results(folder)
+    found = Search(request, start, material)
+    with alone(found.folder, "`nystrom finetune --search`"):
+        found.open(resume=resume)
+        check_no_jobs(found.folder)
+        for name in found.trials:
+            if name not in found.scored():
+                found.train(name)
+                found.keep_best()
+        found.finish()
+        found.print_results()
