@@ -7,6 +7,7 @@ by a relative path; it opens no file to which it added lines after the half line
 
 import json
 from collections.abc import Iterator
+from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -32,12 +33,10 @@ class _Journal:
     def read_logs(self, log_number_from: int) -> Iterator[dict[str, Any]]:
         lines = self.file.read_bytes().splitlines() if self.file.is_file() else []
         for number, line in enumerate(lines[log_number_from:], log_number_from + 1):
-            try:
+            log: Any = None
+            with suppress(ValueError):
                 log = json.loads(line)
-                known = {"op_code", "worker_id"} <= log.keys()
-            except (ValueError, AttributeError):
-                known = False
-            if not known:
+            if not (isinstance(log, dict) and {"op_code", "worker_id"} <= log.keys()):
                 raise ValueError(
                     f"{self.file} is damaged in line {number}, or not of a search: choose another folder with --to."
                 )
