@@ -13,6 +13,7 @@ import nystrom_lab
 from nystrom import __version__
 from nystrom.attention.registry import METHODS
 from nystrom_lab.measure.rows import read_rows
+from nystrom_lab.report.tables import of_device
 from nystrom_lab.training.presets.published import PRESETS
 
 ROOT = Path(__file__).parent.parent
@@ -100,7 +101,7 @@ def test_the_site_opens_from_its_folder():
 
 
 def test_the_tables_of_joined_reviews_are_those_of_the_rows():
-    rows = [row for file in (ROOT / "results").glob("long-documents*.csv") for row in read_rows(file)]
+    rows = read_rows(ROOT / "results" / "long-documents.csv")
     found = {(row.quantity, row.study.split()[0], row.fact("model"), row.method): row for row in rows}
     guide = (DOCS / "long-documents.md").read_text(encoding="utf-8")
     page = (DOCS / "long-documents-measured.md").read_text(encoding="utf-8")
@@ -123,7 +124,7 @@ def test_the_tables_of_joined_reviews_are_those_of_the_rows():
 
 
 def test_the_parts_of_an_encoder_are_those_of_their_rows():
-    rows = read_rows(ROOT / "results" / "encoder-parts_amd-epyc-2-cores_2026-11-26.csv")
+    rows = read_rows(ROOT / "results" / "encoder-parts.csv")
     found = {(row.fact("model"), row.n, row.quantity, row.method): row for row in rows if not math.isnan(row.value)}
     page = (DOCS / "compare-attentions.md").read_text(encoding="utf-8")
     section = page.partition("`tools/encoder_parts.py`")[2].partition("\n## ")[0]
@@ -153,17 +154,11 @@ def test_the_summary_of_compared_attentions_has_numbers_of_the_tables_below():
     assert numbers <= set(cells)
 
 
-@pytest.mark.parametrize(
-    ("words", "files"),
-    [
-        ("AMD EPYC", "efficiency-skip-*_amd-epyc-2-cores_2026-11-26.csv"),
-        ("Intel Xeon, later code", "efficiency-skip-*_intel-xeon-2-cores_2026-11-27.csv"),
-    ],
-)
-def test_what_the_skip_costs_is_what_the_rows_say(words, files):
+@pytest.mark.parametrize(("words", "device"), [("AMD EPYC", "AMD"), ("Intel Xeon, later code", "Intel")])
+def test_what_the_skip_costs_is_what_the_rows_say(words, device):
     added, gained = {"forward": [], "forward+backward": []}, []
-    for file in sorted((ROOT / "results").glob(files)):
-        found = {(row.method, row.quantity): row.value for row in read_rows(file)}
+    for file in sorted((ROOT / "results").glob("efficiency-skip-*.csv")):
+        found = {(row.method, row.quantity): row.value for row in of_device(read_rows(file), device)}
         for timed, costs in added.items():
             skip = found["nystrom-64+skip", f"{timed} time"]
             costs.append(100 * (skip / found["nystrom-64", f"{timed} time"] - 1))
@@ -175,7 +170,7 @@ def test_what_the_skip_costs_is_what_the_rows_say(words, files):
 
 
 def test_the_skip_beside_the_code_before_is_what_the_rows_say():
-    rows = read_rows(ROOT / "results/compare-skip-stretches_intel-xeon-2-cores_2026-11-27.csv")
+    rows = read_rows(ROOT / "results/compare-skip-stretches.csv")
     found = {"forward": [], "forward+backward": []}
     for row in rows:
         if row.method == "nystrom-64+skip" and row.n == 8192:

@@ -86,8 +86,10 @@ def presupposed(tmp_path_factory, tiny_bert, prose):
     for name in ("docs", "examples", "results"):
         (at / name).mkdir()
     for folder, pattern in (("examples", "*.py"), ("results", "*.csv")):
-        for file in (ROOT / folder).glob(pattern):
-            (at / folder / file.name).symlink_to(file)
+        for file in (ROOT / folder).rglob(pattern):
+            target = at / folder / file.relative_to(ROOT / folder)
+            target.parent.mkdir(exist_ok=True)
+            target.symlink_to(file)
 
     (at / "bin").mkdir()
     for name in ("sbatch", "squeue", "srun"):

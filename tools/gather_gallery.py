@@ -4,12 +4,11 @@
     python tools/gather_gallery.py --restore runs/reproduce
     python tools/gather_gallery.py --restate NAME... [--draw]
 
-The rows of the studies in the folder become a file, results/reproduce-small_DEVICE_DATE.csv, those of the studies that
-train another, results/reproduce-trained-small_DEVICE_DATE.csv; rows that older files have of these studies are
-taken out there. Figures and summaries go to docs/gallery/, and docs/gallery.md and docs/gallery-tables.md are written
-from all summaries there, those of earlier days too; what it says of devices, precisions, commits and dates is read
-from the rows in results/. Rows of a checkout with changes raise an error, and so do rows of several commits of one
-study where nothing is trained: numbers that are printed together must be measured together. Trainings take days.
+The rows of a study become the file results/gallery/NAME.csv, in place of older ones. Figures and summaries go to
+docs/gallery/, and docs/gallery.md and docs/gallery-tables.md are written from all summaries there, those of earlier
+days too; what it says of devices, precisions, commits and dates is read from the rows. Rows of a checkout with changes
+raise an error, and so do rows of several commits of one study where nothing is trained: numbers that are printed
+together must be measured together. Trainings take days.
 
 With --restore the rows in results/ become folders of studies again, each without the figures, where there is none yet:
 `nystrom reproduce NAME --to runs/reproduce` then goes on with the parts that have no rows.
@@ -19,7 +18,6 @@ changed, and with --draw the figures, where rows are all that they need; nothing
 """
 
 import argparse
-import re
 import sys
 from collections.abc import Collection
 from dataclasses import replace
@@ -54,12 +52,10 @@ def gather(runs: Path, results: Path, docs: Path) -> list[Path]:
     for name, of in rows.items():
         _check_commits(folders[name], of, several=CATALOGUE[name].trains)
     files = []
-    for kind, trains in (("reproduce-small", False), ("reproduce-trained-small", True)):
-        these = {name: of for name, of in rows.items() if CATALOGUE[name].trains is trains}
-        _take_out(kind, these, results)
-        measured = [row for of in these.values() for row in of]
-        for device in dict.fromkeys(row.device for row in measured):
-            files.append(_write_rows(kind, [row for row in measured if row.device == device], results))
+    for name, of in rows.items():
+        files.append(results / "gallery" / f"{name}.csv")
+        files[-1].unlink(missing_ok=True)
+        append_rows(files[-1], of)
     pictures = docs / "gallery"
     pictures.mkdir(parents=True, exist_ok=True)
     for name, summary in found.items():
@@ -150,11 +146,7 @@ def write_page(docs: Path) -> None:
 
 def _gathered(results: Path) -> dict[str, list[Row]]:
     """The rows in RESULTS by study."""
-    studies: dict[str, list[Row]] = {}
-    for file in sorted(results.glob("reproduce-*.csv")):
-        for row in read_rows(file):
-            studies.setdefault(row.study, []).append(row)
-    return studies
+    return {file.stem: read_rows(file) for file in sorted((results / "gallery").glob("*.csv"))}
 
 
 def _check_commits(folder: Path, rows: list[Row], *, several: bool) -> None:
@@ -162,22 +154,6 @@ def _check_commits(folder: Path, rows: list[Row], *, several: bool) -> None:
     dirty = any(not commit or commit.endswith("+dirty") for commit in commits)
     if dirty or not commits or (len(commits) > 1 and not several):
         raise ValueError(f"{folder} holds rows of the commits {commits}; expected those of one, without changes.")
-
-
-def _take_out(kind: str, studies: Collection[str], results: Path) -> None:
-    """Take what older files have of these studies out of them."""
-    for old in sorted(results.glob(f"{kind}_*.csv")) if studies else ():
-        others = [row for row in read_rows(old) if row.study not in studies]
-        old.unlink()
-        if others:
-            append_rows(old, others)
-
-
-def _write_rows(kind: str, rows: list[Row], results: Path) -> Path:
-    device = re.sub(r"[^a-z0-9]+", "-", rows[0].device.lower().replace("(r)", "")).strip("-")
-    file = results / f"{kind}_{device.replace('-processor', '')}_{max(row.date for row in rows)}.csv"
-    append_rows(file, rows)
-    return file
 
 
 def _copy_small(figure: Path, to: Path) -> None:

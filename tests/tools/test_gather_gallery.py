@@ -41,7 +41,7 @@ def test_rows_figures_and_the_page_are_taken_in(runs, tmp_path):
     results, docs = tmp_path / "results", tmp_path / "docs"
     results.mkdir()
     [file] = gather(runs, results, docs)
-    assert [each.name for each in results.iterdir()] == ["reproduce-small_a-cpu-2-cores_2026-01-02.csv"]
+    assert file == results / "gallery" / "complexity.csv"
     assert read_rows(file)[0].value == 2.0
     with Image.open(docs / "gallery" / "complexity.png") as picture:
         assert picture.convert("RGB").getpixel((2, 1)) == (255, 0, 0)
@@ -83,11 +83,8 @@ def test_other_studies_stay_and_older_rows_and_pictures_of_the_same_go(runs, tmp
         changed = dataclasses.replace(row, study=name, date=f"2026-01-{day}", commit=f"abc{day}")
         append_rows(folder / "rows.csv", [changed])
         gather(later / name, results, docs)
-    files = {file.name: {row.study for row in read_rows(file)} for file in results.iterdir()}
-    assert files == {
-        "reproduce-small_a-cpu-2-cores_2026-01-03.csv": {"low-rank"},
-        "reproduce-small_a-cpu-2-cores_2026-01-04.csv": {"complexity"},
-    }
+    dates = {file.name: [each.date for each in read_rows(file)] for file in (results / "gallery").iterdir()}
+    assert dates == {"low-rank.csv": ["2026-01-03"], "complexity.csv": ["2026-01-04"]}
     assert not (docs / "gallery" / "complexity.png").exists()
     page = (docs / "gallery.md").read_text()
     assert "## low-rank" in page
@@ -113,7 +110,7 @@ def test_verdicts_and_figures_are_written_again_from_rows(tmp_path):
                 facts={"layers": 2, "preset": "demo", "part": "a"}, seed=0, device="a CPU", command="nystrom train")
         for method, value in (("softmax", 0.4), ("nystrom-32", 0.3))
     ]  # fmt: skip
-    append_rows(results / "reproduce-trained-small_a-cpu_2026-01-02.csv", made)
+    append_rows(results / "gallery" / f"{name}.csv", made)
     older = Summary(
         name=name, shows="accuracies", source="a paper", size="small", setting={}, differs="", tables=[],
         verdicts=[Verdict("An older rule.", True, "")], figures=[f"{name}.png"], rows=2, provenance="a CPU",
@@ -150,18 +147,4 @@ def test_trainings_may_be_of_several_commits(runs, tmp_path):
     row = dataclasses.replace(read_rows(source / "rows.csv")[0], study="nystromformer-figure-5")
     append_rows(folder / "rows.csv", [row, dataclasses.replace(row, commit="def5678", date="2026-01-03")])
     gather(runs, results, tmp_path / "docs")
-    names = sorted(file.name for file in results.iterdir())
-    assert names == [
-        f"reproduce-{n}.csv" for n in ("small_a-cpu-2-cores_2026-01-02", "trained-small_a-cpu-2-cores_2026-01-03")
-    ]
-
-
-def test_rows_of_two_devices_are_in_files_of_their_own_and_come_back_together(runs, tmp_path):
-    file, results = runs / "complexity-small" / "rows.csv", tmp_path / "results"
-    results.mkdir()
-    [row] = read_rows(file)
-    append_rows(file, [dataclasses.replace(row, device="Another, 4 cores", value=3.0)])
-    files = gather(runs, results, tmp_path / "docs")
-    assert [[each.value for each in read_rows(file)] for file in files] == [[2.0], [3.0]]
-    [folder] = restore(tmp_path / "again", results)
-    assert sorted(each.value for each in read_rows(folder / "rows.csv")) == [2.0, 3.0]
+    assert sorted(file.stem for file in (results / "gallery").iterdir()) == ["complexity", "nystromformer-figure-5"]

@@ -22,8 +22,7 @@ GATHERED = {
 
 
 def rows(name):
-    (file,) = (ROOT / "results").glob(f"{name}_*_2026-11-27.csv")
-    return read_rows(file)
+    return read_rows(ROOT / "results" / f"{name}.csv")
 
 
 def times_in(name):

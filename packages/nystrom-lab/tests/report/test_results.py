@@ -9,9 +9,9 @@ from nystrom_lab.measure.rows import read_rows
 from nystrom_lab.report.lra.curves import GATHERED
 
 RESULTS = Path(__file__).parents[4] / "results"
-CURVES = sorted(RESULTS.glob("lra-*curves_*.csv"))
+CURVES = sorted(RESULTS.glob("lra-*-curves.csv"))
 COMMANDS = ("nystrom ", "torchrun ", "python tools/", "python -m tools.")
-ROWS = sorted(set(RESULTS.glob("*.csv")) - set(CURVES))
+ROWS = sorted(set(RESULTS.rglob("*.csv")) - set(CURVES))
 
 
 @pytest.mark.parametrize("path", ROWS, ids=lambda path: path.stem)

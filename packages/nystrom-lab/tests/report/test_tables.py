@@ -1,3 +1,4 @@
+import dataclasses
 import io
 import math
 
@@ -5,7 +6,7 @@ import pytest
 from rich.console import Console
 
 from nystrom_lab.measure.rows import new_row
-from nystrom_lab.report.tables import print_study, study_markdown
+from nystrom_lab.report.tables import of_device, print_study, study_markdown
 
 # Table 1 of the paper at n = 4096 and 8192: ms and MB.
 PAPER = {
@@ -118,3 +119,12 @@ def test_rows_of_another_study_raise():
         study_markdown([a_row("softmax", 512, "error", 0.1, "", study="approximation")])
     with pytest.raises(ValueError, match="rows are of no study"):
         study_markdown([])
+
+
+def test_rows_of_one_device_can_be_taken(rows):
+    both = [*rows, *(dataclasses.replace(row, device="another", value=2 * row.value) for row in rows)]
+    with pytest.raises(ValueError, match=r"twice, on a GPU .* and on another .*: show each measurement alone"):
+        study_markdown(both)
+    assert of_device(both, "a GPU") == rows
+    with pytest.raises(ValueError, match="device is 'TPU'; expected a part of one of 'a GPU', 'another'"):
+        of_device(both, "TPU")

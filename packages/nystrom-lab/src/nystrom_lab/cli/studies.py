@@ -87,13 +87,14 @@ def report_study(study: str) -> Callable[[list[str]], None]:
         from nystrom_lab.report.plots.canvas import check_figure
         from nystrom_lab.report.plots.study import draw_study
         from nystrom_lab.report.printed_ratios import paper_markdown
-        from nystrom_lab.report.tables import only_quantities, print_study, study_markdown
+        from nystrom_lab.report.tables import of_device, only_quantities, print_study, study_markdown
 
         def report(
             file: Path,
             *,
             markdown: bool = False,
             only: tuple[str, ...] = (),
+            device: str | None = None,
             paper: bool = False,
             figure: Path | None = None,
         ) -> None:
@@ -103,6 +104,7 @@ def report_study(study: str) -> Callable[[list[str]], None]:
                 file: File of rows, written by `nystrom bench`.
                 markdown: Print the table as Markdown.
                 only: Quantities to print and draw, such as "forward time". Default: all.
+                device: A part of the name of the device whose rows are taken, such as AMD. Default: all rows.
                 paper: Print ratios next to those printed in the paper, as Markdown.
                 figure: File for the plot, .png or .svg; an existing file is replaced only if nystrom drew it. Default:
                     no plot.
@@ -115,6 +117,8 @@ def report_study(study: str) -> Callable[[list[str]], None]:
                     f"{file} holds rows of the study {rows[0].study!r}; expected {study!r}"
                     f"{_way_out(file, rows[0].study)}."
                 )
+            if device is not None:
+                rows = of_device(rows, device)
             if only:
                 rows = only_quantities(rows, only)
             if paper:

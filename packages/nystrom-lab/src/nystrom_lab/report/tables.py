@@ -79,6 +79,19 @@ def only_quantities(rows: Sequence[Row], wanted: Sequence[str]) -> list[Row]:
     return [row for row in rows if _quantity(row) in wanted]
 
 
+def of_device(rows: Sequence[Row], part: str) -> list[Row]:
+    """The rows of devices with this in their name.
+
+    Raises:
+        ValueError: There are none.
+    """
+    found = [row for row in rows if part in row.device]
+    if not found:
+        devices = ", ".join(dict.fromkeys(repr(row.device) for row in rows))
+        raise ValueError(f"device is {part!r}; expected a part of one of {devices}.")
+    return found
+
+
 def _parts(rows: Sequence[Row]) -> list[tuple[str, str, list[tuple[str, list[str]]]]]:
     """Per quantity: its name, its unit, and per method the cells of its line."""
     rows = with_derived(rows)
@@ -89,7 +102,8 @@ def _parts(rows: Sequence[Row]) -> list[tuple[str, str, list[tuple[str, list[str
         if other is not row:
             raise ValueError(
                 f"the rows measure {_quantity(row)} of {row.method} at {_column(row)} twice, on {other.device} at "
-                f"{other.date} and on {row.device} at {row.date}: show each measurement alone, from a file of its own."
+                f"{other.date} and on {row.device} at {row.date}: show each "
+                "measurement alone, by its device or from a file of its own."
             )
     parts = []
     for quantity, unit in sorted({(_quantity(row), row.unit) for row in rows}, key=_place):

@@ -12,9 +12,7 @@ from nystrom_lab.studies.reproduce.catalogue import CATALOGUE, find_study
 from tools.gather_gallery import write_page
 
 ROOT = Path(__file__).parents[5]
-FILES = [
-    file for kind in ("small", "trained-small") for file in sorted((ROOT / "results").glob(f"reproduce-{kind}_*.csv"))
-]
+FILES = sorted((ROOT / "results" / "gallery").glob("*.csv"))
 
 
 def rows_by_study():
