@@ -31,6 +31,28 @@ def test_what_was_written_is_read(tmp_path):
     assert os.listdir(tmp_path / "deep" / "er") == ["data"]
 
 
+def test_a_folder_is_to_the_byte_what_it_was_in_version_0_3(tmp_path):
+    """So folders that were prepared then are read, and theirs are read then."""
+    header = json.loads((make(tmp_path / "data") / HEADER).read_text())
+    assert (header["format"], header["version"], header["task"], header["settings"]) == (
+        "nystrom-tokens", 1, "listops", SETTINGS
+    )  # fmt: skip
+    assert header["splits"]["train"] == {
+        "samples": 2, "tokens": 4, "class_counts": [1, 1], "class_shares": [0.5, 0.5]
+    }  # fmt: skip
+    assert {name: (file["bytes"], file["sha256"][:16]) for name, file in header["files"].items()} == {
+        "train_tokens.npy": (132, "5903619c67750186"),
+        "train_offsets.npy": (152, "085451f7c7d0036c"),
+        "train_labels.npy": (130, "f7e49f87bfd11f5b"),
+        **{
+            f"{split}_{part}.npy": (128, "4ca930d4c39dd441")
+            for split in ("val", "test")
+            for part in ("tokens", "labels")
+        },
+        **{f"{split}_offsets.npy": (136, "f6df0000bed676f0") for split in ("val", "test")},
+    }
+
+
 def test_the_tokens_stay_on_disk_and_cannot_be_written(tmp_path):
     tokens = open_split(make(tmp_path / "data"), "train", task="listops").tokens
     assert isinstance(tokens.base, np.memmap)

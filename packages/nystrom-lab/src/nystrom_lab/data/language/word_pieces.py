@@ -12,15 +12,13 @@ import sys
 import unicodedata
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from nystrom.progress import Progress
-from nystrom.whole_folders import partial_folder, remove_leftovers
 from nystrom_lab.data.language.saved_tokenizer import save_tokenizer
 from nystrom_lab.data.sources.corpora import Corpus, find_corpora
-from nystrom_lab.data.store.prepared_folder import space_for
+from nystrom_lab.data.store.prepared_folder import folder_to_fill
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -70,17 +68,8 @@ def train_tokenizer(
     if to.exists() and not (to.is_dir() and not any(to.iterdir())):
         raise ValueError(f"{to} already exists: name a folder that does not exist yet.")
     corpora, _ = find_corpora(source, text_field=text_field, max_unpacked=max_unpacked)
-    with ExitStack() as stack:
-        try:
-            to.parent.mkdir(parents=True, exist_ok=True)
-            remove_leftovers(to)
-            partial = stack.enter_context(partial_folder(to))
-        except OSError as error:
-            raise ValueError(
-                f"{to} cannot be made ({error.strerror}: {error.filename}): name a folder inside one you may write to."
-            ) from error
-        with space_for(to):
-            count = _train(corpora, partial, size=size, cased=cased, min_frequency=min_frequency, progress=progress)
+    with folder_to_fill(to) as partial:
+        count = _train(corpora, partial, size=size, cased=cased, min_frequency=min_frequency, progress=progress)
         partial.replace(to)
     if count < size:
         print(f"notice: the texts give only {count} of the {size} requested tokens.", file=sys.stderr)

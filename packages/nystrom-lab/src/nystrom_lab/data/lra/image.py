@@ -10,7 +10,6 @@ Departs from the authors' code: it takes the last tenth in the order of `tensorf
 that only that package has.
 """
 
-import sys
 import warnings
 from pathlib import Path
 
@@ -59,7 +58,6 @@ def prepare_image(
     found = find_cifar(source, max_unpacked=max_unpacked)
     settings = {"origin": found.name, "sha256": found.digest, "val": val, "seed": seed}
     if holds(to, task=TASK, settings=settings):
-        print(f"{to} already holds this data set; it is reused.", file=sys.stderr)
         return to
     with new_folder(to, task=TASK, settings=settings) as partial:
         train, test = found.read()

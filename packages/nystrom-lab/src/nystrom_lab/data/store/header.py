@@ -89,29 +89,18 @@ def read_facts(folder: Path, *, task: str) -> dict[str, Any]:
     return read_header(folder, task).get("facts", {})
 
 
-def read_counts(folder: Path, *, task: str) -> dict[str, int]:
-    """Read from the header how many samples each split has.
-
-    Raises:
-        ValueError: The folder holds no complete data set of the task.
-    """
-    return {split: counts["samples"] for split, counts in read_header(folder, task)["splits"].items()}
-
-
 def _wrong_field(header: Mapping[str, Any]) -> str | None:
     """Name the first field that is missing or of another type."""
-    kinds = {"task": str, "settings": dict, "splits": dict, "files": dict}
+    kinds = {"task": str, "settings": dict, "splits": dict, "files": dict, "facts": dict}
     for name, kind in kinds.items():
-        if not isinstance(header.get(name), kind):
+        if not isinstance(header.get(name, {} if name == "facts" else None), kind):
             return name
-    if not isinstance(header.get("facts", {}), dict):
-        return "facts"
     for split in SPLITS:
         counts = header["splits"].get(split)
-        whole = ["samples", "tokens"]
-        if isinstance(counts, dict) and "sequences" in counts:
-            whole += ["sequences", "sequences_per_sample"]
-        if not isinstance(counts, dict) or not all(_is_count(counts.get(name)) for name in whole):
+        if not isinstance(counts, dict):
+            return f"splits.{split}"
+        of_several = ("sequences", "sequences_per_sample") if "sequences" in counts else ()
+        if not all(_is_count(counts.get(name)) for name in ("samples", "tokens", *of_several)):
             return f"splits.{split}"
         if not isinstance(classes := counts.get("class_counts"), list) or not all(map(_is_count, classes)):
             return f"splits.{split}.class_counts"

@@ -1,5 +1,6 @@
 """Prepared folders: check for one, create it, and compare its checksums."""
 
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -14,7 +15,7 @@ from nystrom_lab.data.store.token_files import describe_splits, open_split
 
 
 def holds(folder: Path, *, task: str, settings: DataSettings) -> bool:
-    """Whether the folder already holds this data set (True) or is free for it (False).
+    """Whether the folder already holds this data set (True, which is said) or is free for it (False).
 
     Raises:
         ValueError: The folder holds something else, or a damaged data set.
@@ -40,24 +41,42 @@ def holds(folder: Path, *, task: str, settings: DataSettings) -> bool:
         raise ValueError(f"{folder} holds a data set with other settings ({listed}): name another folder.")
     for split in SPLITS:
         open_split(folder, split, task=task)
+    print(f"{folder} already holds this data set; it is reused.", file=sys.stderr)
     return True
 
 
+def cannot_be_made(to: Path, error: OSError) -> ValueError:
+    """The error for a folder that cannot be made."""
+    return ValueError(
+        f"{to} cannot be made ({error.strerror}: {error.filename}): name a folder inside one you may write to."
+    )
+
+
 @contextmanager
-def space_for(to: Path) -> Iterator[None]:
-    """Name the file or folder for which a full disk has no space.
+def folder_to_fill(to: Path) -> Iterator[Path]:
+    """Give a folder beside `to` to write into; the caller renames it, and it is removed if the block fails.
+
+    Leftovers of killed processes from earlier attempts at `to` are removed.
 
     Raises:
+        ValueError: The folder cannot be made; raised on entry, before any work.
         OSError: The disk is full.
     """
-    try:
-        yield
-    except OSError as error:
-        if error.errno not in NO_SPACE:
-            raise
-        raise OSError(
-            f"{to} cannot be written ({error.strerror}): free space, or name a folder on another disk."
-        ) from error
+    with ExitStack() as stack:
+        try:
+            to.parent.mkdir(parents=True, exist_ok=True)
+            remove_leftovers(to)
+            partial = stack.enter_context(partial_folder(to))
+        except OSError as error:
+            raise cannot_be_made(to, error) from error
+        try:
+            yield partial
+        except OSError as error:
+            if error.errno not in NO_SPACE:
+                raise
+            raise OSError(
+                f"{to} cannot be written ({error.strerror}): free space, or name a folder on another disk."
+            ) from error
 
 
 @contextmanager
@@ -65,8 +84,6 @@ def new_folder(
     to: Path, *, task: str, settings: DataSettings, facts: Mapping[str, Any] | None = None
 ) -> Iterator[Path]:
     """Give a folder to write splits into, which becomes `to` when the block ends, and is removed if it fails.
-
-    Leftovers of killed processes from earlier attempts at `to` are removed.
 
     Args:
         to: Folder to make.
@@ -83,18 +100,13 @@ def new_folder(
         raise ValueError(
             f"{to} is a mount point or the current folder and cannot be replaced: name a folder inside it."
         )
-    with ExitStack() as stack:
-        try:
-            to.parent.mkdir(parents=True, exist_ok=True)
-            remove_leftovers(to)
-            partial = stack.enter_context(partial_folder(to))
-        except OSError as error:
-            raise ValueError(
-                f"{to} cannot be made ({error.strerror}: {error.filename}): name a folder inside one you may write to."
-            ) from error
-        with space_for(to):
-            yield partial
-            _describe(partial, task, settings, facts or {})
+    with folder_to_fill(to) as partial:
+        yield partial
+        splits = describe_splits(partial)
+        paths = sorted(path for path in partial.iterdir() if path.is_file())
+        files = {path.name: {"bytes": path.stat().st_size, "sha256": sha256(path)} for path in paths}
+        found = {"facts": dict(facts)} if facts else {}
+        write_header(partial, {"task": task, "settings": dict(settings), **found, "splits": splits, "files": files})
         try:
             # Takes the place of an empty folder as well.
             partial.replace(to)
@@ -137,12 +149,3 @@ def _problem(path: Path, wanted: Mapping[str, Any]) -> str | None:
     if (came := sha256(path)) != wanted["sha256"]:
         return f"has SHA-256 {came} instead of {wanted['sha256']}"
     return None
-
-
-def _describe(folder: Path, task: str, settings: DataSettings, facts: Mapping[str, Any]) -> None:
-    """Write the header of the splits that a folder holds."""
-    splits = describe_splits(folder)
-    paths = sorted(path for path in folder.iterdir() if path.is_file())
-    files = {path.name: {"bytes": path.stat().st_size, "sha256": sha256(path)} for path in paths}
-    found = {"facts": dict(facts)} if facts else {}
-    write_header(folder, {"task": task, "settings": dict(settings), **found, "splits": splits, "files": files})

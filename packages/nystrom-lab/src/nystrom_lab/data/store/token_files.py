@@ -11,15 +11,18 @@ is stored once. `open_split` checks all but the tokens themselves; `prepared_fol
 
 from collections.abc import Iterable, Sequence
 from pathlib import Path
+from tokenize import TokenError
 from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.lib import format as npy
 from numpy.typing import DTypeLike, NDArray
 
-from nystrom_lab.data.store.arrays import open_array, write_array
 from nystrom_lab.data.store.header import SPLITS, damaged, read_header
 
 TOKENS = (np.uint8, np.uint16, np.uint32)
+# What numpy 2.4.6 raises for a file that is no array, or for one with a wrong byte in its header.
+NO_ARRAY = (ValueError, TypeError, SyntaxError, TokenError, EOFError)
 
 
 class TokenSamples(NamedTuple):
@@ -67,11 +70,11 @@ def write_pieces(
         members: Sequences of each sample, if it has several.
         dtype: Type of the tokens.
     """
-    write_array(folder / f"{split}_tokens.npy", dtype, (int(offsets[-1]),), tokens)
-    write_array(folder / f"{split}_offsets.npy", np.int64, offsets.shape, [offsets])
-    write_array(folder / f"{split}_labels.npy", np.uint8, labels.shape, [labels])
+    _write(_path(folder, split, "tokens"), dtype, (int(offsets[-1]),), tokens)
+    _write(_path(folder, split, "offsets"), np.int64, offsets.shape, [offsets])
+    _write(_path(folder, split, "labels"), np.uint8, labels.shape, [labels])
     if members is not None:
-        write_array(folder / f"{split}_members.npy", np.int64, members.shape, [members])
+        _write(_path(folder, split, "members"), np.int64, members.shape, [members])
 
 
 def describe_splits(folder: Path) -> dict[str, dict[str, Any]]:
@@ -103,16 +106,16 @@ def open_split(folder: Path, split: str, *, task: str) -> TokenSamples:
     Raises:
         ValueError: `split` is unknown, or the folder is not prepared, damaged, or of another task.
     """
-    opened = _Opened(folder, split, task)
-    counts = opened.counts
-    tokens = opened.array("tokens", TOKENS, (counts["tokens"],))
-    offsets = np.array(opened.array("offsets", [np.int64], (counts.get("sequences", counts["samples"]) + 1,)))
-    labels = np.array(opened.array("labels", [np.uint8], (counts["samples"],)))
+    header, counts = _described(folder, split, task)
+    sequences = counts.get("sequences", counts["samples"])
+    tokens = _opened(folder, split, "tokens", header, TOKENS, (counts["tokens"],))
+    offsets = np.array(_opened(folder, split, "offsets", header, [np.int64], (sequences + 1,)))
+    labels = np.array(_opened(folder, split, "labels", header, [np.uint8], (counts["samples"],)))
     if offsets[0] != 0 or offsets[-1] != tokens.size or (np.diff(offsets) < 0).any():
-        raise opened.damaged("offsets", f"does not rise from 0 to {tokens.size}")
+        raise damaged(_path(folder, split, "offsets"), f"does not rise from 0 to {tokens.size}", task)
     wanted = counts["class_counts"]
     if (came := np.bincount(labels, minlength=len(wanted)).tolist()) != wanted:
-        raise opened.damaged("labels", f"has classes of {came} samples instead of {wanted}")
+        raise damaged(_path(folder, split, "labels"), f"has classes of {came} samples instead of {wanted}", task)
     return TokenSamples(tokens, offsets, labels)
 
 
@@ -122,34 +125,59 @@ def open_members(folder: Path, split: str, *, task: str) -> NDArray[np.int64]:
     Raises:
         ValueError: `split` is unknown, or the folder is not prepared, damaged, or of another task.
     """
-    opened = _Opened(folder, split, task)
-    counts = opened.counts
-    members = np.array(opened.array("members", [np.int64], (counts["samples"], counts.get("sequences_per_sample", 0))))
-    if members.min(initial=0) < 0 or members.max(initial=-1) >= counts.get("sequences", 0):
-        raise opened.damaged("members", f"names others than the {counts.get('sequences', 0)} sequences")
+    header, counts = _described(folder, split, task)
+    shape, sequences = (counts["samples"], counts.get("sequences_per_sample", 0)), counts.get("sequences", 0)
+    members = np.array(_opened(folder, split, "members", header, [np.int64], shape))
+    if members.min(initial=0) < 0 or members.max(initial=-1) >= sequences:
+        raise damaged(_path(folder, split, "members"), f"names others than the {sequences} sequences", task)
     return members
 
 
-class _Opened:
-    """The files of one split, checked against the header."""
+def _described(folder: Path, split: str, task: str) -> tuple[dict[str, Any], dict[str, Any]]:
+    if split not in SPLITS:
+        raise ValueError(f"split is {split!r}; expected one of {', '.join(SPLITS)}.")
+    header = read_header(folder, task)
+    return header, header["splits"][split]
 
-    def __init__(self, folder: Path, split: str, task: str):
-        if split not in SPLITS:
-            raise ValueError(f"split is {split!r}; expected one of {', '.join(SPLITS)}.")
-        header = read_header(folder, task)
-        self.folder, self.split, self.task = folder, split, task
-        self.counts: dict[str, Any] = header["splits"][split]
-        self.files: dict[str, Any] = header["files"]
 
-    def array(self, part: str, dtypes: Sequence[DTypeLike], shape: tuple[int, ...]) -> NDArray[Any]:
-        path = _path(self.folder, self.split, part)
-        try:
-            return open_array(path, dtypes, shape, size=self.files.get(path.name, {}).get("bytes", 0))
-        except ValueError as error:
-            raise self.damaged(part, str(error)) from error
+def _opened(
+    folder: Path,
+    split: str,
+    part: str,
+    header: dict[str, Any],
+    dtypes: Sequence[DTypeLike],
+    shape: tuple[int, ...],
+) -> NDArray[Any]:
+    """A file as a read-only memory map, if it is what the header says; nothing is ever unpickled."""
+    path = _path(folder, split, part)
+    if not path.is_file():
+        raise damaged(path, "is missing", header["task"])
+    size = header["files"].get(path.name, {}).get("bytes", 0)
+    if (came := path.stat().st_size) != size:
+        raise damaged(path, f"has {came} bytes instead of {size}", header["task"])
+    try:
+        array = np.load(path, mmap_mode="r", allow_pickle=False)
+    except NO_ARRAY:
+        array = None
+    if array is None or array.shape != shape or array.dtype not in dtypes or not array.flags.c_contiguous:
+        wanted = " or ".join(np.dtype(dtype).name for dtype in dtypes)
+        raise damaged(path, f"does not begin like an array of {wanted} of shape {shape}", header["task"])
+    return np.asarray(array)
 
-    def damaged(self, part: str, came: str) -> ValueError:
-        return damaged(_path(self.folder, self.split, part), came, self.task)
+
+def _write(path: Path, dtype: DTypeLike, shape: tuple[int, ...], pieces: Iterable[NDArray[Any]]) -> None:
+    """Write an array whose rows arrive in pieces, end to end; they are cast to its type.
+
+    They are not copied into a memory map, so that a full disk raises an error and does not kill the process.
+    """
+    size = 0
+    with path.open("wb") as file:
+        described = {"descr": npy.dtype_to_descr(np.dtype(dtype)), "fortran_order": False, "shape": shape}
+        npy.write_array_header_1_0(file, described)
+        for piece in pieces:
+            size += piece.size
+            file.write(np.ascontiguousarray(piece, dtype=dtype).data)
+    assert size == np.prod(shape, dtype=int), f"{size} numbers came for shape {shape}"
 
 
 def _path(folder: Path, split: str, part: str) -> Path:

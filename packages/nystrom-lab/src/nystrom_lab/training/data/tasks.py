@@ -26,10 +26,10 @@ from nystrom_lab.data.lra.pathfinder.task import Pathfinder, prepare_pathfinder
 from nystrom_lab.data.lra.texts.own_texts import prepare_own
 from nystrom_lab.data.lra.texts.retrieval import Retrieval
 from nystrom_lab.data.lra.texts.reviews import Text
-from nystrom_lab.data.store.byte_split import ByteSplit
 from nystrom_lab.data.store.header import HEADER, read_header
 from nystrom_lab.data.store.picture_files import PictureSplit
 from nystrom_lab.data.store.prepared_folder import verify
+from nystrom_lab.data.store.split import ByteSplit
 from nystrom_lab.training.data.batches import Collate, collate, collate_pairs, collate_whole
 from nystrom_lab.training.data.columns import NO_COLUMNS, Columns
 from nystrom_lab.training.presets.sizes import DataSizes

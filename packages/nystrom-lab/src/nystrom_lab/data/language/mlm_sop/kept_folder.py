@@ -18,6 +18,7 @@ from filelock import FileLock, Timeout
 from nystrom.whole_files import check_no_link
 from nystrom.whole_folders import remove_files
 from nystrom_lab.data.store.header import DataSettings
+from nystrom_lab.data.store.prepared_folder import cannot_be_made
 
 # A block, a finished shard, and what a killed process was writing.
 _FILE = re.compile(r"\.?[0-9]{6}(-[0-9]{6}\.npz|\.finished)(\.[0-9a-f]{8}\.partial)?")
@@ -41,9 +42,7 @@ def kept_folder(to: Path, settings: DataSettings) -> Iterator[Path]:
     except Timeout as error:
         raise ValueError(f"{to} is being made by another process: wait for it, or name another folder.") from error
     except OSError as error:
-        raise ValueError(
-            f"{to} cannot be made ({error.strerror}: {error.filename}): name a folder inside one you may write to."
-        ) from error
+        raise cannot_be_made(to, error) from error
     try:
         yield folder
     except BaseException as error:

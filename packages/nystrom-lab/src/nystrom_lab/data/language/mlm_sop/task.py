@@ -89,7 +89,6 @@ def prepare_mlm_sop(
         "seed": seed,
     }
     if holds(to, task=TASK, settings=settings):
-        print(f"{to} already holds this data set; it is reused.", file=sys.stderr)
         return to
     vocabulary = read_vocabulary(opened)
     unknown = None if opened.unk_token_id is None else int(opened.unk_token_id)  # type: ignore[arg-type]

@@ -13,7 +13,6 @@ Departs from the authors' code: the draw has a seed.
 """
 
 import hashlib
-import sys
 from collections import deque
 from collections.abc import Generator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -148,7 +147,6 @@ def _generate(to: Path, settings: Mapping[str, int], workers: int, progress: boo
     limits = Limits(**{field.name: settings[field.name] for field in fields(Limits)})
     named = {"origin": "generated", **settings}
     if holds(to, task=TASK, settings=named):
-        print(f"{to} already holds this data set; it is reused.", file=sys.stderr)
         return
     with new_folder(to, task=TASK, settings=named) as partial:
         sequences, labels = _distinct(sum(sizes.values()), settings["seed"], limits, workers, progress)

@@ -29,7 +29,7 @@ from nystrom_lab.data.lra.listops.expressions import (
     is_expression,
 )
 from nystrom_lab.data.store.checksums import sha256_of_splits
-from nystrom_lab.data.store.header import HEADER, SPLITS, read_counts, read_facts
+from nystrom_lab.data.store.header import HEADER, SPLITS, read_header
 from nystrom_lab.data.store.prepared_folder import holds, new_folder
 from nystrom_lab.data.store.token_files import TokenSamples, gather, open_split, write_split
 
@@ -68,8 +68,7 @@ def import_tsv(source: Path, to: Path, *, check_counts: bool = True, progress: b
     digests = sha256_of_splits(files, progress=progress)
     settings = {"origin": "official files"} | {f"{split}_sha256": digest for split, digest in digests.items()}
     if holds(to, task=TASK, settings=settings):
-        _raise_for(to, _differences(folder, read_counts(to, task=TASK)) if check_counts else [])
-        print(f"{to} already holds this data set; it is reused.", file=sys.stderr)
+        _raise_for(to, _differences(folder, _counts(read_header(to, TASK))) if check_counts else [])
         return
     facts: dict[str, Any] = {}
     with new_folder(to, task=TASK, settings=settings, facts=facts) as partial:
@@ -90,12 +89,12 @@ def _differences(folder: Path, counts: Mapping[str, int]) -> list[str]:
     wanted, known, whose = PUBLISHED_COUNTS, [], "were published"
     if (folder / HEADER).exists():
         try:
-            wanted, known = read_counts(folder, task=TASK), read_facts(folder, task=TASK).get("differences", [])
+            header = read_header(folder, TASK)
         except ValueError:
             return [
                 f"{folder / HEADER} should count the samples of the files beside it, and is not a header of ListOps"
             ]
-        whose = f"are in {HEADER}"
+        wanted, known, whose = _counts(header), header.get("facts", {}).get("differences", []), f"are in {HEADER}"
     return [
         *(
             f"{split} has {counts[split]} samples where {wanted[split]} {whose}"
@@ -105,6 +104,10 @@ def _differences(folder: Path, counts: Mapping[str, int]) -> list[str]:
         # What was missing when these files were written is missing still.
         *known,
     ]
+
+
+def _counts(header: Mapping[str, Any]) -> dict[str, int]:
+    return {split: counts["samples"] for split, counts in header["splits"].items()}
 
 
 def _raise_for(folder: Path, differences: Sequence[str]) -> None:

@@ -64,7 +64,6 @@ def import_release(source: Path, to: Path, *, size: int, difficulty: str, seed: 
     settings = {"origin": "published pictures", "size": size, "difficulty": difficulty, "seed": seed}
     settings |= {"metadata_sha256": digest}
     if holds(to, task=TASK, settings=settings):
-        print(f"{to} already holds this data set; it is reused.", file=sys.stderr)
         return to
     rows = check_files(folder, rows)
     order = np.random.default_rng(seed).permutation(len(rows)).tolist()

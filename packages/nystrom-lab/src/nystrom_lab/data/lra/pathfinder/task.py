@@ -15,7 +15,6 @@ Departs from the published data: the draw has a seed; the classes are balanced.
 
 import multiprocessing
 import signal
-import sys
 from collections import deque
 from collections.abc import Generator, Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
@@ -102,7 +101,6 @@ def prepare_pathfinder(
     if contour is not None:
         settings = {**settings, "difficulty": "as its contour", "contour": contour}
     if holds(to, task=TASK, settings=settings):
-        print(f"{to} already holds this data set; it is reused.", file=sys.stderr)
         return to
     geometry = replace(GEOMETRIES[size], contour=CONTOURS[difficulty] if contour is None else contour)
     total = sum(sizes.values())

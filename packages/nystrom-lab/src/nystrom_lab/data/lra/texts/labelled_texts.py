@@ -64,7 +64,6 @@ def prepare_texts(
     if holds(to, task=task, settings=settings):
         differences = read_facts(to, task=task)["differences"] if check_counts else []
         _raise_for_differences(str(to), differences)
-        print(f"{to} already holds this data set; it is reused.", file=sys.stderr)
         return to
     facts: dict[str, Any] = {}
     with (

@@ -27,7 +27,7 @@ from nystrom_lab.data.sources.fields import Wanted
 from nystrom_lab.data.sources.row_files import COMPRESSED, endings
 from nystrom_lab.data.sources.source import LabelledSample, Source
 from nystrom_lab.data.sources.split_files import labelled_source, own_source
-from nystrom_lab.data.store.byte_split import ByteSplit
+from nystrom_lab.data.store.split import ByteSplit
 from nystrom_lab.data.store.token_files import open_members
 
 TASK = "retrieval"

@@ -21,7 +21,7 @@ from nystrom_lab.data.sources.fields import Wanted
 from nystrom_lab.data.sources.row_files import endings
 from nystrom_lab.data.sources.source import Source
 from nystrom_lab.data.sources.split_files import own_source
-from nystrom_lab.data.store.byte_split import ByteSplit
+from nystrom_lab.data.store.split import ByteSplit
 
 TASK = "text"
 ARCHIVE, FOLDER = "aclImdb_v1.tar.gz", "aclImdb"
