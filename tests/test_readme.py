@@ -129,7 +129,7 @@ def presupposed(tmp_path_factory, tiny_bert, prose):
     for i, name in enumerate(("train", "eval", "test")):
         columns = [kinds, range(60), range(100, 160), lines[60 * i : 60 * i + 60], again]
         write_rows(at / "lra_release" / "tsv_data" / f"new_aan_pairs.{name}.tsv", *columns)
-    cifar_like.write_python(at / "cifar-10-batches-py", cifar_like.make_batches())
+    cifar_like.write_binary(at / "cifar-10-batches-bin", cifar_like.make_batches())
 
     data = at / "data"
     sizes = {"train": 48, "val": 16, "test": 16}

@@ -30,13 +30,9 @@ def files(folder):
 
 
 def write(kind, folder, batches=BATCHES):
-    python, binary = folder / "cifar-10-batches-py", folder / "cifar-10-batches-bin"
-    if kind == "python":
-        return cifar_like.write_python(python, batches)
+    binary = folder / "cifar-10-batches-bin"
     if kind == "binary":
         return cifar_like.write_binary(binary, batches)
-    if kind == "python archive":
-        return cifar_like.write_archive(folder / "cifar-10-python.tar.gz", cifar_like.write_python(python, batches))
     if kind == "binary archive":
         return cifar_like.write_archive(folder / "cifar-10-binary.tar.gz", cifar_like.write_binary(binary, batches))
     arrays = cifar_like.write_arrays(folder / "cifar.npz", batches)
@@ -46,13 +42,13 @@ def write(kind, folder, batches=BATCHES):
     return arrays
 
 
-KINDS = ("python", "binary", "python archive", "binary archive", "arrays", "compressed arrays")
+KINDS = ("binary", "binary archive", "arrays", "compressed arrays")
 
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory):
     folder = tmp_path_factory.mktemp("image")
-    return prepare(write("python", folder), folder / "data")
+    return prepare(write("binary", folder), folder / "data")
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -77,7 +73,7 @@ def test_every_picture_is_in_one_split_with_its_label(made):
 
 
 def test_the_seed_decides_the_validation_split(made, tmp_path):
-    source = write("python", tmp_path)
+    source = write("binary", tmp_path)
     other = files(prepare(source, tmp_path / "other", seed=1))
     assert other["test_tokens.npy"] == files(made)["test_tokens.npy"]
     assert other["val_tokens.npy"] != files(made)["val_tokens.npy"]
@@ -125,7 +121,7 @@ def test_the_arrays_inside_a_folder_are_found(made, tmp_path):
 
 
 def test_a_folder_is_used_again_and_other_sources_are_named(tmp_path, capsys):
-    source = write("python", tmp_path)
+    source = write("binary", tmp_path)
     to = prepare(source, tmp_path / "data")
     before = files(to)
     assert prepare_image(source, to, val=20, check_counts=False) == to
@@ -133,14 +129,14 @@ def test_a_folder_is_used_again_and_other_sources_are_named(tmp_path, capsys):
     with pytest.raises(ValueError, match="val=20 there and 21 asked for"):
         prepare_image(source, to, val=21, check_counts=False)
     data, labels = BATCHES["test_batch"]
-    (source / "test_batch").write_bytes(cifar_like.pickled(data[::-1], labels[::-1]))
+    (source / "test_batch.bin").write_bytes(cifar_like.binary(data[::-1], labels[::-1]))
     with pytest.raises(ValueError, match=r"other settings .*sha256="):
         prepare_image(source, to, val=20, check_counts=False)
     assert files(to) == before
 
 
 def test_wrong_counts_raise_unless_allowed(tmp_path):
-    source = write("python", tmp_path)
+    source = write("binary", tmp_path)
     message = r"holds 150 training pictures, \[15, .*\] of the ten classes; CIFAR-10 has 50000.*--no-check-counts"
     with pytest.raises(ValueError, match=message):
         prepare_image(source, tmp_path / "data", val=20)
@@ -149,7 +145,7 @@ def test_wrong_counts_raise_unless_allowed(tmp_path):
         pytest.raises(ValueError, match=r"--val is 150 but .* holds 150 training pictures: use fewer"),
     ):
         prepare_image(source, tmp_path / "data", val=150, check_counts=False)
-    assert os.listdir(tmp_path) == ["cifar-10-batches-py"]
+    assert os.listdir(tmp_path) == ["cifar-10-batches-bin"]
 
 
 @pytest.mark.refuses
@@ -160,18 +156,20 @@ def test_impossible_settings_raise(tmp_path, change, message):
 
 
 def test_a_missing_source_says_where_it_is_published_and_what_name_it_has(tmp_path):
-    published = r"https://www.cs.toronto.edu/~kriz/cifar.html as cifar-10-python.tar.gz \(folder cifar-10-batches-py\)"
+    published = r"https://www.cs.toronto.edu/~kriz/cifar.html as cifar-10-binary.tar.gz \(folder cifar-10-batches-bin\)"
     with pytest.raises(ValueError, match=f"none does not exist: .*{published}"):
         find_cifar(tmp_path / "none")
     (tmp_path / "letter.txt").touch()
     for source in (tmp_path, tmp_path / "letter.txt"):
         with pytest.raises(ValueError, match=f"holds no pictures of CIFAR-10 that can be read: .*{published}"):
             find_cifar(source)
-    source = write("python", tmp_path)
-    (source / "data_batch_3").unlink()
-    (source / "test_batch").unlink()
+    source = write("binary", tmp_path)
+    (source / "data_batch_3.bin").unlink()
+    (source / "test_batch.bin").unlink()
     for place in (source, tmp_path):
-        with pytest.raises(ValueError, match=f"cifar-10-batches-py lacks data_batch_3, test_batch. .*{published}"):
+        with pytest.raises(
+            ValueError, match=f"lacks data_batch_3.bin, test_batch.bin. .*{published}"
+        ):
             find_cifar(place)
 
 
@@ -179,7 +177,7 @@ def test_a_missing_source_says_where_it_is_published_and_what_name_it_has(tmp_pa
 def test_a_source_cut_short_is_named_and_an_earlier_output_stays(made, tmp_path, kind):
     source = write(kind, tmp_path)
     before = files(made)
-    path = {"python": source / "data_batch_2", "binary": source / "data_batch_2.bin"}.get(kind, source)
+    path = source / "data_batch_2.bin" if kind == "binary" else source
     path.write_bytes(path.read_bytes()[:-1000])
     with pytest.raises(ValueError, match=f"{path.name}.*(cut short|cannot be read|no archive of plain arrays)"):
         prepare_image(source, tmp_path / "data", check_counts=False)
@@ -188,34 +186,37 @@ def test_a_source_cut_short_is_named_and_an_earlier_output_stays(made, tmp_path,
     assert files(made) == before
 
 
-@pytest.mark.parametrize("kind", ["python", "binary archive"])
+@pytest.mark.parametrize("kind", ["binary", "binary archive"])
 def test_a_batch_that_occurs_twice_is_named(tmp_path, kind):
     source = write(kind, tmp_path, BATCHES | {"test_batch": BATCHES["data_batch_4"]})
-    with pytest.raises(
-        ValueError, match=r"the same pictures as data_batch_4(.bin)? and test_batch(.bin)?, so they would"
-    ):
+    with pytest.raises(ValueError, match=r"the same pictures as data_batch_4.bin and test_batch.bin, so they would"):
         prepare_image(source, tmp_path / "data", check_counts=False)
 
 
 def test_archives_that_lack_a_batch_are_named(tmp_path):
-    source = write("python archive", tmp_path, {name: BATCHES[name] for name in BATCHES if name != "data_batch_5"})
-    with pytest.raises(ValueError, match=r"cifar-10-python.tar.gz lacks data_batch_5\."):
+    source = write("binary archive", tmp_path, {name: BATCHES[name] for name in BATCHES if name != "data_batch_5"})
+    with pytest.raises(ValueError, match=r"cifar-10-binary.tar.gz lacks data_batch_5.bin\."):
         prepare_image(source, tmp_path / "data", check_counts=False)
 
 
 def test_labels_out_of_range_are_named(tmp_path):
     data, labels = BATCHES["data_batch_1"]
     wrong = BATCHES | {"data_batch_1": (data, [*labels[:4], 10, *labels[5:]])}
-    for kind in ("python", "binary"):
-        with pytest.raises(ValueError, match=r"data_batch_1(.bin)?, picture 4, has the label 10; CIFAR-10 has 0 to 9"):
-            prepare_image(write(kind, tmp_path, wrong), tmp_path / "data", check_counts=False)
+    with pytest.raises(ValueError, match=r"data_batch_1.bin, picture 4, has the label 10; CIFAR-10 has 0 to 9"):
+        prepare_image(write("binary", tmp_path, wrong), tmp_path / "data", check_counts=False)
 
 
-def test_pictures_of_another_size_are_named(tmp_path):
-    data, labels = BATCHES["data_batch_1"]
-    source = write("python", tmp_path, BATCHES | {"data_batch_1": (data[:, :1024], labels)})
-    with pytest.raises(ValueError, match=r"data_batch_1 holds data of shape \(30, 1024\) and 30 labels; expected 3072"):
-        prepare_image(source, tmp_path / "data", check_counts=False)
+@pytest.mark.parametrize("inside", ["", "cifar-10-batches-py/data_batch_1", "cifar-10-python.tar.gz", "renamed.tar.gz"])
+def test_pickles_are_refused_with_the_release_to_fetch(tmp_path, inside):
+    folder = tmp_path / "cifar-10-batches-py"
+    folder.mkdir()
+    (folder / "data_batch_1").write_bytes(b"cos\nsystem\n.")
+    if inside.endswith(".tar.gz"):
+        cifar_like.write_archive(tmp_path / inside, folder)
+    with pytest.raises(ValueError, match=r"holds pickles, .* never loaded.* as cifar-10-binary.tar.gz") as error:
+        prepare_image(tmp_path / inside, tmp_path / "data", check_counts=False)
+    assert "\n" not in str(error.value)
+    assert not (tmp_path / "data").exists()
 
 
 @pytest.mark.parametrize(

@@ -61,7 +61,7 @@ def test_texts_archives_and_arrays_obey_the_limit(tmp_path):
         info = tarfile.TarInfo("aclImdb/train/pos/0_1.txt")
         info.size = MEGABYTES * 10**6
         tar.addfile(info, io.BytesIO(bytes(info.size)))
-    (tmp_path / "cifar-10-python.tar.gz").write_bytes((tmp_path / "aclImdb_v1.tar.gz").read_bytes())
+    (tmp_path / "cifar-10-binary.tar.gz").write_bytes((tmp_path / "aclImdb_v1.tar.gz").read_bytes())
     with zipfile.ZipFile(tmp_path / "a.npz", "w", zipfile.ZIP_DEFLATED) as arrays:
         for name in ("x_train", "y_train", "x_test", "y_test"):
             content = io.BytesIO()
@@ -71,7 +71,7 @@ def test_texts_archives_and_arrays_obey_the_limit(tmp_path):
     for prepare, name in (
         (prepare_text, "a.csv.gz"),
         (prepare_text, "aclImdb_v1.tar.gz"),
-        (prepare_image, "cifar-10-python.tar.gz"),
+        (prepare_image, "cifar-10-binary.tar.gz"),
         (prepare_image, "a.npz"),
         (prepare_image, "a.npz.xz"),
     ):

@@ -15,8 +15,7 @@ from pathlib import Path
 
 import numpy as np
 
-from nystrom_lab.data.sources.cifar_files import CLASSES, SIDE, find_cifar
-from nystrom_lab.data.sources.cifar_pickle import WHERE_PUBLISHED
+from nystrom_lab.data.sources.cifar_files import CLASSES, SIDE, WHERE_PUBLISHED, find_cifar
 from nystrom_lab.data.store.picture_files import Pictures, PictureSplit, write_pictures
 from nystrom_lab.data.store.prepared_folder import holds, new_folder
 
@@ -36,8 +35,8 @@ def prepare_image(
     """Prepare CIFAR-10 as grayscale pixels.
 
     Args:
-        source: The folder cifar-10-batches-py or cifar-10-batches-bin, or the archive of one, or a .npz file, also as
-            .npz.xz, with x_train, y_train, x_test and y_test; or the folder that holds one of these.
+        source: The folder cifar-10-batches-bin, or its archive cifar-10-binary.tar.gz, or a .npz file, also as .npz.xz,
+            with x_train, y_train, x_test and y_test; or the folder that holds one of these.
         to: Folder to create. If it already holds this data set, it is reused.
         val: Number of training images to hold out for validation.
         seed: Determines which.

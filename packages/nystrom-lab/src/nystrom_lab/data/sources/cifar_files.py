@@ -1,10 +1,10 @@
-r"""CIFAR-10 as users hold it: the published folders and archives, and numpy archives.
+r"""CIFAR-10 as users hold it: the published binary folder or archive, and numpy archives.
 
-    cifar-10-batches-py     data_batch_1 ... data_batch_5, test_batch               read by `cifar_pickle`
     cifar-10-batches-bin    data_batch_1.bin ... data_batch_5.bin, test_batch.bin   3,073 bytes a picture, label first
     .npz, .npz.xz           x_train, y_train, x_test, y_test: pictures x 32 x 32, gray, or x 3, in colour
 
-The first two also as cifar-10-python.tar.gz and cifar-10-binary.tar.gz, which are not unpacked to disk.
+The first also as cifar-10-binary.tar.gz, which is not unpacked to disk. cifar-10-batches-py holds pickles, which are
+programs: it is refused by name, with the binary release as the way out.
 
 Colours become gray as tf.image.rgb_to_grayscale makes them, in single precision:
 $\lfloor 255.5\,(0.2989 R + 0.587 G + 0.114 B) / 255 \rfloor$.
@@ -26,14 +26,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nystrom.sums import sha256
-from nystrom_lab.data.sources.cifar_pickle import WHERE_PUBLISHED, read_pickled_batch
 from nystrom_lab.data.sources.unpacking import BROKEN, Limit, member_content, open_unpacked
 from nystrom_lab.data.store.picture_files import Pictures
 
 SIDE, COLOURS, CLASSES = 32, 3, 10
-PYTHON, BINARY = "cifar-10-batches-py", "cifar-10-batches-bin"
-ARCHIVES = {"cifar-10-python.tar.gz": PYTHON, "cifar-10-binary.tar.gz": BINARY}
-BATCHES = (*(f"data_batch_{i}" for i in range(1, 6)), "test_batch")
+FOLDER, ARCHIVE = "cifar-10-batches-bin", "cifar-10-binary.tar.gz"
+BATCHES = (*(f"data_batch_{i}.bin" for i in range(1, 6)), "test_batch.bin")
+PICKLES = ("cifar-10-batches-py", "cifar-10-python.tar.gz", "data_batch_1", "test_batch")
+WHERE_PUBLISHED = (
+    f"CIFAR-10 is published at https://www.cs.toronto.edu/~kriz/cifar.html as {ARCHIVE} (folder {FOLDER})."
+)
 ARRAY_FILES, ARCHIVE_FILES = (".npz", ".npz.xz"), (".tar.gz", ".tgz", ".tar")
 ARRAYS = ("x_train", "y_train", "x_test", "y_test")
 WEIGHTS = np.array([0.2989, 0.587, 0.114], dtype=np.float32)
@@ -62,25 +64,26 @@ def find_cifar(source: Path, *, max_unpacked: float | None = None) -> CifarSourc
         max_unpacked: Limit on the unpacked size of a compressed file, in gigabytes; see `unpacking`.
 
     Raises:
-        ValueError: No such files, or some are missing.
+        ValueError: No such files, some are missing, or they are pickles.
     """
-    for folder in (source, source / PYTHON, source / BINARY):
-        for kind in ("", ".bin"):
-            if any((folder / f"{name}{kind}").is_file() for name in BATCHES):
-                return _folder_source(folder, [f"{name}{kind}" for name in BATCHES])
+    for folder in (source, source / FOLDER):
+        if any((folder / name).is_file() for name in BATCHES):
+            return _folder_source(folder)
     if source.is_dir():
-        inside = [source / name for name in ARCHIVES if (source / name).is_file()]
+        inside = [source / ARCHIVE] if (source / ARCHIVE).is_file() else []
         inside = inside or sorted(path for path in source.iterdir() if path.name.endswith(ARRAY_FILES))
         if len(inside) > 1:
             raise ValueError(f"{source} holds {inside[0].name} and {inside[1].name}: name one of the files.")
         source = inside[0] if inside else source
     if source.is_file() and source.name.endswith(ARRAY_FILES):
         return CifarSource("arrays", sha256(source), lambda: _read_arrays(source, max_unpacked))
+    if pickles := [path for path in (source, *(source / name for name in PICKLES)) if _is_pickled(path)]:
+        raise _pickled(pickles[0])
     if source.is_file() and source.name.endswith(ARCHIVE_FILES):
         return CifarSource("archive", sha256(source), lambda: _read_archive(source, max_unpacked))
     came = "holds no pictures of CIFAR-10 that can be read" if source.exists() else "does not exist"
     raise ValueError(
-        f"{source} {came}: name one of these folders or archives, the folder that holds it, or a .npz file with"
+        f"{source} {came}: name {FOLDER} or {ARCHIVE}, the folder that holds it, or a .npz file with"
         f" {', '.join(ARRAYS)}. {WHERE_PUBLISHED}"
     )
 
@@ -92,45 +95,37 @@ def to_gray(colours: NDArray[np.uint8]) -> NDArray[np.uint8]:
     return (gray * np.float32(255.5)).astype(np.uint8)
 
 
-def _folder_source(folder: Path, names: list[str]) -> CifarSource:
-    if missing := [name for name in names if not (folder / name).is_file()]:
+def _is_pickled(path: Path) -> bool:
+    return path.exists() and path.name in PICKLES
+
+
+def _pickled(path: Path) -> ValueError:
+    return ValueError(f"{path} holds pickles, which are programs and are never loaded. {WHERE_PUBLISHED}")
+
+
+def _folder_source(folder: Path) -> CifarSource:
+    if missing := [name for name in BATCHES if not (folder / name).is_file()]:
         raise ValueError(f"{folder} lacks {', '.join(missing)}. {WHERE_PUBLISHED}")
-    whole = hashlib.sha256("".join(sha256(folder / name) for name in names).encode()).hexdigest()
-    return CifarSource(
-        folder.name, whole, lambda: _read_batches(folder, names, lambda name: (folder / name).read_bytes())
-    )
+    whole = hashlib.sha256("".join(sha256(folder / name) for name in BATCHES).encode()).hexdigest()
+    return CifarSource(folder.name, whole, lambda: _read_batches(folder, lambda name: (folder / name).read_bytes()))
 
 
-def _read_batches(source: Path, names: list[str], content: Callable[[str], bytes]) -> tuple[Pictures, Pictures]:
+def _read_batches(source: Path, content: Callable[[str], bytes]) -> tuple[Pictures, Pictures]:
     """Read the batches, in their order; the last one is the test."""
     batches, seen = [], dict[bytes, str]()
-    for name in names:
+    for name in BATCHES:
         batch = content(name)
         if (same := seen.setdefault(hashlib.sha256(batch).digest(), name)) != name:
             raise ValueError(
                 f"{source} holds the same pictures as {same} and {name}, so they would occur twice: unpack the archive"
                 f" again. {WHERE_PUBLISHED}"
             )
-        read = _read_binary if name.endswith(".bin") else _read_python
-        batches.append(read(batch, f"{source}/{name}"))
+        batches.append(_read_batch(batch, f"{source}/{name}"))
     train = Pictures(*(np.concatenate(arrays) for arrays in zip(*batches[:-1], strict=True)))
     return train, batches[-1]
 
 
-def _read_python(content: bytes, place: str) -> Pictures:
-    batch = read_pickled_batch(content, place)
-    data, labels = batch.get(b"data"), batch.get(b"labels")
-    if not isinstance(data, np.ndarray) or not isinstance(labels, list):
-        raise ValueError(f"{place} holds {sorted(batch)[:5]}, without data or labels. {WHERE_PUBLISHED}")
-    if data.shape != (len(labels), COLOURS * SIDE * SIDE) or not all(type(label) is int for label in labels):
-        raise ValueError(
-            f"{place} holds data of shape {data.shape} and {len(labels)} labels; expected {COLOURS * SIDE * SIDE} bytes"
-            f" and a number for each picture. {WHERE_PUBLISHED}"
-        )
-    return _planes(data, np.array(labels), place)
-
-
-def _read_binary(content: bytes, place: str) -> Pictures:
+def _read_batch(content: bytes, place: str) -> Pictures:
     row = 1 + COLOURS * SIDE * SIDE
     if not content or len(content) % row:
         raise ValueError(
@@ -138,12 +133,8 @@ def _read_binary(content: bytes, place: str) -> Pictures:
             f" another kind. {WHERE_PUBLISHED}"
         )
     rows = np.frombuffer(content, dtype=np.uint8).reshape(-1, row)
-    return _planes(rows[:, 1:], rows[:, 0], place)
-
-
-def _planes(data: NDArray[np.uint8], labels: NDArray[Any], place: str) -> Pictures:
-    colours = data.reshape(-1, COLOURS, SIDE, SIDE).transpose(0, 2, 3, 1)
-    return Pictures(to_gray(colours), _checked(labels, place))
+    colours = rows[:, 1:].reshape(-1, COLOURS, SIDE, SIDE).transpose(0, 2, 3, 1)
+    return Pictures(to_gray(colours), _checked(rows[:, 0], place))
 
 
 def _checked(labels: NDArray[Any], place: str) -> NDArray[np.uint8]:
@@ -164,16 +155,16 @@ def _read_archive(path: Path, max_unpacked: float | None) -> tuple[Pictures, Pic
     ):
         for member in archive:
             name = PurePosixPath(member.name)
-            if member.isfile() and name.parent.name in (PYTHON, BINARY) and name.name.removesuffix(".bin") in BATCHES:
+            if name.parent.name in PICKLES:
+                raise _pickled(path)
+            if member.isfile() and name.parent.name == FOLDER and name.name in BATCHES:
                 found[name.name] = member_content(path, archive, member)
         # To the very end, where the checksum of the compression is.
         while file.read(1 << 20):
             pass
-    kind = ".bin" if any(name.endswith(".bin") for name in found) else ""
-    names = [f"{name}{kind}" for name in BATCHES]
-    if missing := [name for name in names if name not in found]:
+    if missing := [name for name in BATCHES if name not in found]:
         raise ValueError(f"{path} lacks {', '.join(missing)}. {WHERE_PUBLISHED}")
-    return _read_batches(path, names, found.__getitem__)
+    return _read_batches(path, found.__getitem__)
 
 
 def _read_arrays(path: Path, max_unpacked: float | None) -> tuple[Pictures, Pictures]:
