@@ -167,9 +167,7 @@ def test_a_missing_source_says_where_it_is_published_and_what_name_it_has(tmp_pa
     (source / "data_batch_3.bin").unlink()
     (source / "test_batch.bin").unlink()
     for place in (source, tmp_path):
-        with pytest.raises(
-            ValueError, match=f"lacks data_batch_3.bin, test_batch.bin. .*{published}"
-        ):
+        with pytest.raises(ValueError, match=f"lacks data_batch_3.bin, test_batch.bin. .*{published}"):
             find_cifar(place)
 
 
