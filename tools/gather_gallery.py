@@ -94,7 +94,7 @@ def restate(names: Collection[str], results: Path, docs: Path, *, draw: bool) ->
     """Write tables, verdicts and, with `draw`, figures of some studies again, from the rows in RESULTS, and the page.
 
     Raises:
-        ValueError: A study has no rows or no summary, or its figures are drawn from more than rows.
+        ValueError: A study has no rows or no summary, or a figure is of more than rows.
     """
     gathered, pictures = _gathered(results), docs / "gallery"
     for name in names:
@@ -103,7 +103,7 @@ def restate(names: Collection[str], results: Path, docs: Path, *, draw: bool) ->
             raise ValueError(f"{results} or {pictures} has nothing of {name}; expected one of {', '.join(gathered)}.")
         study, rows = find_study(name), rows_of(gathered[name], name)
         if draw:
-            _draw_again(name, rows, kept, pictures)
+            kept = replace(kept, figures=_draw_again(name, rows, kept, pictures))
         changed = replace(
             kept,
             shows=CATALOGUE[name].shows,
@@ -117,15 +117,17 @@ def restate(names: Collection[str], results: Path, docs: Path, *, draw: bool) ->
     write_page(docs)
 
 
-def _draw_again(name: str, rows: list[Row], kept: Summary, pictures: Path) -> None:
+def _draw_again(name: str, rows: list[Row], kept: Summary, pictures: Path) -> list[str]:
+    """Draw the figures of a study in place of those that there are, and return their names."""
     with TemporaryDirectory() as folder, house_style():
         figures = find_study(name).figures(rows, Path(folder))
         drawn = [f"{name}{'-' if which else ''}{which}.png" for which in figures]
-        if drawn != kept.figures:
-            raise ValueError(f"the rows of {name} give the figures {drawn}, and the page has {kept.figures}.")
+        for old in kept.figures:
+            (pictures / old).unlink(missing_ok=True)
         for file, figure in zip(drawn, figures.values(), strict=True):
             save_figure(figure, Path(folder) / file)
             _copy_small(Path(folder) / file, pictures / file)
+    return drawn
 
 
 def write_page(docs: Path) -> None:

@@ -22,7 +22,7 @@ from nystrom_lab.data.store.split import Split
 
 SHOWN_TOKENS = 600
 SPLIT_OF: dict[str, type[Split]] = {
-    split.task: split for split in cast(list[type[Split]], [ListOps, Text, Retrieval, Image, Pathfinder])
+    split.task: split for split in cast("list[type[Split]]", [ListOps, Text, Retrieval, Image, Pathfinder])
 }
 
 

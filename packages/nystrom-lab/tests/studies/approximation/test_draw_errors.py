@@ -6,7 +6,6 @@ import torch
 
 from nystrom.kernels import gaussian_kernel
 from nystrom_lab.studies.approximation.draw_errors import measure_draws, needed_draws, rounding
-from nystrom_lab.studies.matrices.column_draws import uniform_draws
 from nystrom_lab.studies.matrices.dense_nystrom import complete
 
 
@@ -17,13 +16,17 @@ def completion():
     return complete(partial(gaussian_kernel, scale=0.5), q, k)
 
 
+def uniform(generator):
+    return torch.randint(20, (4,), generator=generator)
+
+
 def test_errors_of_each_draw_are_those_of_the_dense_formula(completion):
-    errors = measure_draws(completion, partial(uniform_draws, 20, 4), draws=25, seed=3)
+    errors = measure_draws(completion, uniform, draws=25, seed=3)
     assert [len(values) for values in errors] == [25, 25, 25]
     generator = torch.Generator().manual_seed(3)
     for block, whole, least in zip(*errors, strict=True):
         s = torch.zeros(20, 4, dtype=torch.float64)
-        s[uniform_draws(20, 4, generator).indices, range(4)] = 1.0
+        s[uniform(generator), range(4)] = 1.0
         c = completion @ s @ torch.linalg.pinv(s.mT @ completion @ s, hermitian=True) @ s.mT @ completion
         error = completion - c
         values = torch.linalg.eigvalsh(error)
@@ -34,8 +37,8 @@ def test_errors_of_each_draw_are_those_of_the_dense_formula(completion):
 
 
 def test_eigenvalues_are_left_out_where_nobody_asks_for_them(completion):
-    errors = measure_draws(completion, partial(uniform_draws, 20, 4), draws=3, seed=3, eigenvalues=False)
-    full = measure_draws(completion, partial(uniform_draws, 20, 4), draws=3, seed=3)
+    errors = measure_draws(completion, uniform, draws=3, seed=3, eigenvalues=False)
+    full = measure_draws(completion, uniform, draws=3, seed=3)
     torch.testing.assert_close(errors.block, full.block)
     assert errors.whole.isnan().all()
 

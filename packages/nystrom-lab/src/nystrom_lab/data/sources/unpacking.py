@@ -92,7 +92,7 @@ def open_unpacked(path: Path, *, max_unpacked: float | None = None, progress: bo
         if unpack is None:
             limit.bytes = float("inf")
         unpacked = counted if unpack is None else unpack(counted)
-        yield cast(BinaryIO, io.BufferedReader(_Limited(unpacked, limit), READ_AHEAD))
+        yield cast("BinaryIO", io.BufferedReader(_Limited(unpacked, limit), READ_AHEAD))
 
 
 class _Limited(io.RawIOBase):

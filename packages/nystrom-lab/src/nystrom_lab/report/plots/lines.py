@@ -32,6 +32,8 @@ def draw_lines(
     log_x: bool = True,
     log_y: bool = True,
     share_y: bool = True,
+    limits: tuple[float, float] | None = None,
+    looks: Mapping[str, Look] | None = None,
 ) -> "Figure":
     """Draw a panel for each group of rows, with a line for each method, named in a legend or at its end.
 
@@ -46,6 +48,8 @@ def draw_lines(
         log_x: Whether the horizontal axis is logarithmic; then it has a number for each size.
         log_y: Whether the vertical axis is logarithmic.
         share_y: Whether panels side by side share the vertical axis.
+        limits: Ends of the vertical axes; None means those of the values.
+        looks: How lines look that are not of methods, by name.
     """
     columns = min(columns, len(panels))
     lines = math.ceil(len(panels) / columns)
@@ -54,13 +58,15 @@ def draw_lines(
     for axes in grid.flat[len(panels) :]:
         axes.set_visible(False)
     methods = dict.fromkeys(row.method for rows in panels.values() for row in rows if not math.isnan(row.value))
-    looks = method_looks(methods)
+    looks = method_looks(methods) if looks is None else looks
     named = len(methods) > _LEGEND and columns <= 2
     handles: dict[str, Line2D] = {}
     for panel, (title, rows) in enumerate(panels.items()):
         axes: Axes = grid.flat[panel]
         if log_y:
             axes.set_yscale("log")
+        if limits:
+            axes.set_ylim(*limits)
         for method in dict.fromkeys(row.method for row in rows):
             those = [row for row in rows if row.method == method and not math.isnan(row.value)]
             if those:
@@ -79,6 +85,7 @@ def draw_lines(
             axes.set_ylabel(y_label)
         if panel >= len(panels) - columns:
             axes.set_xlabel(x_label)
+            axes.tick_params(labelbottom=True)
     if named:
         for axes in figure.axes[: len(panels)]:
             _name_ends(axes)

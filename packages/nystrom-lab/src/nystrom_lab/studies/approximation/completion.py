@@ -27,7 +27,7 @@ Source: Chen et al. (2021), arXiv:2111.00035, Lemma 1 and eq. 4. Its inline Gaus
 from collections.abc import Iterable, Mapping
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 import torch
@@ -184,7 +184,7 @@ def _indefinite(rows: pd.DataFrame) -> Found:
 def _figures(rows: pd.DataFrame, folder: Path) -> "Mapping[str, Figure]":
     figure = figure_of(PAGE, 3.4)
     axes = figure.subplots()
-    least = select(rows, LEAST).groupby(["method", "inputs"], sort=False)["value"].min().unstack(sort=False)
+    least: Any = select(rows, LEAST).pivot_table("value", "method", "inputs", aggfunc="min", sort=False)
     for place, (method, values) in enumerate(least.iterrows()):
         shift = (place - (len(least) - 1) / 2) * 0.11
         axes.plot([x + shift for x in range(len(values))], values, MARKERS[place], linestyle="", label=method)

@@ -16,10 +16,9 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
-from nystrom_lab.studies.matrices.column_draws import Draws
 from nystrom_lab.studies.matrices.dense_nystrom import nystrom_psd
 from nystrom_lab.studies.matrices.spectra import spectral_norm
 
@@ -43,7 +42,7 @@ class DrawErrors(NamedTuple):
 
 def measure_draws(
     completion: Float[Tensor, "all all"],
-    draw: Callable[[torch.Generator], Draws],
+    draw: Callable[[torch.Generator], Int[Tensor, " d"]],
     *,
     draws: int,
     seed: int,
@@ -64,7 +63,7 @@ def measure_draws(
     most = max(1, _ENTRIES // completion.numel())
     for begin in range(0, draws, most):
         count = min(most, draws - begin)
-        indices = torch.stack([draw(generator).indices for _ in range(count)])
+        indices = torch.stack([draw(generator) for _ in range(count)])
         error = completion - nystrom_psd(completion.expand(count, -1, -1), indices)
         block = spectral_norm(error[:, :n, n:])
         values = torch.linalg.eigvalsh(error) if eigenvalues else torch.full_like(error[:, 0], math.nan)

@@ -22,7 +22,6 @@ from nystrom.linalg.pinv import pinv_exact, pinv_iterative
 from nystrom.turns import in_turns, quartiles
 from nystrom_lab.measure.rows import Row, cpu_name, new_row
 from nystrom_lab.studies.approximation.real_heads.recorded import LayerHeads
-from nystrom_lab.studies.matrices.column_draws import uniform_draws
 from nystrom_lab.studies.matrices.dense_nystrom import SquareInverse, nystrom_columns_and_rows
 from nystrom_lab.studies.matrices.spectra import spectral_norm
 from nystrom_lab.studies.reproduce.encoders import Encoder
@@ -86,12 +85,12 @@ def approximations(
 ) -> dict[str, Iterable[Float[Tensor, "b h n n"]]]:
     """Approximate matrices by method: one, or one for each draw of random tokens."""
     q, k = heads.q, heads.k
-    indices = [uniform_draws(s.shape[-1], m, torch.Generator().manual_seed(seed)).indices for seed in range(draws)]
+    indices = [torch.randint(s.shape[-1], (m,), generator=torch.Generator().manual_seed(seed)) for seed in range(draws)]
     return {
         "nystrom-uniform": (_factored(q, k, q[:, :, i], k[:, :, i], inverse) for i in indices),
         "nystrom": [segment_approximation(heads, m, inverse)],
         "nystrom-kmeans": [_factored(q, k, kmeans(q, m), kmeans(k, m), inverse)],
-        "nystrom-columns": (nystrom_columns_and_rows(s, i, i, inverse=inverse) for i in indices),
+        "nystrom-columns": (nystrom_columns_and_rows(s, i, inverse=inverse) for i in indices),
     }
 
 

@@ -63,7 +63,6 @@ from nystrom_lab.measure.rows import Row
 from nystrom_lab.report.plots.lines import draw_lines
 from nystrom_lab.report.summary import Verdict
 from nystrom_lab.report.table import Table
-from nystrom_lab.studies.matrices.column_draws import uniform_draws
 from nystrom_lab.studies.matrices.dense_nystrom import nystrom_columns_and_rows, nystrom_off_diagonal
 from nystrom_lab.studies.matrices.spectra import spectral_norm
 from nystrom_lab.studies.reproduce.encoders import Encoder, Recording, Weights, find_encoder, instead_of_bert_base
@@ -169,7 +168,7 @@ def _attend(method: str, given: Recording, m: int | None) -> Float[Tensor, "b h 
 
 def _printed(given: Recording, m: int) -> Float[Tensor, "b h n e"]:
     q, k, v = given
-    drawn = _draws(q, lambda generator: uniform_draws(q.shape[2] + k.shape[2], m, generator).indices)
+    drawn = _draws(q, lambda generator: torch.randint(q.shape[2] + k.shape[2], (m,), generator=generator))
     # A head at a time: the matrix of one is large enough.
     flat = (x.flatten(0, 1) for x in (q, k, v, drawn))
     return torch.stack([printed_form(*head) for head in zip(*flat, strict=True)]).unflatten(0, tuple(q.shape[:2]))
@@ -209,7 +208,7 @@ def _columns_and_rows(given: Recording, m: int) -> Float[Tensor, "b h n e"]:
     q, k, v = given
     s = torch.softmax(q @ k.mT * q.shape[-1] ** -0.5, dim=-1)
     drawn = _draws(q, lambda generator: torch.randperm(q.shape[2], generator=generator)[:m])
-    return nystrom_columns_and_rows(s, drawn, drawn) @ v
+    return nystrom_columns_and_rows(s, drawn) @ v
 
 
 def _draws(q: Float[Tensor, "b h n d"], draw: Callable[[torch.Generator], Int[Tensor, " m"]]) -> Int[Tensor, "b h m"]:

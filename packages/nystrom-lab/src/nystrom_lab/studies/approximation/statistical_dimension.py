@@ -21,26 +21,7 @@ Measured too are, for these heads of both layers with either kind of weights, $d
 heads, the errors with other kernels in place of the Gaussian, over a tenth of the draws. The paper states the theorem
 and measures nothing.
 
-Claims, and the rule that decides each. `nystrom_lab.studies.reproduce.known` says how precisely a number is known; a
-number of one head is known to a tenth of itself. A claim is undecided where its limit lies inside that uncertainty.
-
-- "If the Loewner order holds, the error is at most $\lambda$": in no draw is the error of C above that of its
-  completion, and no draw in the order has an error of C above $\lambda$, at any $\varepsilon$. One breach refutes it.
-- The bound with the constant 1, which is this library's, is enough: for more than half of all pairs of a head and an
-  $\varepsilon$, the draws needed for the order are at most the bound. One pair that needs more than the bound refutes
-  it. A pair for which no measured number was enough needs more than the largest one: it refutes the bound if that is
-  below the largest, and is open otherwise.
-- The number of draws needed grows with $d_{stat}$: of two heads at the same $\varepsilon$ whose dimensions differ by at
-  least a tenth, the one with the larger dimension needs more draws, in at least three quarters of such pairs. Where no
-  measured number was enough, the number needed is above the largest. Pairs whose numbers are equal are left out. (At a
-  smaller $\varepsilon$ both grow by definition.)
-- Limitations: "for small n the statistical dimension might be close to n": at the shortest n it is at least n/2 in some
-  head, and d_stat / n falls from the shortest to the longest n in every head ($\varepsilon = 0.1$).
-- "$d_{stat}$ should be $\tilde O(1)$", that is a power of log n: from the second longest n to the longest it grows at
-  most as $(\log n)^2$ in at least three quarters of the heads, where the growth of a head is known to a twentieth of
-  itself. For pretrained weights, for which the paper leaves it open, this is this library's claim.
-- Equations 4-6 take "any PSD kernel": with each kernel, the mean error over the heads with the most draws is at most
-  half of that with the fewest.
+A number of one head counts as known to a tenth of itself, and its growth to a twentieth.
 
 That draws in proportion to the leverage scores need fewer columns is no claim of the paper; the tables have their
 numbers.
@@ -51,46 +32,51 @@ Source: Chen et al. (2021), arXiv:2111.00035, Definitions 1 and 2, Theorem 2 and
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
-from itertools import product
+from itertools import combinations, product
 from pathlib import Path
 from statistics import fmean
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from jaxtyping import Float
+import pandas as pd
+import torch
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from nystrom.kernels import gaussian_kernel, laplace_kernel, matern32_kernel, matern52_kernel
 from nystrom_lab.measure.rows import Row, cpu_name, new_row
+from nystrom_lab.report.summary import OURS
 from nystrom_lab.report.table import Table
 from nystrom_lab.studies.approximation.draw_errors import measure_draws, needed_draws, rounding
-from nystrom_lab.studies.approximation.draw_findings import (
-    ABOVE,
-    BETA,
-    BOUND,
-    BROKEN,
-    DELTA,
-    DIMENSION,
-    ERROR,
-    NEEDED,
-    NEEDED_ORDER,
-    ORDERED,
-    SCORED,
-    TENTH,
-    WHOLE_TENTH,
-    decide,
-    draw_dimension,
-    values_of,
-)
-from nystrom_lab.studies.matrices.column_draws import leverage_draws, uniform_draws
 from nystrom_lab.studies.matrices.dense_nystrom import complete
 from nystrom_lab.studies.matrices.spectra import leverage_scores, spectral_norm, statistical_dimension
+from nystrom_lab.studies.reproduce.declared import (
+    Claim,
+    Found,
+    Lines,
+    NotMeasured,
+    Pivot,
+    cells,
+    declare,
+    each,
+    select,
+)
 from nystrom_lab.studies.reproduce.encoders import Encoder, Weights, find_encoder
+from nystrom_lab.studies.reproduce.known import Known, mean_of, most, roughly, share_of
 from nystrom_lab.studies.reproduce.spread import spread_row
-from nystrom_lab.studies.reproduce.study import Part, Plan, Setting, Study
+from nystrom_lab.studies.reproduce.study import Part, Plan, Setting
 
+DELTA, SCORED = 0.1, 0.1
+# Two heads are compared where the larger dimension is at least so many times the smaller.
+_APART = 1.1
+ERROR, TENTH = "relative error", "relative error that a tenth of the draws exceed"
+WHOLE_TENTH = "relative error of the completion that a tenth of the draws exceed"
+ABOVE, ORDERED = "share of draws above epsilon", "share of draws in the Loewner order"
+BROKEN = "draws that break the chain of inequalities"
+DIMENSION, BETA, BOUND = "statistical dimension", "beta", "draws of the bound"
+NEEDED, NEEDED_ORDER = "draws needed for the error", "draws needed for the order"
 EPSILONS = (0.5, 0.3, 0.2, 0.1, 0.05, 0.02)
 _WEIGHTS: tuple[Weights, ...] = ("initialised", "pretrained")
-_KERNELS: Mapping[str, Callable[..., Tensor]] = {
+KERNELS: Mapping[str, Callable[..., Tensor]] = {
     "gaussian": gaussian_kernel,
     "matern52": matern52_kernel,
     "matern32": matern32_kernel,
@@ -194,11 +180,9 @@ def head_rows(
         )  # fmt: skip
 
     broken, found = 0, {}
-    ways = {"uniform": lambda m: partial(uniform_draws, 2 * n, m)}
-    if leverage:
-        ways["leverage"] = lambda m: partial(leverage_draws, scores[SCORED], m)
-    for method, draw in ways.items():
-        found[method] = [measure_draws(completion, draw(m), draws=draws, seed=0) for m in columns]
+    shares = {"uniform": torch.ones(2 * n, dtype=q.dtype)} | ({"leverage": scores[SCORED]} if leverage else {})
+    for method, of in shares.items():
+        found[method] = [measure_draws(completion, partial(drawn, of, m), draws=draws, seed=0) for m in columns]
         for m, (block, whole, least) in zip(columns, found[method], strict=True):
             yield spread_row(ERROR, method, block / norm, n=n, m=m, facts=facts, dtype="float64", seed=0)
             yield row(TENTH, method, block.quantile(1 - DELTA).item() / norm, m, repeats=draws)
@@ -222,6 +206,13 @@ def head_rows(
             yield row(NEEDED_ORDER, method, needed, eps=eps, repeats=draws)
 
 
+def drawn(shares: Float[Tensor, " all"], m: int, generator: torch.Generator) -> Int[Tensor, " m"]:
+    """Columns drawn independently, with replacement and in proportion to shares."""
+    if (shares == shares[0]).all():
+        return torch.randint(len(shares), (m,), generator=generator)
+    return torch.multinomial(shares / shares.sum(), m, replacement=True, generator=generator)
+
+
 def _lengths(encoder: Encoder, weights: Weights, layers: Sequence[int], extent: _Extent, folder: Path) -> Iterable[Row]:
     for n, layer in product(extent.lengths, layers):
         for which, (q, k) in _recorded(encoder, weights, layer, n).items():
@@ -239,57 +230,206 @@ def _lengths(encoder: Encoder, weights: Weights, layers: Sequence[int], extent: 
 
 
 def _kernels(encoder: Encoder, weights: Weights, layers: Sequence[int], extent: _Extent, folder: Path) -> Iterable[Row]:
-    for layer, (name, kernel) in product(layers, _KERNELS.items()):
+    for layer, (name, kernel) in product(layers, KERNELS.items()):
         q, k = _recorded(encoder, weights, layer, extent.n)["first"]
         completion = complete(partial(kernel, scale=q.shape[-1] ** -0.5), q, k)
         norm = spectral_norm(completion[: extent.n, extent.n :])
         for m in extent.columns:
-            draw = partial(uniform_draws, 2 * extent.n, m)
+            draw = partial(drawn, torch.ones(2 * extent.n), m)
             block = measure_draws(completion, draw, draws=extent.draws // 10, seed=0, eigenvalues=False).block
             facts = {"weights": weights, "layer": layer, "head": "first"}
             yield spread_row(ERROR, name, block / norm, n=extent.n, m=m, facts=facts, dtype="float64", seed=0)
 
 
-def _tables(rows: Sequence[Row]) -> Sequence[Table]:
-    heads = [f"ε={eps:g}" for eps in EPSILONS]
-    tables = []
-    for title, quantity, method in (
-        ("statistical dimension, out of 2n", DIMENSION, "gaussian"),
-        ("draws of the bound with constant 1", BOUND, "gaussian"),
-        (f"{NEEDED_ORDER}, δ = {DELTA:g}", NEEDED_ORDER, "uniform"),
-        (f"{NEEDED}, δ = {DELTA:g}", NEEDED, "uniform"),
-        (f"{NEEDED_ORDER}, by leverage scores", NEEDED_ORDER, "leverage"),
-        (f"{NEEDED}, by leverage scores", NEEDED, "leverage"),
-    ):
-        values = values_of(rows, quantity, method)
-        places = dict.fromkeys(head for head, _ in values)
-        lines = [[head, *(_cell(values.get((head, f"{eps}"))) for eps in EPSILONS)] for head in places]
-        tables.append(Table(title, ["head", *heads], lines))
-    errors = [row for row in rows if row.quantity == ERROR and row.method in _KERNELS]
-    columns = sorted({row.m for row in errors if row.m})
-    lines = []
-    for weights, kernel in product(_WEIGHTS, _KERNELS):
-        those = [row for row in errors if row.method == kernel and row.fact("weights") == weights]
-        if those:
-            means = (fmean(row.value for row in those if row.m == m) for m in columns)
-            lines.append([f"{kernel}, {weights}", *(f"{mean:.3f}" for mean in means)])
-    tables.append(Table("mean relative error of kernels over heads", ["kernel", *(f"d={m}" for m in columns)], lines))
-    return tables
+def _chain(rows: pd.DataFrame) -> Found:
+    counts = each(rows, BROKEN)
+    broken, draws = sum(row.value for row in counts), sum(row.repeats for row in counts)
+    return broken == 0 if counts else None, f"{broken:.0f} breaches in {draws} draws."
 
 
-def _cell(value: float | None) -> str:
-    return "" if value is None else "–" if value != value else f"{value:.0f}"
+def _by_head(rows: pd.DataFrame, quantity: str, method: str) -> dict[tuple[str, ...], float]:
+    """Values by head and epsilon."""
+    return {(*_head_of(row), row.eps): row.value for row in each(rows, quantity, method=method)}
 
+
+def _head_of(row: Any) -> tuple[str, ...]:
+    return row.weights, row.layer, row.head
+
+
+def _constant(rows: pd.DataFrame) -> Found:
+    bounds, needed = _by_head(rows, BOUND, "gaussian"), _by_head(rows, NEEDED_ORDER, "uniform")
+    measured = max((row.m for row in each(rows, ORDERED)), default=0)
+    ratios = {cell: d / bounds[cell] for cell, d in needed.items() if cell in bounds}
+    found = [ratio for ratio in ratios.values() if not math.isnan(ratio)]
+    if not found:
+        return None, "no number of draws that was measured is enough for the order."
+    # A number that was not found is above the largest measured one, and so refutes a bound that is below that.
+    answers = [
+        roughly(measured / bounds[cell] if math.isnan(ratio) else ratio).within(most=1)
+        for cell, ratio in ratios.items()
+        if not math.isnan(ratio) or roughly(bounds[cell]).high <= measured
+    ]
+    return False if False in answers else True if answers.count(True) > len(ratios) / 2 else None, (
+        f"the bound is {1 / max(found):.1f} to {1 / min(found):.0f} times the draws that are needed, where "
+        f"{len(found)} of {len(ratios)} were found."
+    )
+
+
+def _growth(rows: pd.DataFrame) -> Found:
+    needed, dimension = _by_head(rows, NEEDED_ORDER, "uniform"), _by_head(rows, DIMENSION, "gaussian")
+    concordant = []
+    for a, b in combinations([cell for cell in needed if cell in dimension], 2):
+        apart = max(dimension[a], dimension[b]) >= _APART * min(dimension[a], dimension[b])
+        # A number that was not found is above the largest measured one.
+        few, many = (math.inf if math.isnan(x) else x for x in (needed[a], needed[b]))
+        if a[-1] == b[-1] and apart and few != many:
+            concordant.append((dimension[a] < dimension[b]) == (few < many))
+    right, count = sum(concordant), len(concordant)
+    return share_of(right / max(count, 1), count).within(least=0.75), (
+        f"in {right} of {count} pairs of heads at the same ε, the one with the larger dimension needs more draws."
+    )
+
+
+def _lengths_of(rows: pd.DataFrame, **where: str) -> list[dict[int, float]]:
+    """Statistical dimensions over n of each head, at the middle epsilon."""
+    found: dict[tuple[str, ...], dict[int, float]] = {}
+    for row in each(rows, DIMENSION, method="lengths", eps=str(SCORED), **where):
+        found.setdefault(_head_of(row), {})[row.n] = row.value
+    heads = [of for of in found.values() if len(of) > 1]
+    if not heads:
+        raise NotMeasured("fewer than two lengths were measured.")
+    return heads
+
+
+def _short_sequences(rows: pd.DataFrame) -> Found:
+    shares = [{n: value / n for n, value in of.items()} for of in _lengths_of(rows)]
+    first, last = [of[min(of)] for of in shares], [of[max(of)] for of in shares]
+    falls = [roughly(a / b).above() for a, b in zip(first, last, strict=True)]
+    return most([roughly(max(first)).within(least=0.5), *falls]), (
+        f"d_stat / n is {min(first):.2f} to {max(first):.2f} at n = {min(shares[0])} and {min(last):.2f} to "
+        f"{max(last):.2f} at n = {max(shares[0])}; it falls by more than a tenth in {falls.count(True)} of "
+        f"{len(shares)} heads."
+    )
+
+
+def _polylogarithmic(weights: str, rows: pd.DataFrame) -> Found:
+    heads = _lengths_of(rows, weights=weights)
+    *_, before, last = sorted(heads[0])
+    allowed = (math.log(last) / math.log(before)) ** 2
+    growth = [of[last] / of[before] for of in heads]
+    return most((roughly(factor, 0.05).within(most=allowed) for factor in growth), 0.75), (
+        f"from n = {before} to {last} it grows by a factor of {min(growth):.2f} to {max(growth):.2f}; (log n)^2 grows "
+        f"by a factor of {allowed:.2f}."
+    )
+
+
+def _any_kernel(rows: pd.DataFrame) -> Found:
+    falls = {}
+    for kernel in KERNELS:
+        numbers = {row.m for row in each(rows, ERROR, method=kernel)}
+        if len(numbers) > 1:
+            few, many = (each(rows, ERROR, method=kernel, m=end(numbers)) for end in (min, max))
+            falls[kernel] = _pooled(many).over(_pooled(few))
+    shown = ", ".join(f"{low:.2f} to {high:.2f} ({kernel})" for kernel, (low, high) in falls.items())
+    missing = [None] * (len(KERNELS) - len(falls))
+    return most([*(fall.within(most=0.5) for fall in falls.values()), *missing]), (
+        f"with the most draws the mean error is {shown or 'an unmeasured share'} of that with the fewest, two standard "
+        "errors to either side."
+    )
+
+
+def _pooled(rows: Sequence[Any]) -> Known:
+    """The mean over heads."""
+    return Known(*(fmean(ends) for ends in zip(*map(mean_of, rows), strict=True)))
+
+
+def _kernel_table(rows: pd.DataFrame) -> list[Table]:
+    kernels = select(rows, ERROR, method=tuple(KERNELS))
+    means: Any = kernels.groupby(["weights", "method", "m"], as_index=False, sort=False)["value"].mean()
+    return Pivot(
+        title="mean relative error of kernels over heads",
+        index={"kernel": "{method}, {weights}"},
+        columns=[cells("d={m}", ERROR, "{value:.3f}")],
+        names={"weights": _WEIGHTS, "method": tuple(KERNELS)},
+    ).tables(means.assign(quantity=ERROR))
+
+
+_THEOREM, _LIMITS = "Skyformer, Theorem 2", "Skyformer, Limitations"
+_POLYLOG = "The statistical dimension grows no faster than a power of log n ({}).".format
+_SLOW = "in less than three quarters of the heads it grows at most as (log n)^2 between the two longest n"
+_HEADS = partial(Lines, panel="{weights}, layer {number}, {head}", options={"columns": 3})
 
 STUDIES = {
-    "skyformer-theorem-2": Study(
+    "skyformer-theorem-2": declare(
         shows="error of independent draws beside the statistical dimension",
         source="Skyformer, arXiv:2111.00035, Definition 2 and Theorem 2",
         needs="an encoder: nystrom[real] or --model",
         minutes=2.7,
         plan=_plan,
-        tables=_tables,
-        verdicts=decide,
-        figures=draw_dimension,
+        tables=[
+            *(
+                Pivot(
+                    title=title, index={"head": "{weights}, layer {number}, {head}"},
+                    columns=[cells("ε={eps}", quantity, "{value:.0f}", method=method)], missing="",
+                )
+                for title, quantity, method in (
+                    ("statistical dimension, out of 2n", DIMENSION, "gaussian"),
+                    ("draws of the bound with constant 1", BOUND, "gaussian"),
+                    (f"{NEEDED_ORDER}, δ = {DELTA:g}", NEEDED_ORDER, "uniform"),
+                    (f"{NEEDED}, δ = {DELTA:g}", NEEDED, "uniform"),
+                    (f"{NEEDED_ORDER}, by leverage scores", NEEDED_ORDER, "leverage"),
+                    (f"{NEEDED}, by leverage scores", NEEDED, "leverage"),
+                )
+            ),
+            _kernel_table,
+        ],
+        claims=[
+            Claim(
+                "If the Loewner order holds, the error of C is at most λ; it is never above that of the completion.",
+                _THEOREM, _chain, "a draw in the order has a larger error of C, or C a larger one than its completion",
+            ),
+            Claim(
+                "d_stat / β log(n / δ) draws, with the constant 1, are enough for the Loewner order.",
+                OURS, _constant, "a head needs more at some ε; undecided if half of them are not known to need fewer",
+            ),
+            Claim(
+                "The draws that are needed grow with the statistical dimension.",
+                _THEOREM, _growth, "of two heads at the same ε, whose dimensions differ by a tenth, the one with the "
+                "larger needs more in fewer than three quarters of the pairs; equal numbers are left out",
+            ),
+            Claim(
+                "For a short sequence the statistical dimension may be close to n; its share of n falls with the "
+                "length.",
+                _LIMITS, _short_sequences, "it is below n/2 in all heads at the shortest n, or its share of n rises",
+            ),
+            Claim(_POLYLOG("initialised weights"), _LIMITS, partial(_polylogarithmic, "initialised"), _SLOW),
+            Claim(
+                _POLYLOG("pretrained weights, which the paper leaves open"),
+                OURS, partial(_polylogarithmic, "pretrained"), _SLOW,
+            ),
+            Claim(
+                "Equations 4-6 take any positive semidefinite kernel.", "Skyformer, section 4.2", _any_kernel,
+                "with a kernel, the mean error over heads with the most draws is above half of that with the fewest",
+            ),
+        ],
+        figures={
+            "": _HEADS(
+                of={"quantity": (DIMENSION, BOUND, NEEDED_ORDER, NEEDED), "method": ("gaussian", "uniform")},
+                over="eps", line="{quantity}", x_label="ε", y_label="draws, or dimension", band="",
+            ),
+            "draws": _HEADS(
+                of={"quantity": ABOVE, "method": "uniform"}, over="m", line="ε = {eps}", x_label="draws d",
+                y_label="share δ of draws with an error above ε", band="", options={"log_y": False, "columns": 3},
+            ),
+            "lengths": Lines(
+                of={"quantity": DIMENSION, "method": "lengths", "eps": str(SCORED)}, over="n",
+                panel="{weights} weights", line="layer {number}, {head}", x_label="tokens n",
+                y_label="statistical dimension", band="",
+            ),
+            "kernels": _HEADS(
+                of={"quantity": ERROR, "method": tuple(KERNELS)}, over="m", x_label="draws d",
+                y_label="relative error", band="quartiles over draws",
+            ),
+        },
     ),
-}
+}  # fmt: skip

@@ -1,7 +1,7 @@
 r"""The Nyström method on dense matrices: the reference for attention through landmarks.
 
 - Symmetric positive semidefinite C, with columns chosen by S:
-  $\tilde C = C S\, (S^\top C S + \gamma I)^+ S^\top C$ (`nystrom_psd`; Skyformer, eq. 5, with $\gamma = 0$).
+  $\tilde C = C S\, (S^\top C S)^+ S^\top C$ (`nystrom_psd`; Skyformer, eq. 5).
 - Any matrix S, such as the softmax matrix itself, with columns c and rows r:
   $\hat S = S_{:c}\, A^+ S_{r:}$ with $A = S_{rc}$ (`nystrom_columns_and_rows`; Nyströmformer, eq. 3-6).
 - $B = \phi(Q, K)$ for a positive semidefinite kernel $\phi$: an off-diagonal block of the completion
@@ -27,60 +27,35 @@ DenseKernel = Callable[[Tensor, Tensor], Tensor]
 SquareInverse = Callable[[Tensor], Tensor]
 
 
-def nystrom_psd(
-    c: Float[Tensor, "*b n n"],
-    indices: Int[Tensor, "*#b m"],
-    *,
-    weights: Float[Tensor, "*#b m"] | None = None,
-    ridge: float = 0.0,
-    inverse: SquareInverse | None = None,
-) -> Float[Tensor, "*b n n"]:
-    r"""Approximate symmetric positive semidefinite matrices from some of their columns.
+def nystrom_psd(c: Float[Tensor, "*b n n"], indices: Int[Tensor, "*#b m"]) -> Float[Tensor, "*b n n"]:
+    """Approximate symmetric positive semidefinite matrices from some of their columns.
 
     Args:
         c: Matrices.
         indices: Columns, the same for all matrices or different for each; a repeated column changes nothing.
-        weights: Factors on the columns of S; they cancel without a ridge.
-        ridge: $\gamma$, added to the diagonal of $S^\top C S$.
-        inverse: Replaces the Moore-Penrose inverse of $S^\top C S + \gamma I$.
-
-    Raises:
-        ValueError: `ridge` is negative.
     """
     rows = _rows(c, indices)
-    return _through(rows.mT, _rows(rows.mT, indices), rows, weights, ridge, inverse)
+    return _through(rows.mT, _rows(rows.mT, indices), rows)
 
 
 def nystrom_columns_and_rows(
-    s: Float[Tensor, "*b n t"],
-    columns: Int[Tensor, "*#b m"],
-    rows: Int[Tensor, "*#b m"],
-    *,
-    inverse: SquareInverse = torch.linalg.pinv,
+    s: Float[Tensor, "*b n t"], indices: Int[Tensor, "*#b m"], *, inverse: SquareInverse = torch.linalg.pinv
 ) -> Float[Tensor, "*b n t"]:
-    """Approximate matrices from some of their columns and as many rows; exact at these if A is invertible.
+    """Approximate matrices from some of their columns and the rows of the same indices.
 
     Args:
-        s: Matrices; they need be neither symmetric nor square.
-        columns: Columns, the same for all matrices or different for each.
-        rows: Rows; the paper uses the same indices as for the columns.
+        s: Matrices; they need not be symmetric.
+        indices: Columns and rows, the same for all matrices or different for each.
         inverse: Inverse of A; by default the Moore-Penrose inverse.
     """
-    left, right = _rows(s.mT, columns).mT, _rows(s, rows)
-    a = _rows(left, rows)
-    return left @ inverse(a) @ right
+    left, right = _rows(s.mT, indices).mT, _rows(s, indices)
+    return left @ inverse(_rows(left, indices)) @ right
 
 
 def complete(
     kernel: DenseKernel, q: Float[Tensor, "*b n d"], k: Float[Tensor, "*b s d"]
 ) -> Float[Tensor, "*b all all"]:
-    """The positive semidefinite matrix of queries and keys together, of which kernel(q, k) is a block.
-
-    Args:
-        kernel: A positive semidefinite kernel, such as those of `nystrom.kernels`.
-        q: Queries; they come first.
-        k: Keys.
-    """
+    """The positive semidefinite matrix of queries and keys together, of which kernel(q, k) is a block."""
     tokens = torch.cat([q, k], dim=-2)
     return kernel(tokens, tokens)
 
@@ -91,8 +66,6 @@ def nystrom_off_diagonal(
     k: Float[Tensor, "*b s d"],
     indices: Int[Tensor, "*#b m"],
     *,
-    weights: Float[Tensor, "*#b m"] | None = None,
-    ridge: float = 0.0,
     inverse: SquareInverse | None = None,
 ) -> Float[Tensor, "*b n s"]:
     """Approximate kernel(q, k): the upper right block of `nystrom_psd(complete(kernel, q, k), ...)`.
@@ -102,16 +75,11 @@ def nystrom_off_diagonal(
         q: Queries.
         k: Keys.
         indices: Landmarks: queries below n, keys from n on.
-        weights: Factors on the columns of S; they cancel without a ridge.
-        ridge: Ridge added to the diagonal of the landmarks' matrix.
-        inverse: Replaces the Moore-Penrose inverse of the landmarks' matrix with the ridge.
-
-    Raises:
-        ValueError: `ridge` is negative.
+        inverse: Replaces the Moore-Penrose inverse of the landmarks' matrix.
     """
     landmarks = _rows(torch.cat([q, k], dim=-2), indices)
-    inner = kernel(landmarks, landmarks)
-    return _through(kernel(q, landmarks), inner, kernel(landmarks, k), weights, ridge, inverse)
+    left, inner, right = kernel(q, landmarks), kernel(landmarks, landmarks), kernel(landmarks, k)
+    return _through(left, inner, right) if inverse is None else left @ inverse(inner) @ right
 
 
 def _rows(x: Float[Tensor, "*b n d"], indices: Int[Tensor, "*#b m"]) -> Float[Tensor, "*b m d"]:
@@ -119,23 +87,9 @@ def _rows(x: Float[Tensor, "*b n d"], indices: Int[Tensor, "*#b m"]) -> Float[Te
 
 
 def _through(
-    left: Float[Tensor, "*b n m"],
-    inner: Float[Tensor, "*b m m"],
-    right: Float[Tensor, "*b m s"],
-    weights: Float[Tensor, "*#b m"] | None,
-    ridge: float,
-    inverse: SquareInverse | None,
+    left: Float[Tensor, "*b n m"], inner: Float[Tensor, "*b m m"], right: Float[Tensor, "*b m s"]
 ) -> Float[Tensor, "*b n s"]:
-    """The product of the left factor, an inverse of the symmetric inner matrix with the ridge, and the right factor."""
-    if not ridge >= 0:
-        raise ValueError(f"ridge is {ridge}; expected 0 or a positive number.")
-    if weights is not None:
-        weights = weights.to(inner)
-        left, right = left * weights[..., None, :], weights[..., :, None] * right
-        inner = weights[..., :, None] * inner * weights[..., None, :]
-    inner = inner + ridge * torch.eye(inner.shape[-1], dtype=inner.dtype, device=inner.device)
-    if inverse is not None:
-        return left @ inverse(inner) @ right
+    """The product of the left factor, the inverse of the symmetric inner matrix, and the right factor."""
     values, vectors = torch.linalg.eigh(inner)
     # As in the Moore-Penrose inverse, eigenvalues within rounding of 0 count as 0.
     least = values.shape[-1] * torch.finfo(values.dtype).eps * values.amax(dim=-1, keepdim=True)

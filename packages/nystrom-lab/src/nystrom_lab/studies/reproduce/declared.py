@@ -1,10 +1,12 @@
 r"""What a study declares beside its measurements: tables, figures and claims, objects that read a frame of its rows.
 
 A frame is a `pandas.DataFrame` with a line for each row: its columns are the fields of the row and its facts. A row
-without a spread has its value as both ends of it; a fact that a row does not have is "". Where a declaration names a
+without a spread has its value as both ends of it; a fact that a row does not have is "". The column "number" counts the
+layers of a model from 1. Where a declaration names a
 text with fields in braces, such as "{method}, {weights}", the text is made for each row from its columns.
 """
 
+import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -45,6 +47,8 @@ def frame_of(rows: Sequence[Row]) -> pd.DataFrame:
     )
     facts = [name for name in frame if name not in _FIELDS]
     frame[facts] = frame[facts].fillna("")
+    if "layer" in facts:
+        frame["number"] = [str(int(layer) + 1) if layer else "" for layer in frame["layer"]]
     frame["value"] = frame["value"].astype(float)
     for end in ("low", "high"):
         frame[end] = frame[end].astype(float).fillna(frame["value"])
@@ -172,24 +176,17 @@ class Pivot:
                     found[title][index][place] = line
                 heads.setdefault(title, {})[place] = None
         left = len(self.index) if self.left is None else self.left
-        return [
-            Table(
-                title,
-                [*self.index, *(head for _, head in heads[title])],
-                [
-                    [
-                        *index,
-                        *(
-                            self.columns[at[0]].text.format_map(of[at]) if at in of else self.missing
-                            for at in heads[title]
-                        ),
-                    ]
-                    for index, of in lines.items()
-                ],
-                left,
-            )
-            for title, lines in found.items()
-        ]
+        tables = []
+        for title, lines in found.items():
+            texts = [[*index, *(self._text(of, at) for at in heads[title])] for index, of in lines.items()]
+            tables.append(Table(title, [*self.index, *(head for _, head in heads[title])], texts, left))
+        return tables
+
+    def _text(self, line: Mapping[tuple[int, str], Mapping[str, Any]], at: tuple[int, str]) -> str:
+        if at not in line:
+            return self.missing
+        # A row without a number says in its note why it was not measured.
+        return "–" if math.isnan(line[at]["value"]) else self.columns[at[0]].text.format_map(line[at])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -200,7 +197,7 @@ class Lines:
         of: Values of the columns of the rows that are drawn: quantity, and others.
         over: The column of the horizontal axis.
         panel: Titles of the panels.
-        line: Names of the lines.
+        line: Names of the lines; those of methods look as in every figure.
         names: The values of a column that are drawn, in the order of the panels and lines, and their names.
         x_label: Name of the horizontal axis.
         y_label: Name of the vertical axis.
@@ -218,20 +215,25 @@ class Lines:
     names: Names = field(default_factory=dict)
     options: Mapping[str, Any] = field(default_factory=dict)
 
-    def draw(self, frame: pd.DataFrame) -> "Figure":
-        """Draw the rows of a frame."""
+    def draw(self, frame: pd.DataFrame) -> "Figure | None":
+        """Draw the rows of a frame; None if it has none of them."""
+        from nystrom_lab.report.plots.canvas import Look, look
         from nystrom_lab.report.plots.lines import draw_lines
 
         shown = pd.DataFrame(list(_named(select(frame, **self.of), self.names)), dtype=object)
+        if shown.empty:
+            return None
         shown["panel"] = [self.panel.format_map(line) for line in shown.to_dict("records")]
         shown["method"] = [self.line.format_map(line) for line in shown.to_dict("records")]
+        looks = {name: Look(*look(place)) for place, name in enumerate(shown["method"].unique())}
         panels = {str(title): each(of) for title, of in shown.groupby("panel", sort=False)}
         return draw_lines(
             panels,
-            over=lambda row: getattr(row, self.over),
+            over=lambda row: None if (x := getattr(row, self.over)) in (None, "") else float(x),
             x_label=self.x_label,
             y_label=self.y_label,
             band=self.band,
+            looks=None if self.line == "{method}" else looks,
             **self.options,
         )
 
@@ -296,7 +298,8 @@ def declare(
     def draw(rows: Sequence[Row], folder: Path) -> "Mapping[str, Figure]":
         if not isinstance(figures, Mapping):
             return figures(frame(rows), folder)
-        return {name: lines.draw(frame(rows)) for name, lines in figures.items()}
+        drawn = {name: lines.draw(frame(rows)) for name, lines in figures.items()}
+        return {name: figure for name, figure in drawn.items() if figure is not None}
 
     return Study(
         plan=plan,

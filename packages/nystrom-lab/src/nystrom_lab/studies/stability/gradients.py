@@ -37,7 +37,6 @@ from nystrom_lab.report.plots.lines import draw_lines
 from nystrom_lab.report.summary import Verdict
 from nystrom_lab.report.table import Table
 from nystrom_lab.studies.approximation.spectral_norm import printed_form
-from nystrom_lab.studies.matrices.column_draws import uniform_draws
 from nystrom_lab.studies.reproduce.encoders import Encoder, Recording, find_encoder
 from nystrom_lab.studies.reproduce.known import most, share_of
 from nystrom_lab.studies.reproduce.spread import spread_row
@@ -97,7 +96,7 @@ def _printed(q: Tensor, k: Tensor, v: Tensor, *, num_landmarks: int, generator: 
     total = q.shape[2] + k.shape[2]
     inverse = partial(torch.linalg.pinv, hermitian=True)
     out = [
-        printed_form(q, k, v, uniform_draws(total, num_landmarks, generator).indices, inverse=inverse)
+        printed_form(q, k, v, torch.randint(total, (num_landmarks,), generator=generator), inverse=inverse)
         for q, k, v in heads
     ]
     return torch.stack(out).unflatten(0, v.shape[:2])

@@ -61,10 +61,10 @@ def vocabulary_of(facts: Mapping[str, Any]) -> Vocabulary | None:
     lists = [facts.get(name) for name in ("no_words", "sentence_ends")]
     if not all(type(number) is int and number >= 0 for number in numbers):
         return None
-    size, *special = cast(list[int], numbers)
+    size, *special = cast("list[int]", numbers)
     if not all(isinstance(tokens, list) and all(type(token) is int for token in tokens) for tokens in lists):
         return None
-    no_words, sentence_ends = (tuple(tokens) for tokens in cast(list[list[int]], lists))
+    no_words, sentence_ends = (tuple(tokens) for tokens in cast("list[list[int]]", lists))
     if not all(0 <= token < size for token in (*special, *no_words, *sentence_ends)):
         return None
     if not {*special} <= {*no_words} or len({*no_words}) == size:
