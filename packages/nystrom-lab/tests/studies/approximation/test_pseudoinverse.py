@@ -204,4 +204,4 @@ def test_the_norm_of_the_start_is_1_or_less_and_a_start_that_is_too_large_is_ref
 
 def test_the_six_heads_have_no_claim_of_their_own():
     rows = [row_of("distance of one head to the pseudoinverse", 0.01, facts={"k": 6})]
-    assert SIX.verdicts(rows) == ()
+    assert SIX.verdicts(rows) == []

@@ -13,29 +13,17 @@ The exponent of a count is the slope of its logarithm over that of n, by least s
 small size these are at least 128 m, since the claims are for m far below n. Quadratic methods are counted up to a
 shorter n.
 
-Claims, and the rule that decides each. Counts have no noise. A claim is undecided where it has no rows, a count has
-fewer than three lengths, or the three longest n are below 32 m.
-
-- Nyströmformer "scales linearly": the exponents of multiplications and stored numbers are at most 1.05, at every m.
-  The verdict also has the exponents up to n = 2048, where the terms in m alone weigh.
-- Its multiplications are $O(n + m^3 + n m^2 + m n d_v)$, and its memory is $O(m d + nm + m^2 + mn + n d_v)$: at every m
-  they grow with n no faster than that; their exponent is at most 0.05 above that of the formula. The verdict also has
-  the ratios of the counts to the formula.
-- Softmax attention is quadratic: the exponent of its multiplications is between 1.95 and 2.05, as is that of the
-  numbers stored by the materialised form.
-
 Source: Xiong et al. (2021), arXiv:2102.03902, section 3, and the description page of Nyströmformer.
 """
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
 from functools import partial
 from itertools import product
 from pathlib import Path
 from statistics import linear_regression
-from typing import TYPE_CHECKING
 
+import pandas as pd
 import torch
 
 from nystrom.attention.heads import build_attention
@@ -43,20 +31,17 @@ from nystrom.attention.method_names import SIZES, size_options
 from nystrom.attention.registry import METHODS
 from nystrom_lab.measure.counting import count_multiplications, count_stored_numbers
 from nystrom_lab.measure.rows import Row, cpu_name, new_row
-from nystrom_lab.report.plots.lines import draw_lines
-from nystrom_lab.report.summary import Verdict
 from nystrom_lab.report.table import Table
+from nystrom_lab.studies.reproduce.declared import Claim, Found, Lines, declare, each
 from nystrom_lab.studies.reproduce.known import Known, most
-from nystrom_lab.studies.reproduce.study import Part, Plan, Setting, Study
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+from nystrom_lab.studies.reproduce.study import Part, Plan, Setting
 
 MULTIPLICATIONS, STORED = "multiplications", "stored numbers"
 PAPER, PAPER_STORED = "n + m^3 + n m^2 + m n d_v", "m d + 2 n m + m^2 + n d_v"
 _WIDTH = 64
 # The largest exponent of a linear count, the largest gap of equal exponents, and the least n of a claim over m.
 _LINEAR, _APART, _FAR = 1.05, 0.05, 32
+_BOTH = (MULTIPLICATIONS, STORED)
 _DEFAULTS = ("reformer", "bigbird")
 # The longest n of quadratic methods; materialised scores take a quarter of a gigabyte there.
 _LIMITS = {"softmax": 16384, "kernelized": 16384, "softmax-materialised": 8192}
@@ -127,72 +112,63 @@ def slope(points: Mapping[int, float]) -> float:
     return linear_regression([math.log(n) for n in longest], [math.log(points[n]) for n in longest]).slope
 
 
-def _counts(rows: Sequence[Row], quantity: str) -> dict[tuple[str, int | None], dict[int, float]]:
+def _counts(rows: pd.DataFrame, quantity: str) -> dict[tuple[str, int | None], dict[int, float]]:
     """Counts over n, by method and m."""
     counts: dict[tuple[str, int | None], dict[int, float]] = {}
-    for row in rows:
-        if row.quantity == quantity and row.n:
-            counts.setdefault((row.method, row.m), {})[row.n] = row.value
+    for row in each(rows, quantity):
+        counts.setdefault((row.method, row.m), {})[row.n] = row.value
     return counts
 
 
-def _slopes(rows: Sequence[Row], quantity: str) -> dict[tuple[str, int | None], float]:
+def _slopes(rows: pd.DataFrame, quantity: str) -> dict[tuple[str, int | None], float]:
     return {cell: slope(points) for cell, points in _counts(rows, quantity).items() if len(points) >= 3}
 
 
-def _tables(rows: Sequence[Row]) -> Sequence[Table]:
-    counted, stored = (_slopes(rows, quantity) for quantity in (MULTIPLICATIONS, STORED))
-    # The longest n that every method has.
-    common = set.intersection(*(set(points) for points in _counts(rows, MULTIPLICATIONS).values()))
-    shown_at = max(common)
-    numbers = _counts(rows, MULTIPLICATIONS), _counts(rows, STORED)
-    lines = []
-    for method, m in numbers[0]:
-        shown = (f"{of[method, m].get(shown_at, math.nan):.3g}".replace("nan", "–") for of in numbers)
-        exponents = (f"{of[method, m]:.2f}" if (method, m) in of else "–" for of in (counted, stored))
-        lines.append([method, "" if m is None else str(m), *shown, *exponents])
-    heads = ["method", "m", "multipl.", "stored", "exponent", "of stored"]
-    return [Table(f"counts at n = {shown_at}, and exponents of n", heads, lines)]
-
-
-def _verdicts(rows: Sequence[Row]) -> Sequence[Verdict]:
-    counted, stored = (_told(rows, quantity) for quantity in (MULTIPLICATIONS, STORED))
-    ours = [of[cell] for of in (counted, stored) for cell in of if cell[0] == "nystrom"]
-    short = [row for row in rows if row.method == "nystrom" and row.n and row.n <= 2048]
-    early = [value for quantity in (MULTIPLICATIONS, STORED) for value in _slopes(short, quantity).values()]
-    square = [counted[cell] for cell in counted if cell[0].startswith("softmax")]
-    square += [stored[cell] for cell in stored if cell[0] == "softmax-materialised"]
-    return [
-        Verdict(
-            "Nyströmformer scales linearly, in multiplications and stored numbers.",
-            _at_most(ours, _LINEAR),
-            f"its exponents are {_range(ours)} at the longest n, and {_range(early)} up to n = 2048.",
-        ),
-        Verdict(
-            "Its multiplications are O(n + m^3 + n m^2 + m n d_v).",
-            _grows_as(rows, MULTIPLICATIONS, PAPER),
-            f"they are {_range(_ratios(rows, MULTIPLICATIONS, PAPER))} times that.",
-        ),
-        Verdict(
-            "Its memory is O(m d + nm + m^2 + mn + n d_v).",
-            _grows_as(rows, STORED, PAPER_STORED),
-            f"it is {_range(_ratios(rows, STORED, PAPER_STORED))} times that.",
-        ),
-        Verdict(
-            "Softmax attention is quadratic.",
-            most(Known(value, value).within(1.95, 2.05) for value in square),
-            f"its exponents are {_range(square)}.",
-        ),
-    ]
-
-
-def _told(rows: Sequence[Row], quantity: str) -> dict[tuple[str, int | None], float]:
+def _told(rows: pd.DataFrame, quantity: str) -> dict[tuple[str, int | None], float]:
     """Exponents over the three longest n; NaN where there are fewer, or where they are not far above m."""
     slopes = _slopes(rows, quantity)
     return {
         cell: slopes[cell] if cell in slopes and min(sorted(points)[-3:]) >= _FAR * (cell[1] or 0) else math.nan
         for cell, points in _counts(rows, quantity).items()
     }
+
+
+def _table(rows: pd.DataFrame) -> list[Table]:
+    counts, stored = (_counts(rows, quantity) for quantity in (MULTIPLICATIONS, STORED))
+    # The longest n that every method has.
+    at = max(set.intersection(*map(set, counts.values())))
+    slopes = [_slopes(rows, quantity) for quantity in (MULTIPLICATIONS, STORED)]
+    lines = []
+    for cell in counts:
+        exponents = (f"{of[cell]:.2f}" if cell in of else "–" for of in slopes)
+        numbers = (f"{of[cell][at]:.3g}" if at in of[cell] else "–" for of in (counts, stored))
+        lines.append([cell[0], "" if cell[1] is None else str(cell[1]), *numbers, *exponents])
+    heads = ["method", "m", "multipl.", "stored", "exponent", "of stored"]
+    return [Table(f"counts at n = {at}, and exponents of n", heads, lines)]
+
+
+def _linear(rows: pd.DataFrame) -> Found:
+    ours = [value for of in _BOTH for cell, value in _told(rows, of).items() if cell[0] == "nystrom"]
+    short = rows.loc[(rows["method"] == "nystrom") & (rows["n"] <= 2048)]
+    early = [value for of in _BOTH for value in _slopes(short, of).values()]
+    return _at_most(
+        ours, _LINEAR
+    ), f"its exponents are {_range(ours)} at the longest n, and {_range(early)} up to n = 2048."
+
+
+def _grows_as(quantity: str, formula: str, words: str, rows: pd.DataFrame) -> Found:
+    """Whether the counts of nystrom grow with n no faster than a formula, at every m."""
+    counted, expected = _told(rows, quantity), _told(rows, formula)
+    counts, formulas = _counts(rows, quantity), _counts(rows, formula)
+    ratios = [counts[cell][n] / value for cell, of in formulas.items() for n, value in of.items()]
+    gaps = [counted.get(cell, math.nan) - value for cell, value in expected.items()]
+    return _at_most(gaps, _APART), f"{words} {_range(ratios)} times that."
+
+
+def _quadratic(rows: pd.DataFrame) -> Found:
+    square = [value for cell, value in _told(rows, MULTIPLICATIONS).items() if cell[0].startswith("softmax")]
+    square += [value for cell, value in _told(rows, STORED).items() if cell[0] == "softmax-materialised"]
+    return most(Known(value, value).within(1.95, 2.05) for value in square), f"its exponents are {_range(square)}."
 
 
 def _at_most(values: Iterable[float], limit: float) -> bool | None:
@@ -204,46 +180,43 @@ def _range(values: Sequence[float]) -> str:
     return f"{min(known):.3f} to {max(known):.3f}" if known else "not known"
 
 
-def _ratios(rows: Sequence[Row], quantity: str, formula: str) -> list[float]:
-    """Ratios of counts to a formula, in every cell that has both."""
-    counts, formulas = _counts(rows, quantity), _counts(rows, formula)
-    return [counts[cell][n] / value for cell, of in formulas.items() for n, value in of.items()]
-
-
-def _grows_as(rows: Sequence[Row], quantity: str, formula: str) -> bool | None:
-    """Whether the counts of nystrom grow with n no faster than a formula, at every m."""
-    counted, expected = _told(rows, quantity), _told(rows, formula)
-    return _at_most((counted.get(cell, math.nan) - value for cell, value in expected.items()), _APART)
-
-
-def _figures(rows: Sequence[Row], folder: Path) -> "Mapping[str, Figure]":
-    middle = sorted({row.m for row in rows if row.m})[-2]
-    panels = {
-        f"{quantity}, m = {middle}": [row for row in rows if row.quantity == quantity and row.m in (None, middle)]
-        for quantity in (MULTIPLICATIONS, STORED)
-    }
-    ours = [row for row in rows if row.method == "nystrom"]
-    sizes = sorted({row.m for row in ours if row.m})
-    formulas = {
-        f"{quantity}, m = {m}": [
-            replace(row, method="formula" if row.quantity == formula else row.method)
-            for row in ours
-            if row.m == m and row.quantity in (quantity, formula)
-        ]
-        for (quantity, formula), m in product(((MULTIPLICATIONS, PAPER), (STORED, PAPER_STORED)), sizes)
-    }
-    draw = partial(draw_lines, over=lambda row: row.n, x_label="tokens n", y_label="count", band="")
-    return {"": draw(panels), "formula": draw(formulas, columns=len(sizes))}
-
-
+_SECTION, _FASTER = (
+    "Nyströmformer, section 3",
+    "at some m the exponent of n is more than 0.05 above that of the formula",
+)
+_SHOWN = partial(Lines, over="n", x_label="tokens n", y_label="count", band="", options={"columns": 3})
 STUDIES = {
-    "complexity": Study(
+    "complexity": declare(
         shows="counted multiplications and stored numbers beside the formulas",
         source="Nyströmformer, arXiv:2102.03902, section 3, and the description page",
         minutes=0.6,
         plan=_plan,
-        tables=_tables,
-        verdicts=_verdicts,
-        figures=_figures,
+        tables=[_table],
+        claims=[
+            Claim(
+                "Nyströmformer scales linearly, in multiplications and stored numbers.", _SECTION, _linear,
+                "an exponent of n is above 1.05 at some m; undecided where the three longest n are below 32 m",
+            ),
+            Claim(
+                "Its multiplications are O(n + m^3 + n m^2 + m n d_v).", _SECTION,
+                partial(_grows_as, MULTIPLICATIONS, PAPER, "they are"), _FASTER,
+            ),
+            Claim(
+                "Its memory is O(m d + nm + m^2 + mn + n d_v).", _SECTION,
+                partial(_grows_as, STORED, PAPER_STORED, "it is"), _FASTER,
+            ),
+            Claim(
+                "Softmax attention is quadratic.", _SECTION, _quadratic,
+                "an exponent of its multiplications, or of the numbers stored by the materialised form, is outside of "
+                "1.95 to 2.05",
+            ),
+        ],
+        figures={
+            "": _SHOWN(of={"quantity": _BOTH, "m": (None, 64)}, panel="{quantity}, m = 64", options={}),
+            "formula": _SHOWN(
+                of={"quantity": (*_BOTH, PAPER, PAPER_STORED), "method": "nystrom"},
+                panel="m = {m}", line="{quantity}",
+            ),
+        },
     ),
-}
+}  # fmt: skip

@@ -11,25 +11,15 @@ where $Z_k$ is the inverse after k iterations. This is measured on the first 128
 All is in float64 and relative to $\|V\|_\infty$ of the head. Rows hold medians and quartiles over heads and texts.
 $Z^*$ is the result of six iterations ("iterative") or $A^+$ itself ("exact").
 
-Claims, and the rule that decides each:
-
-- Proposition 1: E is at most the bound in every head, for both kinds of weights and both inverses, at every m. One head
-  beyond the bound refutes it. Where a kind of weights or an inverse is missing, it is undecided.
-- Lemma 2, the bound: the error is at most the bound in every head, after every number of iterations, for both kinds of
-  weights. One head beyond the bound refutes it.
-- Lemma 2, "the approximate self-attention will converge to the true self-attention": with pretrained weights, the upper
-  quartile of the error is at most 0.001 after 24 iterations. It is refuted if the lower quartile is above 0.001, and
-  undecided if 0.001 lies between the two.
-
 Source: Xiong et al. (2021), arXiv:2102.03902, Lemma 2; its supplement, Lemma 2 and Proposition 1 (eq. 12).
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from functools import partial
 from itertools import product
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+import pandas as pd
 import torch
 from jaxtyping import Float
 from torch import Tensor
@@ -38,19 +28,24 @@ from nystrom.attention.fused import softmax_rows
 from nystrom.landmarks import segment_means
 from nystrom.linalg.pinv import iterate, pinv_exact, pinv_iterative, start_value
 from nystrom_lab.measure.rows import Row
-from nystrom_lab.report.plots.bands import draw_bands
-from nystrom_lab.report.summary import Verdict
-from nystrom_lab.report.table import Table
 from nystrom_lab.studies.approximation.convergence import landmark_matrix
 from nystrom_lab.studies.approximation.real_heads.recorded import WEIGHTS, LayerHeads, RealHeads, find_heads
-from nystrom_lab.studies.approximation.real_heads.selection import rows_of, step_of
+from nystrom_lab.studies.reproduce.declared import (
+    Claim,
+    Found,
+    Lines,
+    Pivot,
+    cells,
+    column,
+    declare,
+    each,
+    only,
+    select,
+)
 from nystrom_lab.studies.reproduce.encoders import Weights
-from nystrom_lab.studies.reproduce.known import most, quartiles_of
+from nystrom_lab.studies.reproduce.known import quartiles_of
 from nystrom_lab.studies.reproduce.spread import spread_row
-from nystrom_lab.studies.reproduce.study import Part, Plan, Setting, Study
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+from nystrom_lab.studies.reproduce.study import Part, Plan, Setting
 
 _NUMBERS, _TOKENS, _STEPS = (16, 32, 64, 128, 256), 128, 24
 _INVERSES = {"iterative": pinv_iterative, "exact": pinv_exact}
@@ -145,135 +140,104 @@ def infinity_norm(x: Float[Tensor, "*b r c"]) -> Float[Tensor, "*b"]:
     return torch.linalg.matrix_norm(x, ord=torch.inf)
 
 
-def _tables(rows: Sequence[Row]) -> Sequence[Table]:
-    first, second = [], []
-    for weights in WEIGHTS:
-        for row in rows_of(rows, _ERROR, weights=weights):
-            inverse = row.fact("inverse")
-            bound, plain, ratio = (
-                next(
-                    other.value
-                    for other in rows_of(rows, quantity, weights=weights, inverse=inverse)
-                    if other.m == row.m
-                )
-                for quantity in (_BOUND, _PLAIN, _RATIO)
-            )
-            first.append(
-                [weights, inverse, str(row.m), f"{row.value:.2g}", f"{bound:.2g}", f"{plain:.2g}", f"{ratio:.2g}"]
-            )
-        for row in rows_of(rows, _ALL_ERROR, weights=weights):
-            step = row.fact("k")
-            (bound,) = rows_of(rows, _ALL_BOUND, weights=weights, k=step)
-            if int(step) % 6 == 0:
-                second.append([weights, step, f"{row.value:.2g}", f"{bound.value:.2g}"])
-    return [
-        Table(
-            "Proposition 1: medians over heads, relative to the norm of the values",
-            ["weights", "inverse", "m", "error", "bound", "1+|Z|", "bound/error"],
-            first,
-            left=2,
-        ),
-        Table(
-            f"Lemma 2: {_TOKENS} tokens, each a landmark; medians over heads",
-            ["weights", "k", "error", "bound"],
-            second,
-        ),
-    ]
-
-
-def _verdicts(rows: Sequence[Row]) -> Sequence[Verdict]:
-    within, lemma = rows_of(rows, _WITHIN), rows_of(rows, _ALL_WITHIN)
-    kinds = {(row.fact("weights"), row.fact("inverse")) for row in within}
-    ratios = [row.value for row in rows_of(rows, _RATIO, weights="pretrained", inverse="iterative")]
-    plain, bound = (
-        {row.m: row.value for row in rows_of(rows, quantity, weights="pretrained", inverse="iterative")}
-        for quantity in (_PLAIN, _BOUND)
-    )
-    early, last = (rows_of(rows, _ALL_ERROR, weights="pretrained", k=str(k)) for k in (6, _STEPS))
-    return [
-        Verdict(
-            "The error is at most the bound of Proposition 1.",
-            _holds(within, kinds >= set(product(WEIGHTS, _INVERSES))),
-            f"it {_least(within)}; with pretrained weights and six iterations the bound is "
-            f"{min(ratios):.0f} to {max(ratios):.1g} times the error (medians, by m). The norm of Z alone gives a "
-            f"bound of {plain[64]:.0f} at m = 64, Proposition 1 one of {bound[64]:.1g}."
-            if ratios and 64 in plain
-            else f"it {_least(within)}.",
-        ),
-        Verdict(
-            "With every token a landmark the error is at most the bound of Lemma 2.",
-            _holds(lemma, {row.fact("weights") for row in lemma} >= set(WEIGHTS)),
-            f"it {_least(lemma)} after any number of iterations.",
-        ),
-        Verdict(
-            "With every token a landmark the approximation converges to attention.",
-            most(quartiles_of(row).within(most=_CONVERGED) for row in last),
-            f"the median error is {early[0].value:.2g} after 6 iterations and {last[0].value:.2g} after {_STEPS}, "
-            f"{quartiles_of(last[0]).high:.2g} at the upper quartile."
-            if early and last
-            else f"{_STEPS} iterations were not measured.",
-        ),
-    ]
-
-
-def _holds(shares: Sequence[Row], complete: bool) -> bool | None:
+def _holds(quantity: str, rows: pd.DataFrame) -> tuple[bool | None, str]:
     """Whether a bound holds in every head: one breach refutes it; it holds only if all was measured."""
-    return False if any(row.value < 1 for row in shares) else True if complete else None
+    of = each(rows, quantity)
+    if not of:
+        return None, "was not measured"
+    kinds = {(row.weights, row.inverse) for row in of} if quantity == _WITHIN else {row.weights for row in of}
+    complete = kinds >= set(product(WEIGHTS, _INVERSES) if quantity == _WITHIN else WEIGHTS)
+    least = min(row.value for row in of)
+    return False if least < 1 else True if complete else None, f"holds in {least:.1%} of the heads"
 
 
-def _least(shares: Sequence[Row]) -> str:
-    return f"holds in {min(row.value for row in shares):.1%} of the heads" if shares else "was not measured"
+def _proposition(rows: pd.DataFrame) -> Found:
+    agrees, shown = _holds(_WITHIN, rows)
+    of = {"weights": "pretrained", "inverse": "iterative"}
+    if select(rows, (_RATIO, _PLAIN), m=64, **of).shape[0] < 2:
+        return agrees, f"it {shown}."
+    ratios, plain, bound = (column(rows, quantity, **of) for quantity in (_RATIO, _PLAIN, _BOUND))
+    return agrees, (
+        f"it {shown}; with pretrained weights and six iterations the bound is {min(ratios.values()):.0f} to "
+        f"{max(ratios.values()):.1g} times the error (medians, by m). The norm of Z alone gives a bound of "
+        f"{plain[64]:.0f} at m = 64, Proposition 1 one of {bound[64]:.1g}."
+    )
 
 
-def _figures(rows: Sequence[Row], folder: Path) -> "Mapping[str, Figure]":
-    names = {"error": _ERROR, "bound of Proposition 1": _BOUND, "bound by the norm of Z alone": _PLAIN}
-    panels = {
-        f"{label}, {weights} weights": {
-            name: rows_of(rows, quantity, weights=weights, inverse=inverse) for name, quantity in names.items()
-        }
-        for inverse, label in (("iterative", "Z of 6 iterations"), ("exact", "Z = A⁺"))
-        for weights in WEIGHTS
-    }
-    lemma = {
-        f"{_TOKENS} tokens and landmarks, {weights} weights": {
-            name: rows_of(rows, quantity, weights=weights)
-            for quantity, name in ((_ALL_ERROR, "error"), (_ALL_BOUND, "bound of Lemma 2"))
-        }
-        for weights in WEIGHTS
-    }
-    return {
-        "": draw_bands(
-            panels,
-            over=lambda row: row.m,
-            looks={name: (place, name != "error") for place, name in enumerate(names)},
-            band="quartiles over heads",
-            x_label="landmarks m",
-            y_label="relative to ‖V‖",
-            limits=(1e-3, 1e9),
-            log_x=True,
-        ),
-        "lemma": draw_bands(
-            lemma,
-            over=step_of,
-            looks={"error": (0, False), "bound of Lemma 2": (1, True)},
-            band="quartiles over heads",
-            x_label="iterations k",
-            y_label="relative to ‖V‖",
-            limits=(1e-10, 1e10),
-        ),
-    }
+def _lemma(rows: pd.DataFrame) -> Found:
+    agrees, shown = _holds(_ALL_WITHIN, rows)
+    return agrees, f"it {shown} after any number of iterations."
 
 
+def _converges(rows: pd.DataFrame) -> Found:
+    early, last = (only(rows, _ALL_ERROR, weights="pretrained", k=str(k)) for k in (6, _STEPS))
+    return quartiles_of(last).within(most=_CONVERGED), (
+        f"the median error is {early.value:.2g} after 6 iterations and {last.value:.2g} after {_STEPS}, "
+        f"{last.high:.2g} at the upper quartile."
+    )
+
+
+_SHOWN = partial(
+    Lines, names={"weights": WEIGHTS}, line="{quantity}", y_label="relative to ‖V‖", band="quartiles over heads"
+)
+_MEDIANS = {"line": "medians"}
 STUDIES = {
-    "supplement-proposition-1": Study(
+    "supplement-proposition-1": declare(
         shows="the bound on the error beside the error, over the landmarks",
         source="Nyströmformer, supplement, Proposition 1 and Lemma 2",
         needs="an encoder: nystrom[real] or --model",
         paper_needs="--model with a trained BERT-base",
         minutes=0.8,
         plan=_plan,
-        tables=_tables,
-        verdicts=_verdicts,
-        figures=_figures,
+        tables=[
+            Pivot(
+                title="Proposition 1: medians over heads, relative to the norm of the values",
+                index={"weights": "{weights}", "inverse": "{inverse}", "m": "{m}"},
+                columns=[
+                    cells(head, quantity, "{value:.2g}")
+                    for head, quantity in (
+                        ("error", _ERROR), ("bound", _BOUND), ("1+|Z|", _PLAIN), ("bound/error", _RATIO)
+                    )
+                ],
+                names={"weights": WEIGHTS},
+                left=2,
+            ),
+            Pivot(
+                title=f"Lemma 2: {_TOKENS} tokens, each a landmark; medians over heads",
+                index={"weights": "{weights}", "k": "{k}"},
+                columns=[
+                    cells(head, quantity, "{value:.2g}", k=[str(k) for k in range(0, _STEPS + 1, 6)])
+                    for head, quantity in (("error", _ALL_ERROR), ("bound", _ALL_BOUND))
+                ],
+                names={"weights": WEIGHTS},
+                left=1,
+            ),
+        ],
+        claims=[
+            Claim(
+                "The error is at most the bound of Proposition 1.", "Nyströmformer, supplement, Proposition 1",
+                _proposition, "one head is beyond the bound; undecided where a kind of weights or inverse is missing",
+            ),
+            Claim(
+                "With every token a landmark the error is at most the bound of Lemma 2.",
+                "Nyströmformer, supplement, Lemma 2", _lemma, "one head is beyond it after some number of iterations",
+            ),
+            Claim(
+                "With every token a landmark the approximation converges to attention.", "Nyströmformer, Lemma 2",
+                _converges, "with pretrained weights the lower quartile of the error is above 0.001 after 24 "
+                "iterations; undecided if 0.001 lies between the quartiles",
+            ),
+        ],
+        figures={
+            "": _SHOWN(
+                of={"quantity": (_ERROR, _BOUND, _PLAIN)}, over="m", panel="Z {inverse}, {weights} weights",
+                x_label="landmarks m", options={**_MEDIANS, "limits": (1e-3, 1e9)},
+            ),
+            "lemma": _SHOWN(
+                of={"quantity": (_ALL_ERROR, _ALL_BOUND)}, over="k",
+                panel=f"{_TOKENS} tokens and landmarks, {{weights}} weights", x_label="iterations k",
+                options={**_MEDIANS, "limits": (1e-10, 1e10), "log_x": False},
+            ),
+        },
     ),
-}
+}  # fmt: skip

@@ -11,26 +11,17 @@ though "within (0, 1)" does not.
 The landmarks are those of real heads, and synthetic ones: random landmarks; each landmark twice, as happens when they
 are drawn with replacement; and landmarks in a small cluster. The factor $1 / m$ of Definition 1 has the same effect as
 the ridge $m \gamma$. All is in float64. N has no negative entry and norm 1, so rounding moves its singular values by a
-few $\epsilon$, and computing them adds at most $4 m \epsilon$. "Rounding" below is $4 m \epsilon$.
-
-Claims, and the rule that decides each:
-
-- Lemma 3 as printed, "all the singular values are within (0, 1)": in every matrix, the largest is below 1 by more than
-  rounding, and the smallest is above rounding. It is refuted if a matrix has one within rounding of 1, or above it.
-- Its sharp form, this library's: in every matrix, the largest is within rounding of 1, and the smallest is at least
-  $\gamma / \max D$. It is undecided where that bound is below rounding.
-- "which implies that $\|I - N\| < 1$": in every matrix, 1 less the norm is above rounding. It is undecided where it is
-  within rounding of 0.
+few $\epsilon$, and computing them adds at most $4 m \epsilon$. "Rounding" in the rules is $4 m \epsilon$.
 
 Source: Chen et al. (2021), arXiv:2111.00035, section 4.4, Lemma 3, which is proved and not measured.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from functools import partial
-from itertools import product
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any
 
+import pandas as pd
 import torch
 from jaxtyping import Float
 from torch import Tensor
@@ -38,17 +29,13 @@ from torch import Tensor
 from nystrom.attention.methods.skyformer import kernel_of_landmarks, mixed_landmarks
 from nystrom.landmarks import draw
 from nystrom_lab.measure.rows import Row
-from nystrom_lab.report.plots.bands import draw_bands
-from nystrom_lab.report.summary import Verdict
+from nystrom_lab.report.summary import OURS
 from nystrom_lab.report.table import Table
 from nystrom_lab.studies.approximation.real_heads.recorded import WEIGHTS, LayerHeads, RealHeads, find_heads
-from nystrom_lab.studies.approximation.real_heads.selection import rows_of
+from nystrom_lab.studies.reproduce.declared import Claim, Found, Lines, NotMeasured, Pivot, cells, declare, each
 from nystrom_lab.studies.reproduce.encoders import Weights
 from nystrom_lab.studies.reproduce.spread import spread_row
-from nystrom_lab.studies.reproduce.study import Part, Plan, Setting, Study
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+from nystrom_lab.studies.reproduce.study import Part, Plan, Setting
 
 _NUMBERS, _RIDGES = (16, 64, 256), (0.1, 1e-3, 1e-6)
 _MADE = ("random", "each twice", "small cluster")
@@ -112,107 +99,99 @@ def singular_rows(kernels: Float[Tensor, "t m m"], landmarks: str) -> Iterable[R
         norm = torch.linalg.matrix_norm(torch.eye(m, dtype=n.dtype) - n, ord=2)
         found = {LARGEST: values[:, 0] - 1, SMALLEST: values[:, -1], BOUND: gamma / d.amax(-1), NORM: 1 - norm}
         facts = {"landmarks": landmarks, "ridge": gamma}
-        for quantity, each in found.items():
-            for name, value in (("", each), (_LEAST, each.min()[None]), (_MOST, each.max()[None])):
+        for quantity, of in found.items():
+            for name, value in (("", of), (_LEAST, of.min()[None]), (_MOST, of.max()[None])):
                 yield spread_row(name + quantity, "N", value, m=m, facts=facts, dtype="float64", median=True)
         ratio = (values[:, -1] / found[BOUND]).min()[None]
         yield spread_row(_RATIO, "N", ratio, m=m, facts=facts, dtype="float64")
 
 
-def _rounding(row: Row) -> float:
-    assert row.m is not None, "every row has its landmarks"
+def _rounding(row: Any) -> float:
     return 4 * row.m * torch.finfo(torch.float64).eps
 
 
-def _tables(rows: Sequence[Row]) -> Sequence[Table]:
-    lines = []
-    for kind, gamma in dict.fromkeys((row.fact("landmarks"), row.fact("ridge")) for row in rows):
-        ends, low, ratios = (
-            [row.value for name in names for row in rows_of(rows, name, landmarks=kind, ridge=gamma)]
-            for names in ((_LEAST + LARGEST, _MOST + LARGEST), (_LEAST + SMALLEST,), (_RATIO,))
-        )
-        lines.append(
-            [kind, gamma, f"{max(map(abs, ends)):.1g}", *(f"{each:.2g}" for each in low), f"{min(ratios):.3g}"]
-        )
-    numbers = dict.fromkeys(row.m for row in rows)
-    heads = ["landmarks", "ridge", "largest off 1", *(f"smallest, m={m}" for m in numbers), "over its bound"]
-    return [Table("singular values of N: the worst of all heads", heads, lines)]
+def _largest(rows: pd.DataFrame) -> str:
+    off = max(abs(row.value) for row in each(rows, (_LEAST + LARGEST, _MOST + LARGEST)))
+    return f"the largest is within {off:.1g} of 1, and the smallest is"
 
 
-def _verdicts(rows: Sequence[Row]) -> Sequence[Verdict]:
-    claims = (
-        "All singular values are within (0, 1).",
-        "The largest singular value is 1, and the smallest at least the ridge over the largest row sum.",
-        "The norm of I - N is below 1.",
-    )
-    low, high = rows_of(rows, _LEAST + LARGEST), rows_of(rows, _MOST + LARGEST)
-    smallest, bounds, norms = (rows_of(rows, _LEAST + quantity) for quantity in (SMALLEST, BOUND, NORM))
-    ratios = rows_of(rows, _RATIO)
-    if not all((low, high, smallest, bounds, norms, ratios)):
-        return [Verdict(claim, None, "not measured.", ours=claim == claims[1]) for claim in claims]
+def _all(rows: pd.DataFrame, *quantities: str) -> list[list[Any]]:
+    found = [each(rows, quantity) for quantity in quantities]
+    if not all(found):
+        raise NotMeasured("some rows are missing.")
+    return found
+
+
+def _as_printed(rows: pd.DataFrame) -> Found:
+    high, smallest = _all(rows, _MOST + LARGEST, _LEAST + SMALLEST)
     touched = any(row.value >= -_rounding(row) for row in high)
     positive = all(row.value > _rounding(row) for row in smallest)
-    off = max(abs(row.value) for row in (*low, *high))
+    least = min(row.value for row in smallest)
+    return False if touched else True if positive else None, f"{_largest(rows)} {least:.2g}."
+
+
+def _sharp(rows: pd.DataFrame) -> Found:
+    ratios, bounds, low, high = _all(rows, _RATIO, _LEAST + BOUND, _LEAST + LARGEST, _MOST + LARGEST)
     is_one = all(abs(row.value) <= _rounding(row) for row in (*low, *high))
     bounded = all(r.value >= 1 - _rounding(b) / b.value for r, b in zip(ratios, bounds, strict=True))
     known = all(row.value > _rounding(row) for row in bounds)
+    return False if not (is_one and bounded) else True if known else None, (
+        f"{_largest(rows)} at least {min(row.value for row in ratios):.3g} times the bound."
+    )
+
+
+def _norm(rows: pd.DataFrame) -> Found:
+    (norms,) = _all(rows, _LEAST + NORM)
     above, beyond = (all(row.value > sign * _rounding(row) for row in norms) for sign in (1, -1))
-    least = min(row.value for row in smallest)
-    return [
-        Verdict(
-            claims[0],
-            False if touched else True if positive else None,
-            f"the largest is within {off:.1g} of 1, and the smallest is {least:.2g}.",
-        ),
-        Verdict(
-            claims[1],
-            False if not (is_one and bounded) else True if known else None,
-            f"the largest is within {off:.1g} of 1, and the smallest is at least "
-            f"{min(r.value for r in ratios):.3g} times the bound.",
-            ours=True,
-        ),
-        Verdict(
-            claims[2],
-            True if above else None if beyond else False,
-            f"1 less the norm is at least {min(row.value for row in norms):.2g}.",
-        ),
-    ]
+    return True if above else None if beyond else False, (
+        f"1 less the norm is at least {min(row.value for row in norms):.2g}."
+    )
 
 
-def _figures(rows: Sequence[Row], folder: Path) -> "Mapping[str, Figure]":
-    kinds = dict.fromkeys(row.fact("landmarks") for row in rows)
-    names = {f"{name}, ridge {gamma:g}": (quantity, gamma) for gamma, (name, quantity) in product(
-        _RIDGES, (("smallest", SMALLEST), ("bound", BOUND)))}  # fmt: skip
-    panels = {
-        f"landmarks: {kind}": {
-            name: rows_of(rows, quantity, landmarks=kind, ridge=str(gamma)) for name, (quantity, gamma) in names.items()
-        }
-        for kind in kinds
-    }
-    return {
-        "": draw_bands(
-            panels,
-            over=lambda row: row.m,
-            looks={name: (_RIDGES.index(gamma), quantity == BOUND) for name, (quantity, gamma) in names.items()},
-            band="quartiles over heads",
-            x_label="landmarks m",
-            y_label="singular value",
-            limits=(1e-9, 2.0),
-            log_x=True,
-        )
-    }
+def _table(rows: pd.DataFrame) -> list[Table]:
+    return Pivot(
+        title="singular values of N: the worst of all heads",
+        index={"landmarks": "{landmarks}", "ridge": "{ridge}"},
+        columns=[
+            cells("largest off 1", (_LEAST + LARGEST, _MOST + LARGEST), "{size:.1g}", pick=max),
+            cells("smallest, m={m}", _LEAST + SMALLEST, "{size:.2g}"),
+            cells("over its bound", _RATIO, "{size:.3g}", pick=min),
+        ],
+        left=1,
+    ).tables(rows.assign(size=rows["value"].abs(), value=rows["value"].abs()))
 
 
+_LEMMA = "Skyformer, Lemma 3"
 STUDIES = {
-    "skyformer-lemma-3": Study(
+    "skyformer-lemma-3": declare(
         shows="singular values of the scaled landmark matrix, beside the lemma's sharp form",
         source="Skyformer, arXiv:2111.00035, Lemma 3",
         needs="an encoder: nystrom[real] or --model",
         paper_needs="--model with a trained BERT-base",
         minutes=0.1,
         plan=_plan,
-        tables=_tables,
-        verdicts=_verdicts,
-        figures=_figures,
+        tables=[_table],
+        claims=[
+            Claim(
+                "All singular values are within (0, 1).", _LEMMA, _as_printed,
+                "a matrix has one within rounding of 1, or above it; undecided where one is within rounding of 0",
+            ),
+            Claim(
+                "The largest singular value is 1, and the smallest at least the ridge over the largest row sum.",
+                OURS, _sharp, "the largest of a matrix is off 1 by more than rounding, or the smallest below its "
+                "bound; undecided where the bound is below rounding",
+            ),
+            Claim(
+                "The norm of I - N is below 1.", _LEMMA, _norm,
+                "1 less the norm is below minus the rounding in a matrix; undecided where it is within rounding of 0",
+            ),
+        ],
+        figures={
+            "": Lines(
+                of={"quantity": (SMALLEST, BOUND)}, over="m", panel="landmarks: {landmarks}",
+                line="{quantity}, ridge {ridge}", x_label="landmarks m", y_label="singular value",
+                band="quartiles over heads", options={"limits": (1e-9, 2.0), "line": "medians"},
+            )
+        },
     )
-}
+}  # fmt: skip

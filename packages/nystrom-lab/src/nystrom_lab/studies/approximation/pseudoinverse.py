@@ -7,66 +7,58 @@ converges to the Moore-Penrose inverse $A^+$ of a softmax matrix of landmarks.
 texts; for shares they hold means. `method` names the start value: "paper", or that of the authors' code over a batch
 ("authors") or over the heads of one sequence ("sequence"). "ridge" inverts with a ridge and needs no iteration.
 
-Claims, and the rule that decides each, for pretrained weights and float64:
-
-- "The iterative method achieves a good approximation of the ground truth only with 6 iterations": with 64 landmarks,
-  $\|Z_6 - A^+\|_F \le 0.1 \|A^+\|_F$ in at least half of the heads. It is undecided if one half lies within the
-  uncertainty of the share (`nystrom_lab.studies.reproduce.known`).
-- Lemma 1, "converges in the third-order" from $\|A A^+ - A Z_0\| < 1$: at every m, every step from an error $e_k < 1$
-  ends at most at $e_k^3$, up to rounding, and the lower quartile of the observed orders is at least 2.9. An m with
-  fewer than 12 observed orders is undecided.
-- "This choice ensures that $\|I - A Z_0\|_2 < 1$" (the paper itself): the norm is below 1 in every head at every m. It
-  is $1 - \sigma_{\min}^2 / (\|A\|_1 \|A\|_\infty)$, often so near 1 that it is 1 as computed. It therefore counts as
-  below 1 where $\sigma_{\min}$ is above $m\, \epsilon\, \sigma_{\max}$; other heads are undecided. The claim is refuted
-  if at some m the upper quartile of the computed norm is above 1 by more than $10^{-9}$. The shares as computed are in
-  the table and in the verdict.
-
-Fig. 4 shows six of these heads, with the distance below each. Its claim is the first of these, and is decided there.
+Fig. 4 shows six of these heads, with the distance below each. Its claim is the first of Fig. 3.
 
 Source: Xiong et al. (2021), arXiv:2102.03902, Lemma 1; its supplement, (B), Fig. 3 and 4, without numbers.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from functools import partial
 from itertools import product
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import pandas as pd
 import torch
 
 from nystrom.linalg.pinv import pinv_iterative
 from nystrom_lab.measure.rows import Row
 from nystrom_lab.report.plots.maps import draw_maps
-from nystrom_lab.report.table import Table
 from nystrom_lab.studies.approximation.convergence import (
     CONDITION,
+    CUBED,
+    DISTANCE,
+    LEMMA_HOLDS_AT_START,
+    MATRIX,
+    NEAR,
+    NEAR_ENOUGH,
+    ORDER,
+    REGULAR,
+    RESIDUAL,
+    STARTS_BELOW,
     attention_rows,
     convergence_rows,
     landmark_matrix,
     true_inverse,
 )
-from nystrom_lab.studies.approximation.convergence_report import (
-    ITERATIONS,
-    SHOWN,
-    STEPS,
-    convergence_tables,
-    decide_convergence,
-    draw_attention,
-    draw_convergence,
-)
 from nystrom_lab.studies.approximation.real_heads.pictures import read_pictures, save_pictures
 from nystrom_lab.studies.approximation.real_heads.recorded import WEIGHTS, RealHeads, find_heads
-from nystrom_lab.studies.approximation.real_heads.selection import rows_of
 from nystrom_lab.studies.matrices.spectra import condition_number
+from nystrom_lab.studies.reproduce.declared import Claim, Found, Lines, Pivot, cells, column, declare, each, only
 from nystrom_lab.studies.reproduce.encoders import Weights
+from nystrom_lab.studies.reproduce.known import Known, most, share_in
 from nystrom_lab.studies.reproduce.spread import spread_row
-from nystrom_lab.studies.reproduce.study import Part, Plan, Setting, Study
+from nystrom_lab.studies.reproduce.study import Part, Plan, Setting
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _PICTURED = (2, 4, 6)
+SHOWN, ITERATIONS, STEPS = 64, 6, 24
+# The order required, the least number of steps to see it in, and the norm that is above 1 by more than rounding.
+_ORDER, _FEW, _ABOVE = 2.9, 12, 1 + 1e-9
+_DTYPES, _PRINTED = ("float64", "float32"), (2, 4, 6, 12, 18, 24)
 _BAR = "entry of the inverse / largest of A⁺"
 _EACH = "distance of one head to the pseudoinverse"
 
@@ -119,16 +111,6 @@ def _measure_shown(real: RealHeads, folder: Path) -> Iterable[Row]:
                 yield spread_row(_EACH, "paper", value, facts={**facts, "k": k}, **kept)
 
 
-def _tables_of_six(rows: Sequence[Row]) -> Sequence[Table]:
-    lines = []
-    for condition in rows_of(rows, f"{CONDITION} of one head"):
-        layer, head = condition.fact("layer"), condition.fact("head")
-        cells = [row.value for k in _PICTURED for row in rows_of(rows, _EACH, layer=layer, head=head, k=str(k))]
-        lines.append([layer, head, f"{condition.value:.1e}", *(f"{cell:.2g}" for cell in cells)])
-    heads = ["layer", "head", "cond.", *(f"k={k}" for k in _PICTURED)]
-    return [Table(f"relative distance to the pseudoinverse after k steps, m = {SHOWN}", heads, lines, left=2)]
-
-
 def _shown_maps(folder: Path) -> tuple[dict[str, dict[str, np.ndarray]], dict[str, dict[str, float]]]:
     """The inverses of each head, relative to the largest entry of the true inverse, and the numbers of each head."""
     lines, numbers = {}, {}
@@ -139,65 +121,173 @@ def _shown_maps(folder: Path) -> tuple[dict[str, dict[str, np.ndarray]], dict[st
     return lines, numbers
 
 
-def _captions(numbers: Mapping[str, Mapping[str, float]]) -> dict[tuple[str, str], str]:
-    captions = {
-        (line, str(k)): f"distance {each[f'distance {k}']:.2f}" for line, each in numbers.items() for k in _PICTURED
-    }
-    return captions | {(line, "true"): f"condition {each['condition']:.0e}" for line, each in numbers.items()}
-
-
-def _figures_of_convergence(rows: Sequence[Row], folder: Path) -> "Mapping[str, Figure]":
+def _draw_inverses(columns: Mapping[str, str], title: str, folder: Path, *, all_heads: bool) -> "Figure":
+    """Pictures of the inverses of all heads, or of the best and the worst conditioned one."""
     lines, numbers = _shown_maps(folder)
     ordered = sorted(numbers, key=lambda line: numbers[line]["condition"])
-    chosen = dict.fromkeys((ordered[0], ordered[-1]))
-    columns = {"true": "pseudoinverse"} | {str(k): f"{k} iterations" for k in _PICTURED}
-    maps = draw_maps(
-        {line: lines[line] for line in chosen},
-        columns=columns,
-        bar=_BAR,
-        scale="signed",
-        captions=_captions(numbers),
-        title=f"the best and the worst conditioned of the six heads, m = {SHOWN}",
+    chosen = lines if all_heads else dict.fromkeys((ordered[0], ordered[-1]))
+    captions = {(line, str(k)): f"distance {numbers[line][f'distance {k}']:.2f}" for line in numbers for k in _PICTURED}
+    captions |= {(line, "true"): f"condition {numbers[line]['condition']:.0e}" for line in numbers}
+    return draw_maps(
+        {line: lines[line] for line in chosen}, columns={"true": "pseudoinverse", **columns}, bar=_BAR, scale="signed",
+        captions=captions, across=1 + all_heads, title=title,
+    )  # fmt: skip
+
+
+def _draw_convergence(rows: pd.DataFrame, folder: Path) -> "Mapping[str, Figure]":
+    title = f"the best and the worst conditioned of the six heads, m = {SHOWN}"
+    maps = _draw_inverses({str(k): f"{k} iterations" for k in _PICTURED}, title, folder, all_heads=False)
+    over_steps = partial(
+        Lines, over="k", x_label="iterations k", band="quartiles over heads", names={"weights": WEIGHTS}
     )
-    return {"": maps, "convergence": draw_convergence(rows), "attention": draw_attention(rows)}
+    norms = over_steps(
+        of={"quantity": (RESIDUAL, DISTANCE), "method": "paper"}, panel="{quantity}, {weights} weights",
+        line="m = {m}, {dtype}", y_label="norm", options={"limits": (1e-10, 1e3), "log_x": False, "line": "medians"},
+    )  # fmt: skip
+    attention = over_steps(
+        of={"quantity": MATRIX}, panel=f"{{weights}} weights, m = {SHOWN}", line="inverse: {method}",
+        y_label="relative error of attention",
+        options={"limits": (1e-3, 10), "log_x": False, "line": "medians"},
+    )  # fmt: skip
+    drawn = {"": maps, "convergence": norms.draw(rows), "attention": attention.draw(rows)}
+    return {name: figure for name, figure in drawn.items() if figure is not None}
 
 
-def _figures_of_six(rows: Sequence[Row], folder: Path) -> "Mapping[str, Figure]":
-    lines, numbers = _shown_maps(folder)
-    return {
-        "": draw_maps(
-            lines,
-            columns={"true": "pseudoinverse", "6": "6 iterations"},
-            bar=_BAR,
-            scale="signed",
-            captions=_captions(numbers),
-            across=2,
-            title=f"m = {SHOWN}; distance: relative, in the Frobenius norm",
-        )
-    }
+def _draw_six(rows: pd.DataFrame, folder: Path) -> "Mapping[str, Figure]":
+    title = f"m = {SHOWN}; distance: relative, in the Frobenius norm"
+    return {"": _draw_inverses({"6": "6 iterations"}, title, folder, all_heads=True)}
 
 
+def _six_are_enough(rows: pd.DataFrame) -> Found:
+    of = {"weights": "pretrained", "m": SHOWN, "dtype": "float64"}
+    after = {**of, "method": "paper", "k": str(ITERATIONS)}
+    share, rest = only(rows, NEAR, **after), only(rows, RESIDUAL, **after)
+    near, errors = (column(rows, quantity, "k", method="paper", **of) for quantity in (NEAR, MATRIX))
+    exact = only(rows, MATRIX, method="exact", **of)
+    half = next((k for k, value in near.items() if value >= 0.5), f"more than {STEPS}")
+    best = min(errors, key=lambda k: errors[k])
+    return share_in(share).within(least=0.5), (
+        f"after {ITERATIONS} with {SHOWN} landmarks, {share.value:.0%} of {share.repeats} heads are within "
+        f"{NEAR_ENOUGH} of the pseudoinverse, and the median norm of I - A Z is {rest.value:.2f}; half of the heads "
+        f"are that close after {half}. The attention matrix is nearest to the exact one after {best} (median error "
+        f"{errors[best]:.2f}; {errors[str(ITERATIONS)]:.2f} after {ITERATIONS}, {exact.value:.2f} with the true "
+        "pseudoinverse)."
+    )
+
+
+def _paper(rows: pd.DataFrame, quantity: str, dtype: str = "float64", **where: str) -> list[Any]:
+    """Rows of pretrained weights with the paper's start value, a row for each m."""
+    return each(rows, quantity, weights="pretrained", method="paper", dtype=dtype, **where)
+
+
+def _third_order(rows: pd.DataFrame) -> Found:
+    cubed, orders = (_paper(rows, quantity) for quantity in (CUBED, ORDER))
+    if not cubed or not orders:
+        return None, "no head came near enough to the pseudoinverse to see an order."
+    seen = (Known(row.low, row.low).within(least=_ORDER) if row.repeats >= _FEW else None for row in orders)
+    return most([*(row.value == 1 for row in cubed), *seen]), (
+        f"{min(row.value for row in cubed):.1%} of the steps that start below 1 end within the cube; the lower "
+        f"quartiles of the order are {', '.join(f'{row.low:.2f} (m = {row.m})' for row in orders)}, each over at least "
+        f"{min(row.repeats for row in orders)} steps."
+    )
+
+
+def _start(rows: pd.DataFrame) -> Found:
+    regular, starts, coarse = (
+        _paper(rows, quantity, dtype)
+        for quantity, dtype in ((REGULAR, "float64"), (STARTS_BELOW, "float64"), (STARTS_BELOW, "float32"))
+    )
+    above = [row for row in _paper(rows, RESIDUAL, k="0") if row.high > _ABOVE]
+    if not regular:
+        return None, "no head was measured."
+    shares = [", ".join(f"{row.value:.0%} (m = {row.m})" for row in of) for of in (regular, starts, coarse)]
+    beyond = f", above 1 in a quarter of them or more at m = {', '.join(str(row.m) for row in above)}" if above else ""
+    return False if above else True if all(row.value == 1 for row in regular) else None, (
+        f"it is below 1 in {shares[0]} of the heads{beyond}. As computed it is below 1 in {shares[1]} in float64, and "
+        f"in {shares[2]} in float32; the others round to 1."
+    )
+
+
+_INDEX = {"weights": "{weights}", "m": "{m}"}
+_PAPER: dict[str, Any] = {"method": "paper", "dtype": "float64"}
+_SIX: dict[str, Any] = {**_PAPER, "k": "6"}
 STUDIES = {
-    "supplement-figure-3": Study(
+    "supplement-figure-3": declare(
         shows="the pseudoinverse after 2, 4 and 6 iterations, and the order of convergence",
         source="Nyströmformer, supplement, Fig. 3 and Lemma 1",
         needs="an encoder: nystrom[real] or --model",
         paper_needs="--model with a trained BERT-base",
         minutes=0.6,
         plan=_plan_convergence,
-        tables=convergence_tables,
-        verdicts=decide_convergence,
-        figures=_figures_of_convergence,
+        tables=[
+            Pivot(
+                title="distance to the pseudoinverse after k iterations, medians", index=_INDEX, left=1,
+                columns=[
+                    cells("cond.", CONDITION, "{value:.1e}"),
+                    *(cells(f"k={k}", DISTANCE, "{value:.2g}", k=str(k), **_PAPER) for k in _PRINTED),
+                ],
+                names={"weights": WEIGHTS},
+            ),
+            Pivot(
+                title="Lemma 1: steps within the cube, and order; heads within 0.1 of the pseudoinverse after 6 "
+                "iterations in float64 and float32; distance with a ridge",
+                index=_INDEX, left=1,
+                columns=[
+                    cells("cubed", CUBED, "{value:.1%}"),
+                    cells("order", ORDER, "{value:.2f}"),
+                    *(cells(dtype, NEAR, "{value:.0%}", **_SIX | {"dtype": dtype}) for dtype in _DTYPES),
+                    cells("ridge", DISTANCE, "{value:.2g}", method="ridge", dtype="float64"),
+                ],
+                names={"weights": WEIGHTS},
+            ),
+            Pivot(
+                title="share of heads whose start value is below 1 as computed, in its residual and in the norm of "
+                "Lemma 1, each in float64 and in float32",
+                index={**_INDEX, "z0": "{method}"},
+                columns=[
+                    cells(head if dtype == "float64" else dtype, quantity, "{value:.0%}", dtype=dtype, k="0")
+                    for head, quantity in (("|I-AZ|", STARTS_BELOW), ("Lemma 1", LEMMA_HOLDS_AT_START))
+                    for dtype in _DTYPES
+                ],
+                names={"weights": WEIGHTS},
+            ),
+        ],
+        claims=[
+            Claim(
+                "Six iterations achieve a good approximation of the pseudoinverse.", "Nyströmformer, supplement (B)",
+                _six_are_enough, "fewer than half of the pretrained heads are within 0.1 of it, with 64 landmarks",
+            ),
+            Claim(
+                "The iteration converges in the third order (Lemma 1).", "Nyströmformer, Lemma 1", _third_order,
+                "a step from an error below 1 ends above its cube, or the lower quartile of the observed orders is "
+                "below 2.9 at some m; an m with fewer than 12 of them is undecided",
+            ),
+            Claim(
+                "The start value ensures a norm of I - A Z_0 below 1.", "Nyströmformer, section 3", _start,
+                "the upper quartile is above 1 by more than 1e-9 at some m. It is 1 less the square of the smallest "
+                "singular value over the norms of A, often 1 as computed; it counts as below 1 where that singular "
+                "value is above rounding, and other heads are undecided",
+            ),
+        ],
+        figures=_draw_convergence,
     ),
-    "supplement-figure-4": Study(
+    "supplement-figure-4": declare(
         shows="the pseudoinverse of six heads after 6 iterations",
         source="Nyströmformer, supplement, Fig. 4",
         needs="an encoder: nystrom[real] or --model",
         paper_needs="--model with a trained BERT-base",
         minutes=0.1,
         plan=_plan_six,
-        tables=_tables_of_six,
-        verdicts=lambda rows: (),
-        figures=_figures_of_six,
+        tables=[
+            Pivot(
+                title=f"relative distance to the pseudoinverse after k steps, m = {SHOWN}",
+                index={"layer": "{layer}", "head": "{head}"},
+                columns=[
+                    cells("cond.", f"{CONDITION} of one head", "{value:.1e}"),
+                    *(cells(f"k={k}", _EACH, "{value:.2g}", k=str(k)) for k in _PICTURED),
+                ],
+            )
+        ],
+        figures=_draw_six,
     ),
-}
+}  # fmt: skip
