@@ -68,7 +68,7 @@ def said(*words):
         ),
         (
             "bench efficiency --lengths 512 1k",
-            "nystrom: --lengths is '512', '1k'; expected values of another kind. See",
+            "nystrom: --lengths is '512', '1k'; expected a whole number. See",
         ),
         (
             "bench efficiency --methods",
@@ -79,7 +79,7 @@ def said(*words):
         ("pretrain", "nystrom: Missing from nystrom pretrain: --data PATH"),
         ("pretrain listops --label 3", "nystrom: Unrecognized options: --label, 3"),
         ("train listops --mask-share 0.1", "nystrom: Unrecognized options: --mask-share, 0.1"),
-        ("methods --markdwon", "nystrom: Unrecognized options: --markdwon"),
+        ("methods --markdwon", "nystrom: Unrecognized options: --markdwon; perhaps you meant --markdown. See"),
     ],
 )
 def test_a_wrong_command_line_ends_in_one_line(words, says):
@@ -127,3 +127,14 @@ def test_methods_shows_every_column_in_eighty_characters_when_piped(monkeypatch)
         shown = (name, method.summary, method.cost, method.exact_limit, method.source)
         assert all(" ".join(text.split()) in words for text in shown), name
         assert all(f"{option.name}={option.default!r}" in words for option in fields(method.options)), name
+
+
+def test_a_tyro_that_does_not_tell_its_errors_prints_them(monkeypatch):
+    import tyro
+
+    monkeypatch.delattr(tyro._errors, "on_parse_error")
+    err = io.StringIO()
+    with redirect_stderr(err), pytest.raises(SystemExit) as stop:
+        main(["methods", "--markdwon"])
+    assert stop.value.code == 2
+    assert "--markdwon" in err.getvalue()

@@ -1,35 +1,18 @@
 """Command-line options from a function's signature and docstring.
 
-Errors that tyro finds in a command line are printed in one line, like all others: see `one_line`.
+Errors that tyro finds in a command line are printed in one line, like all others.
 """
 
+import difflib
 import inspect
 import re
-import sys
 from collections.abc import Callable, Collection, Mapping
-from contextlib import redirect_stderr
-from functools import partial
+from contextlib import ExitStack, redirect_stdout, suppress
 from io import StringIO
 from pathlib import Path
 from typing import Annotated, Any
 
-# What tyro says of a word that is none of the choices, which it takes from a set.
-_CHOICE = re.compile(r"invalid choice '([^']*)' for argument '([^']*)'\. Expected one of \(([^)]*)\)")
-# What it says of a value of another kind, by what it expected; and of several values, of which it says nothing more.
-_KINDS = (
-    (
-        re.compile(
-            r"Error parsing (\S+): no type matching (\S+) could be instantiated from \['([^']*)'\]\. Got errors:.*"
-        ),
-        "",
-    ),
-    (re.compile(r"Error parsing (\S+): invalid literal for int\(\) with base 10: ()'([^']*)'"), "INT"),
-    (re.compile(r"Error parsing (\S+): could not convert string to float: ()'([^']*)'"), "FLOAT"),
-)
-_SEVERAL = re.compile(r"Error parsing (\S+): Could not find valid parse for arguments: \[([^]]*)\]")
 _IN_WORDS = {"INT": "a whole number", "FLOAT": "a number"}
-# Where tyro begins the name of an option in its box, and the help on it.
-_ITEM, _HELP = 5, 9
 
 
 class UsageError(ValueError):
@@ -63,20 +46,24 @@ def arguments_of(
     collect.__signature__ = signature  # type: ignore[attr-defined]
     collect.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
     collect.__doc__ = function.__doc__
-    said = StringIO()
-    try:
-        with redirect_stderr(said):
-            found = tyro.cli(collect, args=words, prog=f"nystrom {name}")
-        _check_named(found, words, name, needed={each.name for each in parameters if each.default is each.empty})
-        return found
-    except SystemExit as stop:
-        if stop.code:
-            raise UsageError(one_line(said.getvalue(), name)) from None
-        raise
-    finally:
-        # Warnings, which are no errors, keep their form.
-        if not isinstance(sys.exception(), UsageError):
-            sys.stderr.write(said.getvalue())
+
+    def refuse(event: Any) -> None:
+        if line := _wrong(event):
+            for token in getattr(event, "tokens", ()):
+                with redirect_stdout(StringIO()) as shown, suppress(SystemExit):
+                    tyro.cli(collect, args=["--help"])
+                flags = re.findall(r"--[a-z][\w.-]*", shown.getvalue())
+                near = difflib.get_close_matches(token.partition("=")[0], flags, 1, 0.8)
+                line += f"; perhaps you meant {near[0]}" if near else ""
+            raise UsageError(f"{line}. See nystrom {name} --help.")
+
+    with ExitStack() as stack:
+        # Not of tyro's public interface: without it tyro prints its own box, and exits.
+        if (told := getattr(getattr(tyro, "_errors", None), "on_parse_error", None)) is not None:
+            stack.enter_context(told(refuse))
+        found = tyro.cli(collect, args=words, prog=f"nystrom {name}")
+    _check_named(found, words, name, needed={each.name for each in parameters if each.default is each.empty})
+    return found
 
 
 def _check_named(found: Mapping[str, Any], words: list[str], name: str, *, needed: Collection[str]) -> None:
@@ -129,60 +116,25 @@ def from_option(function: Callable[..., Any]) -> inspect.Parameter:
     return parameter.replace(annotation=Annotated[parameter.annotation, tyro.conf.arg(name="from")])
 
 
-def one_line(boxed: str, name: str) -> str:
-    """Condense tyro's boxed error to one line: what is wrong, and with which options.
-
-    Args:
-        boxed: The output of tyro.
-        name: The command's name.
-    """
-    sections: list[tuple[list[str], list[list[str]]]] = [([], [])]
-    # The first line is the title; where the terminal has no lines to draw, the borders are blanks.
-    for line in re.sub(r"\x1b\[[0-9;]*m", "", boxed).splitlines()[1:]:
-        inside = line[1:].strip("│")
-        text, indent = inside.strip("╰╯ "), len(inside) - len(inside.lstrip())
-        headings, items = sections[-1]
-        if not text:
-            continue
-        if set(text) <= {"─", "-"}:
-            sections.append(([], []))
-        elif indent < _ITEM:
-            headings.append(text)
-        elif indent < _HELP or not items:
-            items.append([text])
-        else:
-            items[-1].append(text)
-    said = [
-        f"{' '.join(headings)} {', '.join(_item(*item) for item in items)}".strip(" .")
-        for headings, items in sections
-        if headings and not headings[0].startswith(("For full helptext", "Argument helptext"))
-    ]
-    if not said:
-        return boxed.strip()
-    line = _SEVERAL.sub(r"\1 is \2; expected values of another kind", _CHOICE.sub(_choice, "; ".join(said)))
-    for pattern, kind in _KINDS:
-        line = pattern.sub(partial(_kind, kind), line)
-    return f"{line}. See nystrom {name} --help."
-
-
-def _choice(said: re.Match[str]) -> str:
-    """The error for an invalid choice, worded as in `check_choice`, with the choices sorted."""
-    value, argument, choices = said.groups()
-    words = sorted(word for word in re.findall(r"'([^']*)'", choices) if word != "None")
-    return f"{argument} is {value!r}; expected one of {', '.join(map(repr, words))}"
-
-
-def _kind(kind: str, said: re.Match[str]) -> str:
-    """A value of another kind in the same words: "--seed is 'x'; expected a whole number"."""
-    option, metavars, value = said.groups()
-    kinds: list[str] = []
-    for metavar in (kind or metavars).split("|"):
-        words = [repr(word) for word in re.findall(r"[^{},]+", metavar) if word != "None"]
-        kinds += words if metavar.startswith("{") else [_IN_WORDS.get(metavar, metavar.lower())]
-    return f"{option} is {value!r}; expected {' or '.join(kinds)}"
-
-
-def _item(name: str, *lines: str) -> str:
-    """An option with its help in brackets."""
-    text = " ".join(lines).removesuffix("(required)").strip(" .")
-    return f"{name} ({text})" if text else name
+def _wrong(event: Any) -> str:
+    """What is wrong with a command line, by tyro's event; "" for what tyro says itself."""
+    if missing := getattr(event, "missing_arguments", ()):
+        items = [(each.arg.get_invocation_text()[1], each.arg.field.helptext) for each in missing]
+        texts = [f"{name} ({' '.join(text.split()).strip('.')})" if text else name for name, text in items]
+        return f"Missing from {event.prog}: {', '.join(texts)}"
+    if tokens := getattr(event, "tokens", ()):
+        return f"Unrecognized options: {', '.join(tokens)}"
+    if (argument := getattr(event, "argument", None)) is None:
+        return ""
+    # A value of another kind stands in tyro's message alone: 'x', or ['x', 'y'].
+    message = getattr(event, "message", repr(getattr(event, "value", None)))
+    value = re.search(r"""\[['"].*?['"]\]|'.*?'|".*?"|$""", message)[0].strip("[]")  # pyright: ignore[reportOptionalSubscript]
+    if not value:
+        return f"Missing value for argument '{argument.display_name()}'"
+    kinds: dict[str, str] = {}
+    for kind in re.findall(r"\{[^}]*\}|[A-Z]+", argument.lowered.metavar):
+        choices = sorted({*kind.strip("{}").split(",")} - {"None"})
+        kinds |= {word: repr(word) if kind[0] == "{" else _IN_WORDS.get(word, word.lower()) for word in choices}
+    options = ", ".join(kinds.values()) if hasattr(event, "choices") else " or ".join(kinds.values())
+    one_of = "one of " if hasattr(event, "choices") else ""
+    return f"{argument.display_name()} is {value}; expected {one_of}{options}"

@@ -1,14 +1,13 @@
-"""Handle standard streams that are closed, broken or full, and what is printed to them beside results.
+"""Standard streams that are closed, broken or full, and warnings of this project in one line.
 
 A command that writes files continues when its output is closed: `nystrom finetune ... | head -1` trains to the end. Any
 other command ends as soon as it cannot print.
 """
 
-import io
 import os
 import sys
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, TextIO
@@ -19,44 +18,37 @@ import nystrom_lab
 _OURS = [Path(str(module.__file__)).parent for module in (nystrom, nystrom_lab)]
 
 
-class ClosedOutput(OSError):
-    """The output of a command cannot be written."""
+class _Stream:
+    """A stream of the system, None if closed, which takes all that follows once it could not be written."""
 
+    def __init__(self, stream: TextIO | None, descriptor: int, *, lasting: bool):
+        self._closed, self._lasting = stream is None and not lasting, lasting
+        self._stream = stream or os.fdopen(descriptor, "w", closefd=False)
 
-class _Closed(io.TextIOBase):
-    """Replaces a standard output that was closed before the command began."""
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
 
-    def write(self, text: str, /) -> int:
-        """Raise, since there is nowhere to write to."""
-        raise ClosedOutput("standard output is closed, and this command prints: send it to a file, or to /dev/null.")
+    def write(self, text: str) -> int:
+        if self._closed:
+            raise OSError("standard output is closed, and this command prints: send it to a file, or to /dev/null.")
+        self._attempt(lambda: self._stream.write(text))
+        return len(text)
 
+    def flush(self) -> None:
+        self._attempt(self._stream.flush)
 
-class _Stream(io.FileIO):
-    """A system stream that discards its output once writing has failed.
-
-    Args:
-        descriptor: Its file descriptor.
-        lasting: Whether to report this instead of raising.
-    """
-
-    def __init__(self, descriptor: int, *, lasting: bool):
-        super().__init__(descriptor, "w", closefd=False)
-        self.lasting = lasting
-
-    def write(self, content: Any, /) -> int:
-        """Write to the stream, or discard the content."""
+    def _attempt(self, act: Callable[[], object]) -> None:
         try:
-            return super().write(content)
+            act()
         except OSError as error:
-            nowhere = os.open(os.devnull, os.O_RDWR)
-            os.dup2(nowhere, self.fileno())
+            nowhere = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(nowhere, self._stream.fileno())
             os.close(nowhere)
-            if not self.lasting:
+            if not self._lasting:
                 error.filename = "what this command prints"
                 raise
-            if not isinstance(error, BrokenPipeError):
+            if not isinstance(error, BrokenPipeError) and self._stream is not sys.__stderr__:
                 print(f"nystrom: no more can be printed ({error.strerror}); the command goes on.", file=sys.stderr)
-            return len(content)
 
 
 @contextmanager
@@ -71,12 +63,15 @@ def standing_streams(*, lasting: bool) -> Iterator[None]:
     while (free := os.open(os.devnull, os.O_RDWR)) <= 2:
         pass
     os.close(free)
-    now = [_standing(sys.stdout, 1, sys.__stdout__, lasting), _standing(sys.stderr, 2, sys.__stderr__, True)]
-    sys.stdout, sys.stderr = now  # pyright: ignore[reportAttributeAccessIssue]
+    # What somebody put in their place stays.
+    if before[0] is sys.__stdout__:
+        sys.stdout = _Stream(before[0], 1, lasting=lasting)  # pyright: ignore[reportAttributeAccessIssue]
+    if before[1] is sys.__stderr__:
+        sys.stderr = _Stream(before[1], 2, lasting=True)  # pyright: ignore[reportAttributeAccessIssue]
     try:
         yield
     finally:
-        for stream in now:
+        for stream in (sys.stdout, sys.stderr):
             # What cannot be printed was told, or comes after a worse fault.
             with suppress(OSError):
                 stream.flush()
@@ -88,25 +83,12 @@ def plain_warnings() -> Iterator[None]:
     """Print warnings of this project as one line, without the line of code that they come from."""
     usual = warnings.formatwarning
 
-    def say(message, category, filename, lineno, line=None):
-        if any(Path(filename).is_relative_to(folder) for folder in _OURS):
-            return f"warning: {message}\n"
-        return usual(message, category, filename, lineno, line)
+    def say(message, category, filename, *others):
+        ours = any(Path(filename).is_relative_to(folder) for folder in _OURS)
+        return f"warning: {message}\n" if ours else usual(message, category, filename, *others)
 
     warnings.formatwarning = say
     try:
         yield
     finally:
         warnings.formatwarning = usual
-
-
-def _standing(stream: TextIO | None, descriptor: int, own: TextIO | None, lasting: bool) -> io.TextIOBase | TextIO:
-    if stream is None:
-        return open(descriptor, "w", encoding="utf-8", closefd=False) if lasting else _Closed()
-    if stream is not own:
-        # Somebody has put it in the place of the system's.
-        return stream
-    stream.flush()
-    buffer = io.BufferedWriter(_Stream(descriptor, lasting=lasting))
-    lines = bool(getattr(stream, "line_buffering", False))
-    return io.TextIOWrapper(buffer, encoding=stream.encoding, errors=stream.errors, line_buffering=lines)
