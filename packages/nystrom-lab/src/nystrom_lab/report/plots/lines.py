@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 _CHARACTERS = 80
 # Lines that a legend can still name; more are named beside their ends, if at most two panels are side by side.
 _LEGEND = 7
+# Sizes that have a number each.
+_SIZES = 12
 # Distance from one name to the next, as a share of the height of a panel.
 _GAP = 0.06
 
@@ -75,7 +77,11 @@ def draw_lines(
             axes.set_xscale("log", base=2)
             # Names beside the ends take as much room as another panel.
             room = _CHARACTERS / (columns + (named and columns))
-            _number_sizes(axes, sorted({x for row in rows if (x := over(row)) is not None}), room)
+            sizes = sorted({x for row in rows if (x := over(row)) is not None})
+            if len(sizes) <= _SIZES:
+                _number_sizes(axes, sizes, room)
+            else:
+                plain_numbers(axes, "x")
         axes.minorticks_off()
         if log_y:
             plain_numbers(axes, "y")

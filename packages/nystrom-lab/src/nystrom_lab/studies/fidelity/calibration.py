@@ -4,39 +4,26 @@ r"""How close the error of attention from sampled queries is to the exact one, a
 text (`nystrom.inspection.sampling`). On n = 512 tokens the error over all queries is known. For each head of each
 layer, over all texts together, queries are drawn many times, and each draw gives an estimate with its interval. Rows
 hold the share of the estimates within 20 % of the exact error, and the share of the intervals that contain it.
-
-Claims and the rules that decide them, for each method over all layers, heads and draws together, by what is known of a
-share (`nystrom_lab.studies.reproduce.known`):
-
-- With 128 queries the estimate is within 20 % of the exact error 95 times of 100: the share is at least .95.
-- The 95 % interval contains the exact error about as often as it says: with 128 queries the share is from .92 to .98.
-
-If a method has no row at 128 queries, nothing is decided.
 """
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+import pandas as pd
 import torch
 
 from nystrom.attention.method_names import read_method
 from nystrom.attention.registry import find_function
 from nystrom.inspection.sampling import Sample, draw_queries, estimate_ratio
 from nystrom_lab.measure.rows import Row
-from nystrom_lab.report.plots.canvas import REFERENCE
-from nystrom_lab.report.plots.lines import draw_lines
-from nystrom_lab.report.summary import Verdict
-from nystrom_lab.report.table import Table
+from nystrom_lab.report.summary import OURS
+from nystrom_lab.studies.reproduce.declared import Claim, Found, Lines, Pivot, cells, declare, each
 from nystrom_lab.studies.reproduce.encoders import Encoder, find_encoder
 from nystrom_lab.studies.reproduce.known import most, share_of
 from nystrom_lab.studies.reproduce.spread import spread_row
-from nystrom_lab.studies.reproduce.study import Part, Plan, Setting, Study, beside_none
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+from nystrom_lab.studies.reproduce.study import Part, Plan, Setting, beside_none
 
 _METHODS = ("nystrom-64", "nystrom-256", "near_far", "near_far-128", "performer-256")
 _QUERIES, _DECIDES = (16, 32, 64, 128, 256), 128
@@ -58,8 +45,7 @@ def _measure(encoder: Encoder, name: str, length: int, draws: int, folder: Path)
     method, options = read_method(name)
     layers = encoder.record(length, _TEXTS, tuple(range(encoder.layers)))
     generator = torch.Generator().manual_seed(0)
-    near: dict[int, list[torch.Tensor]] = {count: [] for count in _QUERIES}
-    held: dict[int, list[torch.Tensor]] = {count: [] for count in _QUERIES}
+    hits: dict[tuple[str, int], list[torch.Tensor]] = {(what, r): [] for what in (_NEAR, _HELD) for r in _QUERIES}
     for given in layers.values():
         with torch.no_grad():
             exact = find_function("softmax")(*given)
@@ -69,71 +55,54 @@ def _measure(encoder: Encoder, name: str, length: int, draws: int, folder: Path)
         for count in _QUERIES:
             for _ in range(draws):
                 places = [draw_queries(torch.arange(length), count, generator) for _ in range(_TEXTS)]
-                found = estimate_ratio(
-                    [Sample(length, off[b][:, at], size[b][:, at]) for b, at in enumerate(places)], root=True
-                )
-                near[count].append((found.value - wanted).abs() <= 0.2 * wanted)
-                held[count].append((found.low <= wanted) & (wanted <= found.high))
+                samples = [Sample(length, off[b][:, at], size[b][:, at]) for b, at in enumerate(places)]
+                found = estimate_ratio(samples, root=True)
+                hits[_NEAR, count].append((found.value - wanted).abs() <= 0.2 * wanted)
+                hits[_HELD, count].append((found.low <= wanted) & (wanted <= found.high))
     facts = {"texts": _TEXTS, "heads": layers[0].q.shape[1], "layers": encoder.layers}
-    for quantity, of in ((_NEAR, near), (_HELD, held)):
-        for count, hits in of.items():
-            row = spread_row(quantity, name, torch.stack(hits).double(), n=length, m=count, facts=facts, seed=0)
-            yield row
+    for (quantity, count), of in hits.items():
+        yield spread_row(quantity, name, torch.stack(of).double(), n=length, m=count, facts=facts, seed=0)
 
 
-def _tables(rows: Sequence[Row]) -> Sequence[Table]:
-    counts = sorted({row.m for row in rows if row.m is not None})
-    tables = []
-    for quantity in (_NEAR, _HELD):
-        found = {(row.method, row.m): row.value for row in rows if row.quantity == quantity}
-        methods = dict.fromkeys(method for method, _ in found)
-        lines = [[method, *(f"{found[method, count]:.3f}" for count in counts)] for method in methods]
-        tables.append(Table(f"share {quantity}", ["method", *(f"r={count}" for count in counts)], lines))
-    return tables
-
-
-def _verdicts(rows: Sequence[Row]) -> Sequence[Verdict]:
-    claims = {
-        _NEAR: "With 128 sampled queries a text the estimate is within 20 % of the exact error 95 times of 100.",
-        _HELD: "The interval at 95 % holds the exact error about as often as it says.",
-    }
-    verdicts = []
-    for quantity, claim in claims.items():
-        shares = {row.method: row for row in rows if row.quantity == quantity and row.m == _DECIDES}
-        if not shares or shares.keys() != {row.method for row in rows}:
-            verdicts.append(Verdict(claim, None, f"a method has no row at {_DECIDES} queries."))
-            continue
-        low, high = (0.95, math.inf) if quantity == _NEAR else (0.92, 0.98)
-        said = ", ".join(f"{row.value:.3f} ({method})" for method, row in shares.items())
-        known = (share_of(row.value, row.repeats) for row in shares.values())
-        verdicts.append(Verdict(claim, most(each.within(low, high) for each in known), f"shares: {said}."))
-    return verdicts
-
-
-def _figures(rows: Sequence[Row], folder: Path) -> "Mapping[str, Figure]":
-    panels = {quantity: [row for row in rows if row.quantity == quantity] for quantity in (_NEAR, _HELD)}
-    figure = draw_lines(
-        panels,
-        over=lambda row: row.m,
-        x_label="sampled queries of each text",
-        y_label="share of estimates",
-        band="",
-        log_y=False,
-    )
-    for axes in figure.axes[:2]:
-        axes.axhline(0.95, color=REFERENCE, linewidth=0.6, linestyle=":")
-    return {"": figure}
+def _share(quantity: str, low: float, high: float, rows: pd.DataFrame) -> Found:
+    """The share lies between two limits for each method, over all layers, heads and draws together."""
+    shares = each(rows, quantity, m=_DECIDES)
+    if {share.method for share in shares} != set(rows["method"]) or not shares:
+        return None, f"a method has no row at {_DECIDES} queries."
+    said = ", ".join(f"{share.value:.3f} ({share.method})" for share in shares)
+    return most(share_of(share.value, share.repeats).within(low, high) for share in shares), f"shares: {said}."
 
 
 STUDIES = {
-    "inspect-calibration": Study(
+    "inspect-calibration": declare(
         shows="errors of attention from sampled queries beside the exact ones",
         source="this library",
         needs="an encoder: nystrom[real] or --model",
         minutes=0.2,
         plan=_plan,
-        tables=_tables,
-        verdicts=_verdicts,
-        figures=_figures,
+        tables=[
+            Pivot(title=f"share {what}", index={"method": "{method}"}, columns=[cells("r={m}", what, "{value:.3f}")])
+            for what in (_NEAR, _HELD)
+        ],
+        claims=[
+            Claim(
+                "With 128 sampled queries a text the estimate is within 20 % of the exact error 95 times of 100.",
+                OURS,
+                partial(_share, _NEAR, 0.95, math.inf),
+                "the share of a method is below .95; unknown where that lies within its error",
+            ),
+            Claim(
+                "The interval at 95 % holds the exact error about as often as it says.",
+                OURS,
+                partial(_share, _HELD, 0.92, 0.98),
+                "with 128 queries the share of a method is below .92 or above .98",
+            ),
+        ],
+        figures={
+            "": Lines(
+                of={"quantity": (_NEAR, _HELD)}, over="m", panel="{quantity}", x_label="sampled queries of each text",
+                y_label="share of estimates", band="", level=0.95, options={"log_y": False},
+            )
+        },
     )
-}
+}  # fmt: skip

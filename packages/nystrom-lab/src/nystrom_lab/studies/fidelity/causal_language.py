@@ -21,19 +21,6 @@ Rows hold:
 - times on random tokens, 8 heads of width 64, forward and with the backward pass, in turns: of causal near_far with
   `near_far_sizes(n, is_causal=True)`, of near_far that is not causal, and of fused causal attention.
 
-Claims of this library, and the rules that decide them. Losses are those of tokens from position 1,024 on.
-
-- near_far is nearer to exact attention than a window with sinks of the same cache: the difference of their losses is
-  more than two of its standard errors. If the loss of the window with sinks is itself within two standard errors of
-  that of exact attention, the model makes no use of the past, and the rows cannot tell.
-- near_far is nearer than heavy hitters, by the same rule.
-- After a short training with near_far the model loses at most .02 nats to exact attention after as long a training, the
-  two standard errors included.
-- Forward, causal near_far takes no more time than fused causal attention from 4,096 tokens on; a ratio with quartiles
-  on both sides of 1 cannot tell. By the medians, it takes at most 1.05 of that time below 4,096, where it is exact, and
-  at 8,192 at most 1.5 of the time of near_far that is not causal.
-- near_far finds a token among thousands in at least nine of ten heads, and a window with sinks in at most one of ten.
-  If exact attention finds it in fewer than nine of ten, the rows cannot tell.
 """
 
 import math
@@ -43,8 +30,9 @@ from contextlib import contextmanager
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
+import pandas as pd
 import torch
 import torch.nn.functional as F
 from tokenizers import ByteLevelBPETokenizer
@@ -56,19 +44,16 @@ from nystrom.attention.options import near_far_sizes
 from nystrom.progress import Progress
 from nystrom_lab.data.language.prose import read_prose
 from nystrom_lab.measure.rows import Row, cpu_name, new_row
-from nystrom_lab.report.plots.lines import draw_lines
-from nystrom_lab.report.summary import Verdict
 from nystrom_lab.report.table import Table
-from nystrom_lab.studies.fidelity.passes import PASSES, Attention, all_hold, is_at_most, time_passes
-from nystrom_lab.studies.reproduce.spread import spread_row
-from nystrom_lab.studies.reproduce.study import Part, Plan, Setting, Study, beside_none
+from nystrom_lab.studies.fidelity.beside_exact import PASSES, Attention, time_passes
+from nystrom_lab.studies.reproduce.declared import Claim, Found, Lines, Pivot, by, cells, declare, each, only
+from nystrom_lab.studies.reproduce.known import most, quartiles_of
+from nystrom_lab.studies.reproduce.spread import difference_row, spread_row
+from nystrom_lab.studies.reproduce.study import Part, Plan, Setting, beside_none
 from nystrom_lab.training.run.progress import no_file_bars
 
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
 EXACT, OURS, WINDOW, HEAVY = "softmax", "near_far", "window + sinks", "heavy hitters"
-LOSS, MORE, FOUND = "loss", "loss - exact", "needles found"
+LOSS, MORE, BETWEEN, FOUND = "loss", "loss - exact", "loss - near_far", "needles found"
 TRAINED = "trained"
 SINKS = 4
 OPTIONS: dict[str, Any] = {"block_size": 64, "num_heavy": 24, "num_clusters": 40, "exact_up_to": 0}
@@ -296,12 +281,8 @@ def _rows(losses: Mapping[str, Tensor], after: str, exact: Tensor) -> Iterable[R
             facts = {"first": first, "cache": None if name == EXACT else CACHE, "after": after}
             yield spread_row(LOSS, name, of_document, n=last, facts=facts, unit="nats")
             if name != EXACT:
-                more = (of_document - exact[:, first:last].mean(dim=1)).double()
-                mean, error = more.mean().item(), 2 * more.std().item() / math.sqrt(len(more))
-                yield new_row(
-                    study="", quantity=MORE, method=name, value=mean, unit="nats", low=mean - error,
-                    high=mean + error, repeats=len(more), n=last, facts=facts, device=cpu_name(),
-                )  # fmt: skip
+                more = of_document - exact[:, first:last].mean(dim=1)
+                yield difference_row(MORE, name, more, unit="nats", n=last, facts=facts)
 
 
 def _read(documents: Sequence[str], sizes: LanguageTraining, folder: Path) -> Iterable[Row]:
@@ -311,13 +292,8 @@ def _read(documents: Sequence[str], sizes: LanguageTraining, folder: Path) -> It
     # Whether near_far is nearer than each of the others, document by document.
     late = slice(RANGES[-2], RANGES[-1])
     for name in (WINDOW, HEAVY):
-        apart = (losses[name] - losses[OURS])[:, late].mean(dim=1).double()
-        error = 2 * apart.std().item() / math.sqrt(len(apart))
-        mean = apart.mean().item()
-        yield new_row(
-            study="", quantity="loss - near_far", method=name, value=mean, unit="nats", low=mean - error,
-            high=mean + error, repeats=len(apart), n=RANGES[-1], facts={"first": RANGES[-2]}, device=cpu_name(),
-        )  # fmt: skip
+        apart = (losses[name] - losses[OURS])[:, late].mean(dim=1)
+        yield difference_row(BETWEEN, name, apart, unit="nats", n=RANGES[-1], facts={"first": RANGES[-2]})
 
 
 def _train_more(documents: Sequence[str], sizes: LanguageTraining, folder: Path) -> Iterable[Row]:
@@ -381,123 +357,112 @@ def _times(n: int, folder: Path) -> Iterable[Row]:
 # What the rows say.
 
 
-def _of(rows: Sequence[Row], quantity: str, after: str = "") -> dict[tuple[str, int], Row]:
-    return {
-        (row.method, row.n): row
-        for row in rows
-        if row.quantity == quantity and row.n is not None and (row.fact("after") or "") == after
-    }
+def _by_position(after: str, title: str, rows: pd.DataFrame) -> list[Table]:
+    loss, more = (by(rows, quantity, "method", "n", after=after) for quantity in (LOSS, MORE))
 
+    def cell(at: tuple[str, int]) -> str:
+        beside = f" ({more[at].value:+.3f})" if at in more else ""
+        return f"{math.exp(loss[at].value):.2f}{beside}" if at in loss else ""
 
-def _tables(rows: Sequence[Row]) -> Sequence[Table]:
+    lines = [[name, *(cell((name, n)) for n in RANGES[1:])] for name in dict.fromkeys(name for name, _ in loss)]
     heads = [f"{first:,} to {last:,}" for first, last in pairwise(RANGES)]
-    tables = []
-    for after, title in (("", "as trained, with exact attention"), (TRAINED, "after a short training with each")):
-        loss, more = _of(rows, LOSS, after), _of(rows, MORE, after)
-        lines = []
-        for name in dict.fromkeys(method for method, _ in loss):
-            cells = [loss.get((name, last)) for last in RANGES[1:]]
-            over = [more.get((name, last)) for last in RANGES[1:]]
-            lines.append(
-                [name]
-                + [
-                    ""
-                    if cell is None
-                    else f"{math.exp(cell.value):.2f}" + ("" if row is None else f" ({row.value:+.3f})")
-                    for cell, row in zip(cells, over, strict=True)
-                ]
-            )
-        if lines:
-            tables.append(
-                Table(f"perplexity (nats more than exact attention) by position, {title}", ["", *heads], lines)
-            )
-    timed = {quantity: _of(rows, quantity) for quantities in TIMES.values() for quantity in quantities}
-    lengths = sorted({n for _, n in timed["forward time"]})
+    return [Table(f"perplexity (nats more than exact attention) by position, {title}", ["", *heads], lines)]
+
+
+def _times_table(rows: pd.DataFrame) -> list[Table]:
+    found = by(rows, None, "quantity", "method", "n")
+    lengths = sorted({n for quantity, _, n in found if quantity == "forward time"})
     lines = [
-        [name, what] + [f"{timed[time][name, n].value:,.0f} ({timed[ratio][name, n].value:.2f})" for n in lengths]
+        [name, what]
+        + [f"{found[time, name, n].value:,.0f} ({found[ratio, name, n].value:.2f})" for n in lengths]
         for name in (EXACT, OURS, NOT_CAUSAL)
         for what, (time, ratio) in TIMES.items()
-        if all((name, n) in timed[time] for n in lengths) and lengths
-    ]
-    if lines:
-        of_lengths = [f"n = {n:,}" for n in lengths]
-        tables.append(Table("ms (beside fused causal attention)", ["", "pass", *of_lengths], lines, 2))
-    found = [[row.method, f"{row.value:.2f}"] for row in rows if row.quantity == FOUND]
-    if found:
-        tables.append(Table(f"one token among {NEEDLES:,}: share of heads that find it", ["", "found"], found))
-    return tables
+        if lengths and all((time, name, n) in found for n in lengths)
+    ]  # fmt: skip
+    return [Table("ms (beside fused causal attention)", ["", "pass", *(f"n = {n:,}" for n in lengths)], lines, 2)]
 
 
-def _verdicts(rows: Sequence[Row]) -> Sequence[Verdict]:
-    found = {row.method: row.value for row in rows if row.quantity == FOUND}
-    verdicts = [_nearer(rows, WINDOW, "a window with sinks"), _nearer(rows, HEAVY, "heavy hitters")]
-    trained = _of(rows, MORE, TRAINED).get((OURS, RANGES[-1]))
-    agrees = None
-    if trained is not None:
-        assert trained.low is not None
-        assert trained.high is not None
-        agrees = True if trained.high <= 0.02 else False if trained.low > 0.02 else None
-    verdicts.append(
-        Verdict(
-            "After a short training with near_far it loses at most .02 nats to exact attention.",
-            agrees,
-            "Not measured." if trained is None else f"{trained.value:.4f}, {trained.low:.4f} to {trained.high:.4f}.",
-        )
+def _nearer(name: str, of_it: str, rows: pd.DataFrame) -> Found:
+    """The other's loss is above ours; unknown where the model makes no use of the past."""
+    last = {"n": RANGES[-1], "after": ""}
+    itself, ours = (only(rows, MORE, method=method, **last) for method in (name, OURS))
+    apart = only(rows, BETWEEN, method=name, **last)
+    numbers = (
+        f"Beyond {RANGES[-2]:,} tokens {of_it} loses {itself.value:.4f} nats to exact attention and near_far "
+        f"{ours.value:.4f}; apart by {apart.value:.4f}, {apart.low:.4f} to {apart.high:.4f}."
     )
-    ratios = _of(rows, TIMES["forward"][1])
-    ours = {n: row for (name, n), row in ratios.items() if name == OURS}
-    agrees, numbers = None, "Not measured."
-    if (NOT_CAUSAL, 8192) in ratios and 8192 in ours:
-        beside = ours[8192].value / ratios[NOT_CAUSAL, 8192].value
-        decided = [is_at_most(row, 1) if n >= 4096 else row.value <= 1.05 for n, row in ours.items()] + [beside <= 1.5]
-        agrees = all_hold(decided)
-        said = "; ".join(f"n = {n}: {row.value:.2f} of fused causal attention's time" for n, row in ours.items())
-        numbers = f"{said}; {beside:.2f} of near_far's that is not causal at 8,192."
-    verdicts.append(Verdict("Causal near_far takes no longer than fused causal attention.", agrees, numbers))
-    told = found.get(EXACT, 0.0) >= 0.9
-    agrees = found[OURS] >= 0.9 and found[WINDOW] <= 0.1 if told else None
+    return quartiles_of(apart).above(0) if itself.low > 0 else None, numbers
+
+
+def _after_training(rows: pd.DataFrame) -> Found:
+    row = only(rows, MORE, method=OURS, n=RANGES[-1], after=TRAINED)
+    return quartiles_of(row).within(most=0.02), f"{row.value:.4f}, {row.low:.4f} to {row.high:.4f}."
+
+
+def _no_longer(rows: pd.DataFrame) -> Found:
+    """By the medians below 4,096 tokens, where it is exact, and beside near_far that is not causal."""
+    ratio = TIMES["forward"][1]
+    ours, last = by(rows, ratio, "n", method=OURS), [only(rows, ratio, method=x, n=8192) for x in (OURS, NOT_CAUSAL)]
+    beside = last[0].value / last[1].value
+    decided = [quartiles_of(row).within(most=1) if n >= 4096 else row.value <= 1.05 for n, row in ours.items()]
+    said = "; ".join(f"n = {n}: {row.value:.2f} of fused causal attention's time" for n, row in ours.items())
+    return most([*decided, beside <= 1.5]), f"{said}; {beside:.2f} of near_far's that is not causal at 8,192."
+
+
+def _finds(rows: pd.DataFrame) -> Found:
+    found = {row.method: row.value for row in each(rows, FOUND)}
     said = "; ".join(f"{name}: {share:.2f}" for name, share in found.items()) or "Not measured"
-    verdicts.append(Verdict("A token among thousands is found by near_far, and not by a window.", agrees, f"{said}."))
-    return verdicts
-
-
-def _nearer(rows: Sequence[Row], name: str, of_it: str) -> Verdict:
-    """Whether near_far is nearer to exact attention than another attention of the same size."""
-    last, agrees, numbers = RANGES[-1], None, "Not measured."
-    more, apart = _of(rows, MORE), _of(rows, "loss - near_far")
-    if (name, last) in apart and (name, last) in more:
-        row, itself, ours = apart[name, last], more[name, last], more[OURS, last]
-        assert row.low is not None
-        assert row.high is not None
-        assert itself.low is not None
-        numbers = (
-            f"Beyond {RANGES[-2]:,} tokens {of_it} loses {itself.value:.4f} nats to exact attention and near_far "
-            f"{ours.value:.4f}; apart by {row.value:.4f}, {row.low:.4f} to {row.high:.4f}."
-        )
-        if itself.low > 0:
-            agrees = True if row.low > 0 else False if row.high < 0 else None
-    return Verdict(f"near_far is nearer to exact attention than {of_it} of the same size.", agrees, numbers)
-
-
-def _figures(rows: Sequence[Row], folder: Path) -> "Mapping[str, Figure]":
-    panels = {"nats more than exact attention": list(_of(rows, MORE).values())}
-    return {
-        "": draw_lines(
-            panels, over=lambda row: row.n, x_label="position, up to", y_label="nats a token",
-            band="two standard errors over documents", log_y=False,
-        )
-    }  # fmt: skip
+    told = found.get(EXACT, 0.0) >= 0.9
+    return found[OURS] >= 0.9 and found[WINDOW] <= 0.1 if told else None, f"{said}."
 
 
 STUDIES = {
-    "causal-language": Study(
+    "causal-language": declare(
         shows="a causal language model with near_far, a window with sinks and heavy hitters: perplexity by position",
         source="this library",
         needs="--texts with long documents, one a line",
         trains=True,
         plan=_plan,
-        tables=_tables,
-        verdicts=_verdicts,
-        figures=_figures,
+        tables=[
+            partial(_by_position, "", "as trained, with exact attention"),
+            partial(_by_position, TRAINED, "after a short training with each"),
+            _times_table,
+            Pivot(
+                title=f"one token among {NEEDLES:,}: share of heads that find it", index={"": "{method}"},
+                columns=[cells("found", FOUND, "{value:.2f}")],
+            ),
+        ],
+        claims=[
+            *(
+                Claim(
+                    f"near_far is nearer to exact attention than {of_it} of the same size.", "this library",
+                    partial(_nearer, name, of_it),
+                    "from position 1,024 on the other's loss is smaller by more than two standard errors; unknown "
+                    "where it is not above that of exact attention",
+                )
+                for name, of_it in ((WINDOW, "a window with sinks"), (HEAVY, "heavy hitters"))
+            ),
+            Claim(
+                "After a short training with near_far it loses at most .02 nats to exact attention.", "this library",
+                _after_training, "it loses more, by two standard errors, than exact attention after as long a training",
+            ),
+            Claim(
+                "Causal near_far takes no longer than fused causal attention.", "this library", _no_longer,
+                "forward it takes more from 4,096 tokens on, by the quartiles, or more than 1.05 of the time below; or "
+                "at 8,192 more than 1.5 of the time of near_far that is not causal",
+            ),
+            Claim(
+                "A token among thousands is found by near_far, and not by a window.", "this library", _finds,
+                "fewer than nine of ten heads find it, or more than one of ten with a window; unknown where exact "
+                "attention finds it in fewer than nine of ten",
+            ),
+        ],
+        figures={
+            "": Lines(
+                of={"quantity": MORE, "after": ""}, over="n", panel="nats more than exact attention",
+                x_label="position, up to", y_label="nats a token", band="two standard errors over documents",
+                options={"log_y": False},
+            )
+        },
     )
-}
+}  # fmt: skip

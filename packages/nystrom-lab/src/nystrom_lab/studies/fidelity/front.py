@@ -8,22 +8,14 @@ r"""How close each method comes to exact attention on real queries, keys and val
 - "rank 64" is the attention matrix truncated to its 64 largest singular values. Of all matrices of that rank it is the
   nearest to the attention matrix; another one may still give a nearer output.
 - Linformer is left out: its projection has to be learned.
-
-Claims of this library, and the rules that decide them, by what is known of means over heads and of medians over rounds
-(`nystrom_lab.studies.reproduce.known`):
-
-- At 512 tokens the mean error of near_far is at most .115 with its default sizes, and at most .065 with 128 heavy keys
-  and 128 clusters.
-- At every length near_far has at most half the error of Nyström attention with 256 landmarks, in less time.
-- At 512 tokens near_far is nearer to exact attention than the attention matrix truncated to rank 64.
-- near_far is faster than fused exact attention from 1,024 tokens on.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+import math
+from collections.abc import Iterable
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
+import pandas as pd
 import torch
 from jaxtyping import Float
 from torch import Tensor
@@ -31,20 +23,15 @@ from torch import Tensor
 from nystrom.attention.fused import softmax_rows
 from nystrom.attention.heads import build_attention
 from nystrom.attention.method_names import read_method, reformer_buckets, split_name
-from nystrom.clock import seconds
-from nystrom.turns import in_turns
-from nystrom_lab.measure.rows import Row, cpu_name
-from nystrom_lab.measure.timing import timed_rows
-from nystrom_lab.report.plots.canvas import PAGE, figure_of, method_look, plain_numbers
-from nystrom_lab.report.summary import Verdict
+from nystrom_lab.measure.rows import Row
 from nystrom_lab.report.table import Table
+from nystrom_lab.studies.fidelity.beside_exact import ERROR, RATIO, TIME, relative_error, time_calls
+from nystrom_lab.studies.reproduce.declared import Claim, Found, Lines, Pivot, by, cells, declare, only
 from nystrom_lab.studies.reproduce.encoders import Encoder, Recording, find_encoder
 from nystrom_lab.studies.reproduce.known import mean_of, most, quartiles_of
+from nystrom_lab.studies.reproduce.rules import all_ratios, all_within
 from nystrom_lab.studies.reproduce.spread import spread_row
-from nystrom_lab.studies.reproduce.study import Part, Plan, Setting, Study, beside_none
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+from nystrom_lab.studies.reproduce.study import Part, Plan, Setting, beside_none
 
 EXACT, OURS, LARGE, CUT = "softmax", "near_far", "near_far-128", "rank 64"
 METHODS = (
@@ -56,8 +43,6 @@ METHODS = (
     *("informer-64", "informer-256", "bigbird-3", "reformer-4"),
 )  # fmt: skip
 _ROUNDS, _RANK = 7, 64
-_ERROR, _TIME, _RATIO = "relative error of the output", "forward time", "forward time / exact"
-_CPU = torch.device("cpu")
 
 
 def _plan(setting: Setting) -> Plan:
@@ -85,23 +70,18 @@ def _measure_errors(encoder: Encoder, layers: tuple[int, ...], n: int, windows: 
     for given in encoder.lengthened(n, folder).record(n, windows, layers).values():
         exact = build("softmax", given)(*given)
         for method in METHODS:
-            errors.setdefault(method, []).append(_error(_attend(method, given), exact))
+            errors.setdefault(method, []).append(relative_error(_attend(method, given), exact))
         if n == min(512, encoder.positions):
-            errors.setdefault(CUT, []).append(_error(cut_to_rank(given, _RANK), exact))
+            errors.setdefault(CUT, []).append(relative_error(cut_to_rank(given, _RANK), exact))
     for method, values in errors.items():
-        yield spread_row(_ERROR, method, torch.stack(values), n=n, facts={"layers": len(layers), "b": windows}, seed=0)
+        yield spread_row(ERROR, method, torch.stack(values), n=n, facts={"layers": len(layers), "b": windows}, seed=0)
 
 
 def _measure_times(encoder: Encoder, layer: int, n: int, folder: Path) -> Iterable[Row]:
     given = encoder.lengthened(n, folder).record(n, 1, (layer,))[layer]
     calls = {method: partial(_forward, build(method, given), given) for method in (EXACT, *METHODS)}
-    times = in_turns({method: partial(seconds, call, _CPU) for method, call in calls.items()}, _ROUNDS)
-    shared: dict[str, Any] = {
-        "n": n, "device": cpu_name(), "seed": 0,
-        "facts": {"b": 1, "h": given.q.shape[1], "d": given.q.shape[3], "threads": torch.get_num_threads()},
-    }  # fmt: skip
-    for method, taken in times.items():
-        yield from timed_rows(method, taken, times[EXACT], (_TIME, _RATIO), **shared)
+    facts = {"b": 1, "h": given.q.shape[1], "d": given.q.shape[3], "threads": torch.get_num_threads()}
+    yield from time_calls(calls, _ROUNDS, beside=EXACT, n=n, facts=facts, seed=0)
 
 
 def build(name: str, given: Recording) -> torch.nn.Module:
@@ -132,128 +112,78 @@ def cut_to_rank(given: Recording, rank: int) -> Float[Tensor, "b h n e"]:
     return cut.to(given.v.dtype)
 
 
-def _error(found: Float[Tensor, "b h n e"], exact: Float[Tensor, "b h n e"]) -> Float[Tensor, "b h"]:
-    return (found - exact).flatten(2).norm(dim=2) / exact.flatten(2).norm(dim=2)
-
-
-def _values(rows: Sequence[Row], quantity: str) -> dict[int, dict[str, Row]]:
-    """Rows of a quantity by length and method."""
-    found: dict[int, dict[str, Row]] = {}
-    for row in rows:
-        if row.quantity == quantity and row.n is not None:
-            found.setdefault(row.n, {})[row.method] = row
-    return found
-
-
-def _tables(rows: Sequence[Row]) -> Sequence[Table]:
-    errors, times, ratios = (_values(rows, quantity) for quantity in (_ERROR, _TIME, _RATIO))
-    lengths = sorted(errors)
-    methods = list(dict.fromkeys(name for each in errors.values() for name in each))
-    cells = [
-        [name]
-        + [
-            f"{errors[n][name].value:.3f}" + (f" / {ratios[n][name].value:.2f}" if name in ratios.get(n, {}) else "")
-            if name in errors[n]
-            else ""
-            for n in lengths
-        ]
-        for name in methods
-    ]
-    whole = Table("relative error / time beside exact attention", ["method", *(f"n={n}" for n in lengths)], cells)
+def _equal(rows: pd.DataFrame) -> list[Table]:
+    """The nearest size of each family among the methods that take no longer than near_far."""
     lines = []
-    for n in lengths:
-        if OURS not in times.get(n, {}):
-            continue
-        limit = times[n][OURS].value
-        # The nearest size of each family within the time.
-        within = [name for name in times[n] if name in errors[n] and times[n][name].value <= limit]
+    for n, ours in sorted(by(rows, TIME, "n", method=OURS).items()):
+        times, errors = by(rows, TIME, "method", n=n), by(rows, ERROR, "method", n=n)
+        within = [name for name, time in times.items() if name in errors and time.value <= ours.value]
         for family in dict.fromkeys(split_name(name)[0] for name in within):
-            those = [name for name in within if split_name(name)[0] == family]
-            name = min(those, key=lambda each: errors[n][each].value)
-            lines.append([str(n), name, f"{times[n][name].value:.1f}", f"{errors[n][name].value:.3f}"])
-    equal = Table(f"the nearest of each family in at most the time of {OURS}", ["n", "method", "ms", "error"], lines, 2)
-    return [whole, equal]
+            name = min((x for x in within if split_name(x)[0] == family), key=lambda x: errors[x].value)
+            lines.append([str(n), name, f"{times[name].value:.1f}", f"{errors[name].value:.3f}"])
+    title = f"the nearest of each family in at most the time of {OURS}"
+    return [Table(title, ["n", "method", "ms", "error"], lines, 2)]
 
 
-def _verdicts(rows: Sequence[Row]) -> Sequence[Verdict]:
-    errors, times, ratios = (_values(rows, quantity) for quantity in (_ERROR, _TIME, _RATIO))
-    at_512, found = errors.get(512, {}), []
-    for name, limit in ((OURS, 0.115), (LARGE, 0.065)):
-        row = at_512.get(name)
-        said = "not measured at 512 tokens." if row is None else f"mean relative error {row.value:.3f}."
-        agrees = None if row is None else mean_of(row).within(most=limit)
-        found.append(Verdict(f"{name} is at most {limit:g} off exact attention at 512 tokens.", agrees, said))
-    both = sorted(n for n in errors if n in times and {OURS, "nystrom-256"} <= errors[n].keys() & times[n].keys())
-    half, parts = [], []
-    for n in both:
-        (error, other), (time, longer) = ((of[n][OURS], of[n]["nystrom-256"]) for of in (errors, times))
-        half += [
-            mean_of(error).over(mean_of(other)).within(most=0.5),
-            quartiles_of(time).over(quartiles_of(longer)).within(most=1),
-        ]
-        parts.append(
-            f"n = {n}: {error.value / other.value:.2f} of its error, {time.value / longer.value:.2f} of its time"
-        )
-    said = f"{'; '.join(parts)}." if parts else "not measured."
-    found.append(Verdict("near_far has less than half the error of nystrom-256, in less time.", most(half), said))
-    if {OURS, CUT} <= at_512.keys():
-        ours, cut = at_512[OURS], at_512[CUT]
-        said = f"{ours.value:.3f} against {cut.value:.3f} at 512 tokens."
-        agrees = mean_of(ours).over(mean_of(cut)).within(most=1)
-        found.append(Verdict("near_far is nearer than the attention matrix cut to rank 64.", agrees, said))
-    faster = {n: row[OURS] for n, row in sorted(ratios.items()) if OURS in row}
-    said = "; ".join(f"n = {n}: {row.value:.2f} of its time" for n, row in faster.items())
-    agrees = most(quartiles_of(row).within(most=1) for n, row in faster.items() if n >= 1024)
-    claim = "near_far is faster than fused exact attention from 1,024 tokens on."
-    found.append(Verdict(claim, agrees, f"{said or 'not measured'}."))
-    return found
+def _half(rows: pd.DataFrame) -> Found:
+    """Less than half the error of nystrom-256 in less time, at every length."""
+    error = all_ratios(ERROR, mean_of, "n = {at}: {ratio:.2f} of its error", OURS, "nystrom-256", limit=0.5)(rows)
+    time = all_ratios(TIME, quartiles_of, "{ratio:.2f} of its time", OURS, "nystrom-256", limit=1)(rows)
+    parts = zip(*(said.rstrip(".").split("; ") for _, said in (error, time)), strict=False)
+    return most([error[0], time[0]]), f"{'; '.join(map(', '.join, parts))}."
 
 
-def _figures(rows: Sequence[Row], folder: Path) -> "Mapping[str, Figure]":
-    errors, times = _values(rows, _ERROR), _values(rows, _TIME)
-    lengths = [n for n in sorted(errors) if n in times]
-    columns = min(2, len(lengths))
-    figure = figure_of(PAGE, 0.9 + 2.4 * -(-len(lengths) // max(1, columns)))
-    grid = figure.subplots(-(-len(lengths) // columns), columns, squeeze=False, sharey=True)
-    shown: dict[str, Any] = {}
-    for axes, n in zip(grid.flat, lengths, strict=False):
-        families: dict[str, list[tuple[float, float]]] = {}
-        for name, row in errors[n].items():
-            if name in times[n]:
-                families.setdefault(split_name(name)[0], []).append((times[n][name].value, row.value))
-        for family, points in families.items():
-            look = method_look(family)
-            xs, ys = zip(*sorted(points), strict=True)
-            (line,) = axes.plot(xs, ys, color=look.colour, linestyle=look.line, marker=look.marker)
-            shown.setdefault(family, line)
-        axes.set(xscale="log", yscale="log", title=f"n = {n}")
-        exact = axes.axvline(times[n][EXACT].value, color=method_look(EXACT).colour, linewidth=0.9)
-        shown.setdefault("exact attention's time", exact)
-        if CUT in errors[n]:
-            line = axes.axhline(errors[n][CUT].value, color="0.5", linestyle=":", linewidth=0.9)
-            shown.setdefault(f"best {CUT}", line)
-        plain_numbers(axes, "x")
-        plain_numbers(axes, "y")
-        axes.grid(True)
-    for axes in grid[-1]:
-        axes.set_xlabel("forward time, ms")
-    for axes in grid[:, 0]:
-        axes.set_ylabel("relative error of the output")
-    for axes in grid.flat[len(lengths) :]:
-        axes.set_visible(False)
-    figure.legend(shown.values(), shown.keys(), loc="outside lower center", ncols=5)
-    return {"": figure}
+def _beside_cut(rows: pd.DataFrame) -> Found:
+    ours, cut = (only(rows, ERROR, method=name, n=512) for name in (OURS, CUT))
+    return mean_of(ours).over(mean_of(cut)).within(most=1), f"{ours.value:.3f} against {cut.value:.3f} at 512 tokens."
+
+
+def _off(name: str, limit: float) -> Claim:
+    rule = all_within(ERROR, mean_of, "mean relative error {value:.3f}", limit=lambda _: limit, method=name, n=512)
+    return Claim(
+        f"{name} is at most {limit:g} off exact attention at 512 tokens.", "this library", rule, "the mean is above"
+    )
 
 
 STUDIES = {
-    "near-far": Study(
+    "near-far": declare(
         shows="error over time of every method on real queries, keys and values",
         source="this library",
         needs="an encoder: nystrom[real] or --model",
         minutes=1.7,
         plan=_plan,
-        tables=_tables,
-        verdicts=_verdicts,
-        figures=_figures,
+        tables=[
+            Pivot(
+                title="relative error / time beside exact attention", index={"method": "{method}"}, missing="",
+                columns=[cells("n={n}", ERROR, "{value:.3f}{ratio}", beside=[cells("ratio", RATIO, " / {value:.2f}")])],
+            ),
+            _equal,
+        ],
+        claims=[
+            _off(OURS, 0.115),
+            _off(LARGE, 0.065),
+            Claim(
+                "near_far has less than half the error of nystrom-256, in less time.", "this library", _half,
+                "at some length it has more than half of the mean error over heads, or takes more time",
+            ),
+            Claim(
+                "near_far is nearer than the attention matrix cut to rank 64.", "this library", _beside_cut,
+                "its mean error over heads is larger",
+            ),
+            Claim(
+                "near_far is faster than fused exact attention from 1,024 tokens on.", "this library",
+                all_within(
+                    RATIO, quartiles_of, "n = {n}: {value:.2f} of its time", method=OURS,
+                    limit=lambda row: 1.0 if row.n >= 1024 else math.inf,
+                ),
+                "at some length the quartiles of the ratio are above 1",
+            ),
+        ],
+        figures={
+            "": Lines(
+                of={"quantity": ERROR}, over=RATIO, panel="n = {n}", line="{family}", x_label=RATIO, y_label=ERROR,
+                band="",
+            )
+        },
     )
-}
+}  # fmt: skip

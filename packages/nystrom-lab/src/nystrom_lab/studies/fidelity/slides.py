@@ -15,26 +15,16 @@ that of a file, row after row; along a Hilbert curve (`nystrom.hilbert_order`); 
   and the skip; near_far with sizes for the length; the package nystrom-attention with the same landmarks and skip; and
   `nn.MultiheadAttention`. A call that would take longer than two minutes, estimated from one with a tenth of the tiles,
   is not timed.
-
-Claims of this library, and the rules that decide them:
-
-- near_far and nystrom are nearer to exact attention along the curve than in the order of the file: for each, the mean
-  over heads and slides of the difference of the errors is above zero by more than two of its standard errors.
-- A model learns more along the curve than in shuffled order: the difference of the mean accuracies is more than two of
-  its standard errors over seeds. It learns no less than in the order of the file: its mean accuracy is not below by
-  more than two standard errors.
-- From 10,000 tiles on `NystromAttention` takes less time than `nn.MultiheadAttention`, and no more than the package,
-  forward and in training. The quartiles of the ratios within a turn decide; if 1 lies between them, the rows cannot
-  tell.
 """
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
+import pandas as pd
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float, Int
@@ -46,25 +36,20 @@ from nystrom.attention.methods.near_far import near_far_attention
 from nystrom.attention.methods.nystrom import nystrom_attention
 from nystrom.attention.methods.softmax import softmax_attention
 from nystrom.attention.options import near_far_sizes
-from nystrom.clock import peak_bytes, seconds
+from nystrom.clock import seconds
 from nystrom.tiles import hilbert_order
-from nystrom.turns import in_turns
 from nystrom_lab.measure.rows import Row, cpu_name, new_row
-from nystrom_lab.measure.timing import timed_rows
-from nystrom_lab.report.plots.lines import draw_lines
-from nystrom_lab.report.summary import Verdict
 from nystrom_lab.report.table import Table
-from nystrom_lab.studies.fidelity.passes import PASSES, all_hold, is_at_most
-from nystrom_lab.studies.reproduce.spread import spread_row
-from nystrom_lab.studies.reproduce.study import Part, Plan, Setting, Study, beside_none
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+from nystrom_lab.studies.fidelity.beside_exact import ERROR, PASSES, both, forward, relative_error, time_calls
+from nystrom_lab.studies.reproduce.declared import Claim, Found, Lines, by, declare, each, only
+from nystrom_lab.studies.reproduce.known import Known, most, quartiles_of
+from nystrom_lab.studies.reproduce.spread import difference_row, spread_row
+from nystrom_lab.studies.reproduce.study import Part, Plan, Setting, beside_none
 
 FEATURES, KINDS, TUMOUR_TILES = 1024, 6, 16
 FILE, CURVE, SHUFFLED = "file", "Hilbert curve", "shuffled"
 ORDERS = (FILE, CURVE, SHUFFLED)
-ERROR, CLOSER, ACCURACY, MEMORY = "relative error of the output", "error - on the curve", "test accuracy", "memory"
+CLOSER, ACCURACY, MEMORY = "error - on the curve", "test accuracy", "memory"
 OURS, NEAR_FAR, PACKAGE, TORCH = "NystromAttention", "near_far", "nystrom-attention", "nn.MultiheadAttention"
 LIMIT, ROUNDS = 120.0, 3
 _CPU = torch.device("cpu")
@@ -175,23 +160,13 @@ def _measure_errors(sizes: SlideSizes, folder: Path) -> Iterable[Row]:
             q = 3 * q
             exact = softmax_attention(q, k, v)
             for method, attend in _METHODS.items():
-                off = (attend(q, k, v) - exact).flatten(2).norm(dim=2) / exact.flatten(2).norm(dim=2)
-                errors.setdefault((method, name), []).append(off)
+                errors.setdefault((method, name), []).append(relative_error(attend(q, k, v), exact))
     shared: dict[str, Any] = {"n": sizes.side**2, "seed": 0}
     for (method, name), values in errors.items():
         yield spread_row(ERROR, method, torch.stack(values), facts={"order": name, "h": 8, "d": 64}, **shared)
         if name != CURVE:
-            apart = (torch.stack(values) - torch.stack(errors[method, CURVE])).double().flatten()
-            yield _difference_row(CLOSER, method, apart, facts={"order": name}, **shared)
-
-
-def _difference_row(quantity: str, method: str, values: Tensor, **shared: Any) -> Row:
-    """A mean, with two of its standard errors on either side."""
-    mean, error = values.mean().item(), 2 * values.std().item() / math.sqrt(len(values))
-    return new_row(
-        study="", quantity=quantity, method=method, value=mean, low=mean - error, high=mean + error,
-        repeats=len(values), unit="", device=cpu_name(), **shared,
-    )  # fmt: skip
+            apart = torch.stack(values) - torch.stack(errors[method, CURVE])
+            yield difference_row(CLOSER, method, apart, unit="", facts={"order": name}, **shared)
 
 
 # Learning.
@@ -286,167 +261,129 @@ def _layers(n: int) -> dict[str, Callable[[Tensor], Tensor]]:
 def _measure_costs(n: int, folder: Path) -> Iterable[Row]:
     del folder
     layers, x = _layers(n), torch.randn(1, n, 512)
-
-    def forward(layer: Callable[[Tensor], Tensor]) -> None:
-        with torch.no_grad():
-            layer(x)
-
-    def both(layer: Callable[[Tensor], Tensor]) -> None:
-        layer(x).sum().backward()
-
-    shared: dict[str, Any] = {
-        "n": n, "facts": {"b": 1, "h": 8, "d": 64, "threads": torch.get_num_threads()}, "device": cpu_name(),
-    }  # fmt: skip
+    facts = {"b": 1, "h": 8, "d": 64, "threads": torch.get_num_threads()}
     for run, time in zip((forward, both), PASSES.values(), strict=True):
-        clocks = {name: partial(seconds, partial(run, layer), _CPU) for name, layer in layers.items()}
-        for name in layers:
+        calls = {name: partial(run, layer, x) for name, layer in layers.items()}
+        for name, layer in layers.items():
             # Estimated from a tenth of the tiles: ten times the time, or a hundred times for exact attention.
-            a_tenth = torch.randn(1, n // 10, 512)
-            short = seconds(partial(_on, layers[name], a_tenth, run is both), _CPU)
+            short = seconds(partial(run, layer, torch.randn(1, n // 10, 512)), torch.device("cpu"))
             wanted = short * (100 if name == TORCH else 10)
             if wanted > LIMIT:
-                del clocks[name]
-                note = f"would take about {wanted:.0f} s, the limit is {LIMIT:.0f} s"
-                yield new_row(study="", quantity=time, method=name, value=math.nan, unit="ms", note=note, **shared)
-        taken = in_turns(clocks, ROUNDS)
-        for name, each in taken.items():
-            yield from timed_rows(name, each, taken[OURS], (time, f"{time} / {OURS}"), **shared)
-            memory = peak_bytes(partial(run, layers[name]), _CPU) / 1e6
-            yield new_row(
-                study="", quantity=f"{time.partition(' ')[0]} {MEMORY}", method=name, value=memory, unit="MB", **shared
-            )
-
-
-def _on(layer: Callable[[Tensor], Tensor], x: Tensor, trains: bool) -> None:
-    with torch.set_grad_enabled(trains):
-        out = layer(x).sum()
-    if trains:
-        out.backward()
+                del calls[name]
+                yield new_row(
+                    study="", quantity=time, method=name, value=math.nan, unit="ms", n=n, facts=facts,
+                    device=cpu_name(), note=f"would take about {wanted:.0f} s, the limit is {LIMIT:.0f} s",
+                )  # fmt: skip
+        names = (time, f"{time} / {OURS}")
+        memory = f"{time.partition(' ')[0]} {MEMORY}"
+        yield from time_calls(calls, ROUNDS, beside=OURS, quantities=names, memory=memory, n=n, facts=facts)
 
 
 # What the rows say.
 
 
-def _of(rows: Sequence[Row], quantity: str) -> list[Row]:
-    return [row for row in rows if row.quantity == quantity]
+def _nearer(method: str, rows: pd.DataFrame) -> Found:
+    row = only(rows, CLOSER, method=method, order=FILE)
+    said = f"The error is {row.value:.4f} larger in the file's order, {row.low:.4f} to {row.high:.4f}."
+    return quartiles_of(row).above(0), said
 
 
-def _tables(rows: Sequence[Row]) -> Sequence[Table]:
-    errors = {(row.method, row.fact("order")): row for row in _of(rows, ERROR)}
-    accuracy = {name: [row for row in _of(rows, ACCURACY) if row.fact("order") == name] for name in ORDERS}
+def _learns_more(rows: pd.DataFrame) -> Found:
+    """More than two standard errors over seeds above shuffled order, and not as far below a file's."""
+    of = {name: torch.tensor([row.value for row in each(rows, ACCURACY, order=name)]).double() for name in ORDERS}
+    if any(len(shares) < 2 for shares in of.values()):
+        return None, "Not measured."
+    said = "; ".join(f"{name}: {', '.join(f'{share:.1%}' for share in shares)}" for name, shares in of.items())
+    apart = {name: _apart(of[CURVE], of[name]) for name in (FILE, SHUFFLED)}
+    return most([apart[SHUFFLED].above(0), apart[FILE].high >= 0]), f"Each seed: {said}."
+
+
+def _apart(ours: Tensor, others: Tensor) -> Known:
+    """How far the mean of our shares is above that of the others, to two standard errors over seeds."""
+    error = 2 * math.sqrt(ours.var().item() / len(ours) + others.var().item() / len(others))
+    more = (ours.mean() - others.mean()).item()
+    return Known(more - error, more + error)
+
+
+def _less_time(other: str, rows: pd.DataFrame) -> Found:
+    """From 10,000 tiles on; the ratio is the other's to ours."""
+    found = [row for time in PASSES.values() for row in each(rows, f"{time} / {OURS}", method=other) if row.n >= 10_000]
+    said = "; ".join(f"n = {row.n:,}, {row.quantity.partition(' ')[0]}: {row.value:.2f} times" for row in found)
+    return most(quartiles_of(row).above() for row in found), f"{said or 'Not measured'}."
+
+
+def _by_order(rows: pd.DataFrame) -> list[Table]:
+    errors = by(rows, ERROR, "method", "order")
+    lines = [[f"error of {name}", *(_cell(errors.get((name, order)), ".3f") for order in ORDERS)] for name in _METHODS]
+    shares = [[row.value for row in each(rows, ACCURACY, order=name)] for name in ORDERS]
+    lines.append(["test accuracy", *(f"{sum(of) / len(of):.1%}" if of else "" for of in shares)])
+    return [Table("by the order of the tiles", ["", *ORDERS], lines)]
+
+
+def _costs(rows: pd.DataFrame) -> list[Table]:
+    found = by(rows, None, "quantity", "method", "n")
+    lengths = sorted({n for quantity, _, n in found if quantity in _PASSES})
     lines = [
-        [f"error of {method}", *(_cell(errors.get((method, name)), ".3f") for name in ORDERS)] for method in _METHODS
-    ]
-    lines.append(
         [
-            "test accuracy",
-            *(f"{sum(row.value for row in found) / len(found):.1%}" if found else "" for found in accuracy.values()),
+            name,
+            what,
+            *(
+                " / ".join(_cell(found.get((quantity, name, n)), ",.0f") for quantity in (time, f"{what} {MEMORY}"))
+                for n in lengths
+            ),
         ]
-    )
-    lengths = sorted({row.n for row in rows if row.n and row.quantity in PASSES.values()})
-    costs = {(row.quantity, row.method, row.n): row for row in rows}
-    names = [name for name in (OURS, NEAR_FAR, PACKAGE, TORCH) if any(key[1] == name for key in costs)]
-    return [
-        Table("by the order of the tiles", ["", *ORDERS], lines),
-        Table(
-            "one layer: ms / MB",
-            ["", "", *(f"n = {n:,}" for n in lengths)],
-            [
-                [
-                    name,
-                    time.partition(" ")[0],
-                    *(
-                        " / ".join(
-                            _cell(costs.get((quantity, name, n)), ",.0f")
-                            for quantity in (time, f"{time.partition(' ')[0]} {MEMORY}")
-                        )
-                        for n in lengths
-                    ),
-                ]
-                for name in names
-                for time in PASSES.values()
-            ],
-            2,
-        ),
+        for name in (OURS, NEAR_FAR, PACKAGE, TORCH)
+        if any(name == method for _, method, _ in found)
+        for time, what in _PASSES.items()
     ]
+    return [Table("one layer: ms / MB", ["", "", *(f"n = {n:,}" for n in lengths)], lines, 2)]
 
 
-def _cell(row: Row | None, digits: str) -> str:
+def _cell(row: Any, digits: str) -> str:
     return "not measured" if row is None or math.isnan(row.value) else format(row.value, digits)
 
 
-def _verdicts(rows: Sequence[Row]) -> Sequence[Verdict]:
-    verdicts = []
-    for method in _METHODS:
-        found = [row for row in _of(rows, CLOSER) if (row.method, row.fact("order")) == (method, FILE)]
-        agrees, said = None, "Not measured."
-        for row in found:
-            assert row.low is not None
-            assert row.high is not None
-            agrees = True if row.low > 0 else False if row.high < 0 else None
-            said = f"The error is {row.value:.4f} larger in the file's order, {row.low:.4f} to {row.high:.4f}."
-        verdicts.append(Verdict(f"{method} is nearer to exact attention along a Hilbert curve.", agrees, said))
-    accuracy = {name: [row for row in _of(rows, ACCURACY) if row.fact("order") == name] for name in ORDERS}
-    agrees, said = None, "Not measured."
-    if all(len(found) > 1 for found in accuracy.values()):
-        of = {name: torch.tensor([row.value for row in found]).double() for name, found in accuracy.items()}
-        said = "; ".join(f"{name}: {', '.join(f'{share:.1%}' for share in shares)}" for name, shares in of.items())
-        said = f"Each seed: {said}."
-        apart = {name: _apart(of[CURVE], of[name]) for name in (FILE, SHUFFLED)}
-        more = True if apart[SHUFFLED] > 2 else False if apart[SHUFFLED] < -2 else None
-        agrees = all_hold([more, apart[FILE] >= -2])
-    verdicts.append(
-        Verdict(
-            "A model learns more along the curve than in shuffled order, and no less than in a file's.", agrees, said
-        )
-    )
-    for other, claim in ((TORCH, "less time than nn.MultiheadAttention"), (PACKAGE, "no more time than the package")):
-        found = [
-            row
-            for time in PASSES.values()
-            for row in _of(rows, f"{time} / {OURS}")
-            if row.method == other and (row.n or 0) >= 10_000
-        ]
-        # The ratio is the other's to ours.
-        decided = [_is_more(row) for row in found]
-        said = "; ".join(f"n = {row.n:,}, {row.quantity.partition(' ')[0]}: {row.value:.2f} times" for row in found)
-        verdicts.append(
-            Verdict(
-                f"From 10,000 tiles on NystromAttention takes {claim}.", all_hold(decided), f"{said or 'Not measured'}."
-            )
-        )
-    return verdicts
-
-
-def _is_more(row: Row) -> bool | None:
-    """Whether both quartiles of a ratio are above 1; False where both are at most 1, None where 1 is between them."""
-    less = is_at_most(row, 1)
-    return None if less is None else not less
-
-
-def _apart(ours: Tensor, others: Tensor) -> float:
-    """By how many standard errors over seeds the mean of our shares is above that of the others."""
-    error = math.sqrt(ours.var().item() / len(ours) + others.var().item() / len(others))
-    more = (ours.mean() - others.mean()).item()
-    return more / error if error else math.copysign(math.inf, more) if more else 0.0
-
-
-def _figures(rows: Sequence[Row], folder: Path) -> "Mapping[str, Figure]":
-    panels = {time: [row for row in _of(rows, time) if not math.isnan(row.value)] for time in PASSES.values()}
-    figure = draw_lines(
-        panels, over=lambda row: row.n, x_label="tiles n", y_label="ms", band="quartiles", line="medians"
-    )
-    return {"": figure}
-
+_PASSES = {time: time.partition(" ")[0] for time in PASSES.values()}
 
 STUDIES = {
-    "slides": Study(
+    "slides": declare(
         shows="bags of tiles: the order of the tiles, and what a layer costs beside others",
         source="this library",
         trains=True,
         plan=_plan,
-        tables=_tables,
-        verdicts=_verdicts,
-        figures=_figures,
+        tables=[
+            _by_order,
+            _costs,
+        ],
+        claims=[
+            *(
+                Claim(
+                    f"{method} is nearer to exact attention along a Hilbert curve.", "this library",
+                    partial(_nearer, method),
+                    "its error is smaller in the file's order, by more than two standard errors over heads and slides",
+                )
+                for method in _METHODS
+            ),
+            Claim(
+                "A model learns more along the curve than in shuffled order, and no less than in a file's.",
+                "this library", _learns_more,
+                "its accuracy is below that in shuffled order or in a file's by more than two standard errors",
+            ),
+            *(
+                Claim(
+                    f"From 10,000 tiles on NystromAttention takes {claim}.", "this library", partial(_less_time, other),
+                    "the quartiles of a ratio of times, forward or in training, are below 1",
+                )
+                for other, claim in (
+                    (TORCH, "less time than nn.MultiheadAttention"), (PACKAGE, "no more time than the package")
+                )
+            ),
+        ],
+        figures={
+            "": Lines(
+                of={"quantity": [*_PASSES]}, over="n", panel="{quantity}", x_label="tiles n", y_label="ms",
+                band="quartiles", options={"line": "medians"},
+            )
+        },
     )
-}
+}  # fmt: skip

@@ -9,11 +9,13 @@ text with fields in braces, such as "{method}, {weights}", the text is made for 
 import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
+from nystrom.attention.method_names import split_name
 from nystrom_lab.measure.rows import Row
 from nystrom_lab.report.summary import OURS, Verdict
 from nystrom_lab.report.table import Table
@@ -75,6 +77,12 @@ def each(frame: pd.DataFrame, quantity: str | Collection[str] | None = None, **w
     return list(select(frame, quantity, **where).itertuples(index=False))
 
 
+def by(frame: pd.DataFrame, quantity: str | Collection[str] | None, *names: str, **where: Any) -> dict[Any, Any]:
+    """The lines that have these values, by another column or, as tuples, by several; the last one counts."""
+    place = attrgetter(*names)
+    return {place(line): line for line in each(frame, quantity, **where)}
+
+
 def only(frame: pd.DataFrame, quantity: str, **where: Any) -> Any:
     """The one row of a frame that has these values.
 
@@ -117,9 +125,11 @@ class Cells:
     Attributes:
         head: The head of the column; one that differs between rows makes a column for each.
         quantity: The quantity.
-        text: The text, from the columns of the row.
+        text: The text, from the columns of the row; {percent} is a hundred times the value, {short} its first figures.
         where: Values of other columns.
         pick: min or max: which row a cell shows that several would fill; None for those that only one may fill.
+        beside: Cells whose texts stand in this one's text by their heads, for the same `on`; "" where there is no row.
+        on: The columns that such a row shares.
     """
 
     head: str
@@ -127,6 +137,23 @@ class Cells:
     text: str
     where: Mapping[str, Any]
     pick: Callable[[float, float], float] | None
+    beside: "Sequence[Cells]" = ()
+    on: tuple[str, ...] = ("method", "n")
+
+    def lines(self, frame: pd.DataFrame, names: Names) -> Iterator[dict[str, Any]]:
+        """The lines that are shown, with the texts of the rows beside them as further columns."""
+        others = {
+            other.head: {
+                tuple(line[x] for x in self.on): other.text.format_map(line) for line in other.lines(frame, {})
+            }
+            for other in self.beside
+        }
+        for line in _named(select(frame, self.quantity, **self.where), names):
+            place = tuple(line[x] for x in self.on)
+            texts = {head: of.get(place, "") for head, of in others.items()}
+            value = line["value"]
+            short = f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
+            yield line | texts | {"percent": 100 * value, "short": short}
 
 
 def cells(
@@ -135,10 +162,12 @@ def cells(
     text: str = "{value:.3g}",
     *,
     pick: Callable[[float, float], float] | None = None,
+    beside: Sequence[Cells] = (),
+    on: tuple[str, ...] = ("method", "n"),
     **where: Any,
 ) -> Cells:
     """The rows of a quantity, of these values of other columns, as texts below a head."""
-    return Cells(head, quantity, text, where, pick)
+    return Cells(head, quantity, text, where, pick, beside, on)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -166,7 +195,7 @@ class Pivot:
         found: dict[str, dict[tuple[str, ...], dict[tuple[int, str], dict[str, Any]]]] = {}
         heads: dict[str, dict[tuple[int, str], None]] = {}
         for number, cell in enumerate(self.columns):
-            for line in _named(select(frame, cell.quantity, **cell.where), self.names):
+            for line in cell.lines(frame, self.names):
                 title, place = self.title.format_map(line), (number, cell.head.format_map(line))
                 index = tuple(text.format_map(line) for text in self.index.values())
                 other = found.setdefault(title, {}).setdefault(index, {}).setdefault(place, line)
@@ -176,6 +205,9 @@ class Pivot:
                     found[title][index][place] = line
                 heads.setdefault(title, {})[place] = None
         left = len(self.index) if self.left is None else self.left
+        if not found and "{" not in self.title:
+            # Without rows it keeps its place among the tables, by which `nystrom report study` takes one.
+            return [Table(self.title, [*self.index], [], left)]
         tables = []
         for title, lines in found.items():
             texts = [[*index, *(self._text(of, at) for at in heads[title])] for index, of in lines.items()]
@@ -195,10 +227,11 @@ class Lines:
 
     Attributes:
         of: Values of the columns of the rows that are drawn: quantity, and others.
-        over: The column of the horizontal axis.
+        over: The column of the horizontal axis, or another quantity of the same method and n.
         panel: Titles of the panels.
-        line: Names of the lines; those of methods look as in every figure.
+        line: Names of the lines; those of methods look as in every figure; {family} is the method without its size.
         names: The values of a column that are drawn, in the order of the panels and lines, and their names.
+        level: A value that the lines are compared with, dotted in each panel.
         x_label: Name of the horizontal axis.
         y_label: Name of the vertical axis.
         band: What the spread of a row is; "" for no bands.
@@ -213,29 +246,39 @@ class Lines:
     band: str
     line: str = "{method}"
     names: Names = field(default_factory=dict)
+    level: float | None = None
     options: Mapping[str, Any] = field(default_factory=dict)
 
     def draw(self, frame: pd.DataFrame) -> "Figure | None":
         """Draw the rows of a frame; None if it has none of them."""
-        from nystrom_lab.report.plots.canvas import Look, look
+        from nystrom_lab.report.plots.canvas import REFERENCE, Look, look
         from nystrom_lab.report.plots.lines import draw_lines
 
         shown = pd.DataFrame(list(_named(select(frame, **self.of), self.names)), dtype=object)
         if shown.empty:
             return None
+        shown["family"] = [split_name(method)[0] for method in shown["method"]]
+        values = {} if self.over in frame else by(frame, self.over, "method", "n")
+        places = zip(shown["method"], shown["n"], strict=True)
+        overs = [getattr(values.get(place), "value", None) for place in places] if values else shown[self.over]
+        shown["over"] = pd.Series([None if x in (None, "") else float(x) for x in overs], dtype=object)
         shown["panel"] = [self.panel.format_map(line) for line in shown.to_dict("records")]
         shown["method"] = [self.line.format_map(line) for line in shown.to_dict("records")]
         looks = {name: Look(*look(place)) for place, name in enumerate(shown["method"].unique())}
         panels = {str(title): each(of) for title, of in shown.groupby("panel", sort=False)}
-        return draw_lines(
+        figure = draw_lines(
             panels,
-            over=lambda row: None if (x := getattr(row, self.over)) in (None, "") else float(x),
+            over=attrgetter("over"),
             x_label=self.x_label,
             y_label=self.y_label,
             band=self.band,
-            looks=None if self.line == "{method}" else looks,
+            looks=None if self.line in ("{method}", "{family}") else looks,
             **self.options,
         )
+        if self.level is not None:
+            for axes in figure.axes[: len(panels)]:
+                axes.axhline(self.level, color=REFERENCE, linewidth=0.6, linestyle=":")
+        return figure
 
 
 @dataclass(frozen=True)

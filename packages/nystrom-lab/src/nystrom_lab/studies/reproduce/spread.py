@@ -1,6 +1,8 @@
 """Many values of one quantity in one row: their mean and quartiles."""
 
+import math
 from collections.abc import Mapping
+from typing import Any
 
 from jaxtyping import Float
 from torch import Tensor
@@ -53,3 +55,13 @@ def spread_row(
         seed=seed,
         device=cpu_name(),
     )
+
+
+def difference_row(quantity: str, method: str, values: Float[Tensor, "*any"], **shared: Any) -> Row:
+    """A row with the mean of paired differences, and as `low` and `high` two of its standard errors to either side."""
+    flat = values.double().flatten()
+    mean, error = flat.mean().item(), 2 * flat.std().item() / math.sqrt(len(flat))
+    return new_row(
+        study="", quantity=quantity, method=method, value=mean, low=mean - error, high=mean + error,
+        repeats=len(flat), device=cpu_name(), **shared,
+    )  # fmt: skip

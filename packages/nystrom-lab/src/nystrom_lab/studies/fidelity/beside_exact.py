@@ -1,0 +1,82 @@
+"""Errors and times of attention functions beside those of exact attention."""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from nystrom.clock import peak_bytes, seconds
+from nystrom.turns import in_turns
+from nystrom_lab.measure.rows import Row, cpu_name, new_row
+from nystrom_lab.measure.timing import timed_rows
+
+Attention = Callable[[Tensor, Tensor, Tensor], Tensor]
+ERROR = "relative error of the output"
+TIME, RATIO, MEMORY = "forward time", "forward time / exact", "forward memory"
+PASSES = {"forward": "forward time", "both": "training time"}
+_CPU = torch.device("cpu")
+
+
+def relative_error(found: Float[Tensor, "b h n e"], exact: Float[Tensor, "b h n e"]) -> Float[Tensor, "b h"]:
+    r"""$\|\tilde Y - Y\|_F / \|Y\|_F$ of each head's output."""
+    return (found - exact).flatten(2).norm(dim=2) / exact.flatten(2).norm(dim=2)
+
+
+def time_calls(
+    calls: Mapping[str, Callable[[], object]],
+    rounds: int,
+    *,
+    beside: str,
+    quantities: tuple[str, str] = (TIME, RATIO),
+    memory: str | None = None,
+    **shared: Any,
+) -> Iterable[Row]:
+    """Rows of the times of calls, in turns, and of their ratios to one of them within each turn.
+
+    Args:
+        calls: The calls by name.
+        rounds: Turns.
+        beside: The name of the call that ratios are taken to.
+        quantities: What rows call the times and the ratios.
+        memory: What rows call the peak memory; None measures none.
+        **shared: Other fields of the rows.
+    """
+    shared |= {"device": cpu_name()}
+    taken = in_turns({name: partial(seconds, call, _CPU) for name, call in calls.items()}, rounds)
+    for name, each in taken.items():
+        yield from timed_rows(name, each, taken[beside], quantities, **shared)
+        if memory is not None:
+            value = peak_bytes(calls[name], _CPU) / 1e6
+            yield new_row(study="", quantity=memory, method=name, value=value, unit="MB", **shared)
+
+
+def time_passes(
+    calls: Mapping[str, Attention], given: Sequence[Tensor], rounds: int, *, beside: str, what: str, **shared: Any
+) -> Iterable[Row]:
+    """Rows of the times of functions, forward and with the backward pass.
+
+    Args:
+        calls: The functions by name.
+        given: Queries, keys and values, which require gradients.
+        rounds: Turns.
+        beside: The name of the function that ratios are taken to.
+        what: What rows call that function: their quantities are "forward time / exact" and the like.
+        **shared: Other fields of the rows.
+    """
+    for run, time in zip((forward, both), PASSES.values(), strict=True):
+        timed = {name: partial(run, call, *given) for name, call in calls.items()}
+        yield from time_calls(timed, rounds, beside=beside, quantities=(time, f"{time} / {what}"), **shared)
+
+
+def forward(call: Callable[..., Tensor], *given: Tensor) -> None:
+    """The forward pass alone."""
+    with torch.no_grad():
+        call(*given)
+
+
+def both(call: Callable[..., Tensor], *given: Tensor) -> None:
+    """The forward and the backward pass."""
+    call(*given).sum().backward()
