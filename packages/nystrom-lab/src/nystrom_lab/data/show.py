@@ -8,8 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nystrom.checks import check_names
-from nystrom_lab.data.language.mlm_sop.dataset import MlmSop
-from nystrom_lab.data.language.mlm_sop.instances import show_instances
+from nystrom_lab.data.language.mlm_sop.dataset import IGNORED, MlmSop
 from nystrom_lab.data.lra.image import Image
 from nystrom_lab.data.lra.listops.expressions import VOCABULARY
 from nystrom_lab.data.lra.listops.task import ListOps
@@ -54,11 +53,32 @@ def show(task: str, data: Path, *, split: str = "train", count: int = 4, to: Pat
     if to is not None:
         raise ValueError(f"--to is {to}, but {task} is printed and makes no picture: leave it out.")
     if isinstance(samples, MlmSop):
-        for text in show_instances(samples, numbers, most=SHOWN_TOKENS):
+        for text in _instances(samples, numbers):
             yield _printable(text, keep="\n")
         return
     for number in numbers:
         yield _words(samples, number) if isinstance(samples, ListOps) else _texts(samples, number)
+
+
+def _instances(data: MlmSop, numbers: Sequence[int]) -> Iterator[str]:
+    """Instances of the first epoch; a chosen token is shown as {model input=original token}."""
+    from tokenizers import Tokenizer
+
+    tokenizer = Tokenizer.from_file(str(data.folder / "tokenizer.json"))
+    for number in numbers:
+        sample, place = data[number], data.stretches(np.array([number]))
+        ids, labels = sample["input_ids"].tolist(), sample["labels"].tolist()
+        words = []
+        for token, label in zip(ids[:SHOWN_TOKENS], labels[:SHOWN_TOKENS], strict=True):
+            shown = tokenizer.id_to_token(token)
+            words.append(shown if label == IGNORED else f"{{{shown}={tokenizer.id_to_token(label)}}}")
+        chosen = sum(label != IGNORED for label in labels)
+        order = "swapped" if sample["sentence_order_label"] else "in order"
+        head = (
+            f"{data.split} {number}: document {place.document[0]}, tokens {place.start[0]} to {place.stop[0] - 1};"
+            f" segments {order}, {chosen} of {len(ids)} tokens to predict"
+        )
+        yield f"{head}\n{' '.join(words)}{' ...' if len(ids) > SHOWN_TOKENS else ''}\n"
 
 
 def _words(samples: ListOps, number: int) -> str:

@@ -6,6 +6,11 @@ from collections.abc import Mapping, Sequence
 Wanted = Mapping[str, Sequence[str]]
 
 
+def chosen_fields(usual: Wanted, **chosen: str | None) -> Wanted:
+    """The accepted names of each field: the chosen one, or the usual ones."""
+    return {option: usual[option] if name is None else (name,) for option, name in chosen.items()}
+
+
 def has_field(fields: Sequence[str], names: Sequence[str]) -> bool:
     """Whether one of the fields has one of these names, ignoring case."""
     return bool(_alike(fields, names))

@@ -9,8 +9,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nystrom_lab.data.lra.texts.equal_documents import joined_links, mixes_texts
-from nystrom_lab.data.lra.texts.linked_documents import Pair, overlap_accuracy, split_documents, unlinked
+from nystrom_lab.data.lra.texts.linked_documents import (
+    Pair,
+    joined_links,
+    mixes_texts,
+    overlap_accuracy,
+    split_documents,
+    unlinked,
+)
 from nystrom_lab.data.lra.texts.retrieval import Retrieval, prepare_retrieval
 from nystrom_lab.data.store.header import SPLITS
 

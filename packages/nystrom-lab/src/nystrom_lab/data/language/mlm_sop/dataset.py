@@ -167,10 +167,32 @@ class MlmSop:
         return Stretches(document, start, start + target, key)
 
     def collate(self, samples: Sequence[Mapping[str, Any]], *, length: int | None = None) -> dict[str, "Tensor"]:
-        """Pad instances at their end, to the longest or to a given length; see `collate_instances`."""
-        from nystrom_lab.data.language.mlm_sop.batches import collate_instances
+        """Pad instances at their end, to the longest or to a given length, as a batch for `EncoderForPreTraining`.
 
-        return collate_instances(samples, pad_token_id=self.vocabulary.pad_token_id, length=length)
+        Returns:
+            `input_ids`, `token_type_ids` and `labels` (b, n), int64, the labels padded with -100; `attention_mask`
+            (b, n), true where a token is real; `sentence_order_label` (b,).
+
+        Raises:
+            ValueError: An instance is longer than `length`.
+        """
+        import torch
+
+        sizes = np.array([len(sample["input_ids"]) for sample in samples])
+        longest = int(sizes.max())
+        if length is not None and length < longest:
+            raise ValueError(
+                f"length is {length}, and an instance has {longest} tokens: draw shorter ones, or pad to more."
+            )
+        real = np.arange(longest if length is None else length) < sizes[:, None]
+        batch = {"attention_mask": torch.from_numpy(real)}
+        fillers = {"input_ids": self.vocabulary.pad_token_id, "token_type_ids": 0, "labels": IGNORED}
+        for name, filler in fillers.items():
+            padded = np.full(real.shape, filler, dtype=np.int64)
+            padded[real] = np.concatenate([sample[name] for sample in samples])
+            batch[name] = torch.from_numpy(padded)
+        batch["sentence_order_label"] = torch.tensor([sample["sentence_order_label"] for sample in samples])
+        return batch
 
     def verify(self) -> None:
         """Read all files of the data set and compare their checksums.

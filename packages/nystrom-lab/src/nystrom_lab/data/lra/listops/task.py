@@ -13,17 +13,18 @@ Departs from the authors' code: the draw has a seed.
 """
 
 import hashlib
-from collections import deque
 from collections.abc import Generator, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import fields
+from itertools import count
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
 from nystrom.progress import Progress
+from nystrom_lab.data.lra.chunks import child_generator, in_order
 from nystrom_lab.data.lra.listops.expressions import VOCABULARY, Limits, draw_expressions
 from nystrom_lab.data.lra.listops.tsv import PUBLISHED_COUNTS, TASK, export_tsv, import_tsv
 from nystrom_lab.data.store.header import damaged
@@ -195,18 +196,6 @@ def _chunks(seed: int, limits: Limits, workers: int) -> Generator[TokenSamples, 
     attempts = min(2**14, max(16, 2**24 // limits.max_length))
 
     def chunk(number: int) -> TokenSamples:
-        # The number-th child of SeedSequence(seed).spawn, no matter what was drawn before it.
-        child = np.random.SeedSequence(seed, spawn_key=(number,))
-        return draw_expressions(np.random.Generator(np.random.PCG64(child)), attempts, limits)
+        return draw_expressions(child_generator(seed, number), attempts, limits)
 
-    ahead: deque[Future[TokenSamples]] = deque()
-    pool = ThreadPoolExecutor(workers)
-    try:
-        ahead.extend(pool.submit(chunk, number) for number in range(workers + 2))
-        number = len(ahead)
-        while True:
-            yield ahead.popleft().result()
-            ahead.append(pool.submit(chunk, number))
-            number += 1
-    finally:
-        pool.shutdown(cancel_futures=True)
+    return in_order(ThreadPoolExecutor(workers), chunk, count(), ahead=workers + 1)

@@ -15,18 +15,17 @@ Departs from the published data: the draw has a seed; the classes are balanced.
 
 import multiprocessing
 import signal
-from collections import deque
 from collections.abc import Generator, Iterator
-from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import closing
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Literal
 
-import numpy as np
-
 from nystrom.progress import Progress
+from nystrom_lab.data.lra.chunks import child_generator, in_order
 from nystrom_lab.data.lra.pathfinder.curves import draw_pictures
 from nystrom_lab.data.lra.pathfinder.dashes import GEOMETRIES, Geometry
 from nystrom_lab.data.lra.pathfinder.release import import_release
@@ -169,8 +168,7 @@ def chunk_size(geometry: Geometry) -> int:
 
 def draw_chunk(seed: int, number: int, geometry: Geometry) -> Pictures:
     """Draw one chunk of pictures."""
-    child = np.random.SeedSequence(seed, spawn_key=(number,))
-    scenes = draw_pictures(np.random.Generator(np.random.PCG64(child)), chunk_size(geometry), geometry)
+    scenes = draw_pictures(child_generator(seed, number), chunk_size(geometry), geometry)
     return Pictures(scenes.pictures, scenes.labels)
 
 
@@ -181,24 +179,16 @@ def _chunks(seed: int, geometry: Geometry, total: int, workers: int) -> Generato
         for number in numbers:
             yield draw_chunk(seed, number, geometry)
         return
-    ahead: deque[Future[Pictures]] = deque()
     # Fresh processes: a fork would copy the locks of threads that other libraries run.
     context = multiprocessing.get_context("spawn")
     pool = ProcessPoolExecutor(min(workers, len(numbers)), mp_context=context, initializer=_leave_interrupts)
     try:
-        for number in numbers:
-            ahead.append(pool.submit(draw_chunk, seed, number, geometry))
-            if len(ahead) > workers + 2:
-                yield ahead.popleft().result()
-        while ahead:
-            yield ahead.popleft().result()
+        yield from in_order(pool, partial(draw_chunk, seed, geometry=geometry), numbers, ahead=workers + 2)
     except BrokenProcessPool as error:
         raise OSError(
             f"a process that drew pictures was ended by the system, perhaps for lack of memory: try workers=1, got"
             f" {workers}; a script calls prepare_pathfinder under `if __name__ == '__main__':`."
         ) from error
-    finally:
-        pool.shutdown(cancel_futures=True)
 
 
 def _leave_interrupts() -> None:

@@ -9,7 +9,8 @@ always the one with the most links into the set, so that most links stay inside;
 are left out, and counted.
 
 **Equal texts.** Documents of one text, cut as the samples are, are one document where they would otherwise bring that
-text into two splits, give a pair of texts both labels, or pair a text with itself; then they are counted.
+text into two splits, give a pair of texts both labels, or pair a text with itself; then they are counted. A
+paper may be listed twice, or a page have an address for each of its versions.
 
 **Negatives.** As many as links, in each split: the same first documents with the second ones exchanged among them, so
 that each document is first, and is second, as often in negatives as in links. Its identity says nothing of the label.
@@ -28,7 +29,6 @@ from typing import NamedTuple
 
 import numpy as np
 
-from nystrom_lab.data.lra.texts.equal_documents import first_of_text, joined_links, mixes_texts
 from nystrom_lab.data.sources.row_files import is_row_file, plain_name, read_fields
 from nystrom_lab.data.sources.source import LabelledSample, Source
 from nystrom_lab.data.store.checksums import sha256_of_splits
@@ -130,6 +130,40 @@ def linked_source(
             f"{100 * baseline['val']:.1f} % of val (cosine, threshold from train)",
         ),
     )
+
+
+def first_of_text(texts: Mapping[str, bytes], max_length: int) -> dict[str, str]:
+    """For each document, the first one with the same text, after truncation."""
+    first: dict[bytes, str] = {}
+    return {name: first.setdefault(text[:max_length], name) for name, text in texts.items()}
+
+
+def mixes_texts(pairs: Mapping[str, Sequence[tuple[str, str, bool]]], first: Mapping[str, str]) -> bool:
+    """Whether a text is in two splits, a pair of texts has both labels, or a text is paired with itself.
+
+    Args:
+        pairs: Pairs of documents, and whether they are linked, for each split.
+        first: For each document, the one that represents its text.
+    """
+    split_of: dict[str, str] = {}
+    labels: dict[frozenset[str], bool] = {}
+    for split, of in pairs.items():
+        for start, end, linked in of:
+            ends = frozenset((first[start], first[end]))
+            if len(ends) == 1 or labels.setdefault(ends, linked) != linked:
+                return True
+            if any(split_of.setdefault(text, split) != split for text in ends):
+                return True
+    return False
+
+
+def joined_links(links: Sequence[tuple[str, str]], first: Mapping[str, str]) -> list[tuple[str, str]]:
+    """The links between texts, each once, without self-links."""
+    joined: dict[frozenset[str], tuple[str, str]] = {}
+    for ends in ((first[start], first[end]) for start, end in links):
+        if ends[0] != ends[1]:
+            joined.setdefault(frozenset(ends), ends)
+    return list(joined.values())
 
 
 def split_documents(links: Sequence[tuple[str, str]], shares: Mapping[str, float], seed: int) -> dict[str, str]:

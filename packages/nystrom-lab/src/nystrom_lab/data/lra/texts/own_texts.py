@@ -8,6 +8,7 @@ from nystrom_lab.data.lra.texts import retrieval, reviews
 from nystrom_lab.data.lra.texts.held_out import HeldOut
 from nystrom_lab.data.lra.texts.labelled_texts import prepare_texts
 from nystrom_lab.data.lra.texts.linked_documents import find_linked
+from nystrom_lab.data.sources.fields import chosen_fields
 
 
 def prepare_own(
@@ -47,9 +48,8 @@ def prepare_own(
                 f"--pair-field is {pair_field!r}, but a sample of {task} is one text: leave it out, or train"
                 f" {retrieval.TASK}."
             )
-        found = reviews.find_texts(
-            files, reviews.wanted_fields(label_field=label_field, text_field=text_field), progress=progress
-        )
+        wanted = chosen_fields(reviews.FIELDS, label_field=label_field, text_field=text_field)
+        found = reviews.find_texts(files, wanted, progress=progress)
     else:
         if files.is_dir() and (linked := find_linked(files)) is not None:
             raise ValueError(
@@ -57,7 +57,7 @@ def prepare_own(
                 f"first: nystrom data prepare {task} --from {files} --to data/{task}, then train with --data "
                 f"data/{task}."
             )
-        wanted = retrieval.wanted_fields(label_field=label_field, text_field=text_field, pair_field=pair_field)
+        wanted = chosen_fields(retrieval.FIELDS, label_field=label_field, text_field=text_field, pair_field=pair_field)
         found = retrieval.find_pairs(files, wanted, progress=progress)
     content = json.dumps([found.kind, dict(found.settings)], sort_keys=True)
     digest = hashlib.sha256(content.encode()).hexdigest()[:12]

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from nystrom_lab.data.lra.texts.held_out import HeldOut
 from nystrom_lab.data.lra.texts.labelled_texts import check_length, prepare_texts
 from nystrom_lab.data.lra.texts.linked_documents import find_linked, linked_source
-from nystrom_lab.data.sources.fields import Wanted
+from nystrom_lab.data.sources.fields import Wanted, chosen_fields
 from nystrom_lab.data.sources.row_files import COMPRESSED, endings
 from nystrom_lab.data.sources.source import LabelledSample, Source
 from nystrom_lab.data.sources.split_files import labelled_source, own_source
@@ -95,7 +95,7 @@ def prepare_retrieval(
     """
     check_length(max_length)
     held_out = HeldOut(val_share=val_share, test_share=test_share, seed=seed)
-    wanted = wanted_fields(label_field=label_field, text_field=text_field, pair_field=pair_field)
+    wanted = chosen_fields(FIELDS, label_field=label_field, text_field=text_field, pair_field=pair_field)
     source = Path(source).expanduser()
     if source.is_dir() and (files := find_linked(source)) is not None:
         shares = {"val_share": val_share, "test_share": test_share}
@@ -115,12 +115,6 @@ def prepare_retrieval(
         check_counts=check_counts,
         progress=progress,
     )
-
-
-def wanted_fields(*, label_field: str | None, text_field: str | None, pair_field: str | None) -> Wanted:
-    """The accepted names of each field: the chosen one, or the default ones."""
-    chosen = {"label_field": label_field, "text_field": text_field, "pair_field": pair_field}
-    return {option: FIELDS[option] if name is None else (name,) for option, name in chosen.items()}
 
 
 def find_pairs(source: Path, wanted: Wanted, *, max_unpacked: float | None = None, progress: bool = False) -> Source:

@@ -17,7 +17,7 @@ from typing import ClassVar
 from nystrom_lab.data.lra.texts.held_out import HeldOut
 from nystrom_lab.data.lra.texts.labelled_texts import prepare_texts
 from nystrom_lab.data.sources.acl_imdb import ARCHIVES, IMDB_COUNTS, archive_source, folder_source, is_acl_imdb
-from nystrom_lab.data.sources.fields import Wanted
+from nystrom_lab.data.sources.fields import Wanted, chosen_fields
 from nystrom_lab.data.sources.row_files import endings
 from nystrom_lab.data.sources.source import Source
 from nystrom_lab.data.sources.split_files import own_source
@@ -76,7 +76,7 @@ def prepare_text(
             use or cannot be written.
     """
     held_out = HeldOut(val_share=val_share, test_share=test_share, seed=seed)
-    wanted = wanted_fields(label_field=label_field, text_field=text_field)
+    wanted = chosen_fields(FIELDS, label_field=label_field, text_field=text_field)
     found = find_texts(Path(source).expanduser(), wanted, max_unpacked=max_unpacked, progress=progress)
     if imdb and not found.published:
         if {*found.splits} - {"val"} != {"train", "test"}:
@@ -93,12 +93,6 @@ def prepare_text(
         check_counts=check_counts,
         progress=progress,
     )
-
-
-def wanted_fields(*, label_field: str | None, text_field: str | None) -> Wanted:
-    """The accepted names of each field: the chosen one, or the default ones."""
-    chosen = {"label_field": label_field, "text_field": text_field}
-    return {option: FIELDS[option] if name is None else (name,) for option, name in chosen.items()}
 
 
 def find_texts(source: Path, wanted: Wanted, *, max_unpacked: float | None = None, progress: bool = False) -> Source:
