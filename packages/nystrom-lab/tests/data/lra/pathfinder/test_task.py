@@ -185,7 +185,7 @@ def test_a_process_that_is_ended_is_an_error_and_leaves_nothing(tmp_path, monkey
     assert not list(tmp_path.iterdir())
 
 
-def end_yourself(*_):
+def end_yourself(*_, **__):
     os.kill(os.getpid(), signal.SIGKILL)
 
 
