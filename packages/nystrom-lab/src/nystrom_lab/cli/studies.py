@@ -85,7 +85,7 @@ def report_study(study: str) -> Callable[[list[str]], None]:
     def act(words: list[str]) -> None:
         from nystrom_lab.measure.rows import read_rows
         from nystrom_lab.report.plots.canvas import check_figure
-        from nystrom_lab.report.plots.study import draw_study
+        from nystrom_lab.report.plots.speed import draw_study
         from nystrom_lab.report.printed_ratios import paper_markdown
         from nystrom_lab.report.tables import of_device, only_quantities, print_study, study_markdown
 

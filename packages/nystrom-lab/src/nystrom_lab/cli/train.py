@@ -128,8 +128,7 @@ def lra_status(words: list[str]) -> None:
 def lra_table(words: list[str]) -> None:
     """Print the accuracies of a grid."""
     from nystrom_lab.measure.rows import read_rows
-    from nystrom_lab.report.lra.costs import cost_markdown, print_costs
-    from nystrom_lab.report.lra.tables import lra_markdown, print_lra
+    from nystrom_lab.report.lra.tables import cost_markdown, lra_markdown, print_costs, print_lra
 
     def table(files: tuple[Path, ...], *, time: bool = False, memory: bool = False, markdown: bool = False) -> None:
         """Print the accuracies of runs compared with the two papers, or their time and memory.

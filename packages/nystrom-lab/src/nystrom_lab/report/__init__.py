@@ -32,7 +32,7 @@ def show_study(rows: Sequence[Row], folder: Path) -> None:
         rows: What `run_efficiency`, `run_model` or `run_training` in `nystrom_lab.bench` returned.
         folder: Folder of its rows, such as efficiency.csv; efficiency.png and efficiency.svg are written there as well.
     """
-    from nystrom_lab.report.plots.study import draw_study
+    from nystrom_lab.report.plots.speed import draw_study
     from nystrom_lab.report.tables import print_study
 
     name = rows[0].study

@@ -3,7 +3,7 @@ import dataclasses
 import pytest
 
 from nystrom_lab.measure.rows import new_row
-from nystrom_lab.report.lra.costs import cost_lines, cost_markdown, print_costs
+from nystrom_lab.report.lra.tables import cost_lines, cost_markdown, print_costs
 
 
 def rows_of(task, method, seconds, megabytes):

@@ -12,13 +12,11 @@ from nystrom_lab.measure.rows import new_row
 from nystrom_lab.report import show_study
 from nystrom_lab.report.plots.canvas import METHOD_LOOKS, check_figure, method_look, method_looks
 from nystrom_lab.report.plots.curves import draw_curves
-from nystrom_lab.report.plots.efficiency import draw_efficiency
-from nystrom_lab.report.plots.families import families
-from nystrom_lab.report.plots.study import draw_study
+from nystrom_lab.report.plots.speed import draw_study, families
 
 
 def test_importing_reports_loads_neither_torch_nor_drawing():
-    code = "import sys, nystrom_lab.report.plots.study, nystrom_lab.report.tables; print(*sys.modules)"
+    code = "import sys, nystrom_lab.report.plots.speed, nystrom_lab.report.tables; print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert {"torch", "matplotlib", "rich", "numpy"}.isdisjoint(done.stdout.split())
 
@@ -55,9 +53,9 @@ def lines_of(axes):
 
 
 def test_a_row_of_panels_per_quantity_and_a_column_per_family(rows, drawn, tmp_path):
-    draw_efficiency(rows, tmp_path / "all.png")
+    draw_study(rows, tmp_path / "all.png")
     more = [replace(row, method="linear") for row in rows if row.method == "softmax"]
-    draw_efficiency([row for row in rows + more if "backward" not in row.quantity], tmp_path / "forward.png")
+    draw_study([row for row in rows + more if "backward" not in row.quantity], tmp_path / "forward.png")
     assert [len(figure.axes) for figure in drawn] == [4, 4]
     assert {(axes.get_xscale(), axes.get_yscale()) for axes in drawn[0].axes} == {("log", "log")}
     assert [axes.get_ylabel()[-4:] for axes in drawn[0].axes] == ["(ms)", "(MB)", "(ms)", "(MB)"]
@@ -70,7 +68,7 @@ def test_a_row_of_panels_per_quantity_and_a_column_per_family(rows, drawn, tmp_p
 
 def test_figures_are_png_or_svg_and_drawn_again_the_same(rows, tmp_path):
     for name in ("a.png", "a.svg", "b.svg"):
-        draw_efficiency(rows, tmp_path / name)
+        draw_study(rows, tmp_path / name)
     assert (tmp_path / "a.png").read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
     assert (tmp_path / "a.svg").read_text().count("<svg") == 1
     assert (tmp_path / "a.svg").read_bytes() == (tmp_path / "b.svg").read_bytes()
@@ -87,7 +85,7 @@ def test_a_figure_has_its_folder_made_before_it_is_drawn(tmp_path):
 
 
 def test_each_method_has_a_line_and_a_band(rows, drawn, tmp_path):
-    draw_efficiency(rows, tmp_path / "all.png")
+    draw_study(rows, tmp_path / "all.png")
     axes = drawn[0].axes[0]
     assert list(lines_of(axes)) == ["softmax", "nystrom-64", "nystrom-64+skip"]
     assert list(axes.lines[0].get_ydata()) == [51.2, 102.4, 204.8]
@@ -100,14 +98,14 @@ def test_legends_side_by_side_do_not_overlap(rows, drawn, tmp_path):
     others = ("softmax-materialised", "linformer-256", "performer-256", "longformer-257", "informer-128", "reformer-2")
     names = (*others, "authors-64", "transformers-64+skip", "nystrom-attention-64+skip", "authors-64+skip")
     more = [replace(row, method=name) for name in names for row in rows if row.method == "softmax"]
-    draw_efficiency(rows + more, tmp_path / "all.png")
+    draw_study(rows + more, tmp_path / "all.png")
     boxes = [legend.get_window_extent() for axes in drawn[0].axes if (legend := axes.get_legend()) is not None]
     assert len(boxes) == 3
     assert all(left.x1 < right.x0 for left, right in pairwise(boxes))
 
 
 def test_a_skip_keeps_its_methods_colour(rows, drawn, tmp_path):
-    draw_efficiency(rows, tmp_path / "all.png")
+    draw_study(rows, tmp_path / "all.png")
     softmax, alone, skip = drawn[0].axes[0].lines
     assert alone.get_color() == skip.get_color() != softmax.get_color()
     assert alone.get_linestyle() != skip.get_linestyle()
@@ -135,7 +133,7 @@ def test_the_default_methods_have_a_colour_each_within_their_panel(rows, drawn, 
     from nystrom_lab.bench.contenders import DEFAULT
 
     names = [*DEFAULT, "nystrom-64+skip", "authors-64+skip"]
-    draw_efficiency([replace(row, method=name) for name in names for row in rows if row.method == "softmax"],
+    draw_study([replace(row, method=name) for name in names for row in rows if row.method == "softmax"],
                     tmp_path / "all.png")  # fmt: skip
     assert {name for panel in families(names).values() for name in panel} == set(names) - {
         "softmax",
@@ -148,7 +146,7 @@ def test_the_default_methods_have_a_colour_each_within_their_panel(rows, drawn, 
 
 def test_no_two_of_many_methods_look_alike(rows, drawn, tmp_path):
     many = [replace(row, method=f"method-{i}x") for i in range(20) for row in rows if row.method == "softmax"]
-    draw_efficiency(many, tmp_path / "all.png")
+    draw_study(many, tmp_path / "all.png")
     looks = {(line.get_color(), line.get_marker()) for line in drawn[0].axes[0].lines}
     assert len(looks) == 20
 
@@ -160,7 +158,7 @@ def test_what_was_not_measured_is_absent(rows, drawn, tmp_path):
         else row
         for row in rows
     ]
-    draw_efficiency(rows, tmp_path / "all.png")
+    draw_study(rows, tmp_path / "all.png")
     softmax, other, _ = drawn[0].axes[0].lines
     assert list(softmax.get_xdata()) == [512, 1024]
     assert list(other.get_xdata()) == [512, 1024, 2048]
@@ -168,7 +166,7 @@ def test_what_was_not_measured_is_absent(rows, drawn, tmp_path):
 
 def test_rows_without_a_measurement_raise(rows, tmp_path):
     with pytest.raises(ValueError, match="no measurement"):
-        draw_efficiency([replace(row, value=math.nan, note="too large") for row in rows], tmp_path / "all.png")
+        draw_study([replace(row, value=math.nan, note="too large") for row in rows], tmp_path / "all.png")
 
 
 def test_an_efficiency_run_is_shown_and_its_files_named(rows, tmp_path, capsys):

@@ -11,7 +11,7 @@ presets, which follow each paper's code.
 import math
 import re
 import statistics
-from collections.abc import Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -65,6 +65,46 @@ class Accuracy:
     positions: int | None
 
 
+# The rows of some seeds, by quantity and seed.
+Seeds = Mapping[str, Mapping[int | None, Row]]
+
+
+def runs_by_cell(rows: Iterable[Row], quantities: Collection[str]) -> Mapping[tuple[Line, str], Seeds]:
+    """The rows of trainings by line and task, quantity and seed, in their order.
+
+    Raises:
+        ValueError: A number that is not finite, or two different runs of one seed.
+    """
+    cells: dict[tuple[Line, str], dict[str, dict[int | None, Row]]] = {}
+    for row in rows:
+        if not row.study.startswith("train ") or row.quantity not in quantities:
+            continue
+        line, task = line_of(row), row.study.removeprefix("train ")
+        if not math.isfinite(row.value):
+            # A mean over seeds has no place for it.
+            raise ValueError(
+                f"{row.quantity} of {row.method} on {task} with seed {row.seed} is {row.value} ({row.note}): take the "
+                "rows of this run out, or train it again."
+            )
+        before = cells.setdefault((line, task), {}).setdefault(row.quantity, {}).setdefault(row.seed, row)
+        if (before.value, before.n) != (row.value, row.n):
+            raise ValueError(
+                f"rows hold two runs of {line.method} ({line.preset}) on {task} with seed {row.seed}, one with "
+                f"{row.quantity} {before.value:g} and one with {row.value:g}: tabulate them separately."
+            )
+    return cells
+
+
+def check_alike(line: Line, task: str, settings: Mapping[str, Iterable[object]]) -> None:
+    """Raise ValueError if the runs of a cell differ in a setting, of which the values are given by its name."""
+    for what, values in settings.items():
+        if len(different := dict.fromkeys(values)) > 1:
+            raise ValueError(
+                f"runs of {line.method} ({line.preset}) on {task} differ in {what}: {', '.join(map(str, different))}; "
+                "a mean over seeds needs the same settings: tabulate them separately."
+            )
+
+
 def lra_cells(rows: Sequence[Row]) -> dict[Line, dict[str, Accuracy]]:
     """Cells of the table by line and task, in the order of the rows.
 
@@ -75,38 +115,32 @@ def lra_cells(rows: Sequence[Row]) -> dict[Line, dict[str, Accuracy]]:
         ValueError: No accuracy on a test split, one that is not a finite number, two different runs of one seed, or
             seeds with different settings.
     """
-    runs: dict[tuple[str, Line], dict[int | None, _Run]] = {}
-    for row in rows:
-        if not row.study.startswith("train ") or row.quantity not in ("test accuracy", "steps"):
-            continue
-        check_measured(row)
-        task, line = row.study.removeprefix("train "), line_of(row)
-        run = runs.setdefault((task, line), {}).setdefault(row.seed, {})
-        before = run.setdefault(row.quantity, row)
-        if (before.value, before.method, before.n) != (row.value, row.method, row.n):
-            raise ValueError(
-                f"rows hold two runs of {line.method} ({line.preset}) on {task} with seed {row.seed}, one with "
-                f"{row.quantity} {before.value:g} and one with {row.value:g}: tabulate them separately."
-            )
     cells: dict[Line, dict[str, Accuracy]] = {}
-    for (task, line), seeds in runs.items():
-        tested = [run for run in seeds.values() if "test accuracy" in run]
-        if tested:
-            cells.setdefault(line, {})[task] = _cell(task, line, tested)
+    for (line, task), found in runs_by_cell(rows, ("test accuracy", "steps")).items():
+        tested = found.get("test accuracy", {})
+        if not tested:
+            continue
+        trained = found.get("steps", {})
+        steps = [int(trained[seed].value) if seed in trained else None for seed in tested]
+        of = list(tested.values())
+        settings = {"steps": steps, "positions": [row.n for row in of], "test samples": [row.repeats for row in of]}
+        check_alike(line, task, settings | {"dtype": [row.dtype for row in of]})
+        shares = [row.value for row in of]
+        mean = statistics.fmean(shares)
+        cells.setdefault(line, {})[task] = Accuracy(
+            mean=100 * mean,
+            deviation=100 * statistics.stdev(shares) if len(shares) > 1 else None,
+            seeds=len(shares),
+            error=100 * math.sqrt(mean * (1 - mean) / of[0].repeats),
+            samples=of[0].repeats,
+            steps=steps[0],
+            positions=of[0].n,
+        )
     if not cells:
         raise ValueError(
             "rows hold no accuracy on a test split; expected rows of `nystrom lra run` or `nystrom train`."
         )
     return cells
-
-
-def check_measured(row: Row) -> None:
-    """Raise ValueError for a number that is not finite: a mean over seeds has no place for it."""
-    if not math.isfinite(row.value):
-        raise ValueError(
-            f"{row.quantity} of {row.method} on {row.study.removeprefix('train ')} with seed {row.seed} is {row.value} "
-            f"({row.note}): take the rows of this run out, or train it again."
-        )
 
 
 def lra_guesses(rows: Sequence[Row]) -> list[str]:
@@ -116,36 +150,6 @@ def lra_guesses(rows: Sequence[Row]) -> list[str]:
         f"listops: the first operator of an expression alone tells {100 * share:.1f} % of the test samples."
         for share in shares
     ]
-
-
-_Run = dict[str, Row]
-
-
-def _cell(task: str, line: Line, runs: Sequence[_Run]) -> Accuracy:
-    first = runs[0]["test accuracy"]
-    steps = [int(run["steps"].value) if "steps" in run else None for run in runs]
-    for what, values in (
-        ("steps", steps),
-        ("positions", [run["test accuracy"].n for run in runs]),
-        ("test samples", [run["test accuracy"].repeats for run in runs]),
-        ("dtype", [run["test accuracy"].dtype for run in runs]),
-    ):
-        if len(different := dict.fromkeys(values)) > 1:
-            raise ValueError(
-                f"runs of {line.method} ({line.preset}) on {task} differ in {what}: {', '.join(map(str, different))}; "
-                "a mean over seeds needs the same settings: tabulate them separately."
-            )
-    shares = [run["test accuracy"].value for run in runs]
-    mean = statistics.fmean(shares)
-    return Accuracy(
-        mean=100 * mean,
-        deviation=100 * statistics.stdev(shares) if len(shares) > 1 else None,
-        seeds=len(shares),
-        error=100 * math.sqrt(mean * (1 - mean) / first.repeats),
-        samples=first.repeats,
-        steps=steps[0],
-        positions=first.n,
-    )
 
 
 def line_of(row: Row) -> Line:

@@ -60,8 +60,7 @@ from nystrom_lab.bench.options import Pass
 from nystrom_lab.bench.training import TABLE_2_METHODS, run_training
 from nystrom_lab.data.lra.facts import LRA
 from nystrom_lab.measure.rows import Row
-from nystrom_lab.report.plots.efficiency import efficiency_figure
-from nystrom_lab.report.plots.training import training_figure
+from nystrom_lab.report.plots.speed import speed_figure
 from nystrom_lab.report.printed_ratios import BASE, NYSTROMFORMER_TABLE_1, SKYFORMER_TABLE_2, compare_with_paper
 from nystrom_lab.report.summary import Verdict
 from nystrom_lab.report.table import Table
@@ -322,11 +321,11 @@ def _everywhere(
 
 
 def _figures_efficiency(rows: Sequence[Row], folder: Path) -> "Mapping[str, Figure]":
-    return {"": efficiency_figure(_as_study(rows, "efficiency"))}
+    return {"": speed_figure(_as_study(rows, "efficiency"))}
 
 
 def _figures_training(rows: Sequence[Row], folder: Path) -> "Mapping[str, Figure]":
-    return {"": training_figure(_as_study(rows, "training"))}
+    return {"": speed_figure(_as_study(rows, "training"))}
 
 
 STUDIES = {
