@@ -2,8 +2,6 @@ import numpy as np
 import pytest
 from matplotlib.colors import LogNorm, SymLogNorm
 
-from nystrom_lab.measure.rows import new_row
-from nystrom_lab.report.plots.bands import draw_bands
 from nystrom_lab.report.plots.maps import draw_maps, scale_of
 
 
@@ -35,31 +33,3 @@ def test_a_grid_has_titles_captions_and_one_bar_that_says_what_a_colour_means():
     assert panels[5].get_xlabel() == "error 0.5"
     assert bar.get_ylabel() == "weight"
     assert sum(len(axes.images) for axes in panels) == 6
-
-
-def test_bands_end_at_the_limits_and_a_row_without_a_place_is_a_level_line():
-    rows = [
-        new_row(
-            study="", quantity="q", method="z", value=value, unit="", device="cpu", low=value / 2, high=value * 2, m=m
-        )
-        for m, value in ((16, 1e-20), (64, 0.5), (256, 1e20))
-    ]
-    level = new_row(study="", quantity="q", method="z", value=0.3, unit="", device="cpu")
-    figure = draw_bands(
-        {"one": {"line": rows, "level": [level], "empty": []}},
-        over=lambda row: row.m,
-        looks={"line": (0, False), "level": (1, True), "empty": (2, False)},
-        band="quartiles",
-        x_label="m",
-        y_label="error",
-        limits=(1e-3, 1e3),
-        log_x=True,
-        columns=1,
-    )
-    (axes,) = figure.axes
-    line, flat = axes.lines
-    assert line.get_ydata().tolist() == [1e-3, 0.5, 1e3]
-    assert list(flat.get_ydata()) == [0.3, 0.3]
-    assert [text.get_text() for text in axes.get_xticklabels()] == ["16", "64", "256"]
-    (legend,) = figure.legends
-    assert [text.get_text() for text in legend.get_texts()] == ["line", "level"]

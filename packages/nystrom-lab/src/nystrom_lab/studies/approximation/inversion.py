@@ -25,26 +25,18 @@ Times are of a batch of eight synthetic matrices of m rows with condition number
 each ratio to "iterations" is taken within a turn; rows are medians and quartiles over turns. All is measured on the
 CPU, and on the GPU where there is one.
 
-Claims, and the rule that decides each:
-
-- "The matrix inversion on GPU is much slower [...] than the same operation on CPU" (Skyformer): at every m, solve takes
-  at least twice the time on the GPU. It is refuted if solve takes less time there at every m.
-- It is "numerically less stable" there: at some m, the median error of solve on N is more than twice that on the CPU.
-  It is refuted if at no m it is above that on the CPU by more than a tenth.
-- "SVD is not very efficient on GPUs", iterations accelerate (Nyströmformer): on the GPU, the quartiles of the ratio of
-  svd are above 1 at every m. It is refuted if at some m both are below 1. The same for the CPU is this library's claim.
-- Division-based methods, "such as the conjugate gradient method", are less stable (Skyformer, of training, which is not
-  measured here): on the CPU, the median rounding of the gradient on N is more than twice that of six iterations at more
-  than half of the m. It is refuted if this is so at no m. The same for solve is this library's claim.
+That iterations train more stably than divisions, which Skyformer says, is not measured here.
 
 Source: Chen et al. (2021), arXiv:2111.00035, section 4.4; Xiong et al. (2021), arXiv:2102.03902, section 3.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
+from itertools import product
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any
 
+import pandas as pd
 import torch
 from jaxtyping import Float
 from torch import Tensor
@@ -54,19 +46,15 @@ from nystrom.linalg.pinv import pinv_iterative
 from nystrom.turns import in_turns
 from nystrom_lab.measure.rows import Row, cpu_name
 from nystrom_lab.measure.timing import timed_rows
-from nystrom_lab.report.plots.bands import draw_bands
-from nystrom_lab.report.summary import Verdict
+from nystrom_lab.report.summary import OURS
 from nystrom_lab.report.table import Table
 from nystrom_lab.studies.approximation.convergence import landmark_matrix, true_inverse
 from nystrom_lab.studies.approximation.preconditioner import landmark_kernels, scaled
 from nystrom_lab.studies.approximation.real_heads.recorded import RealHeads, find_heads
-from nystrom_lab.studies.approximation.real_heads.selection import rows_of
 from nystrom_lab.studies.matrices.spectra import condition_number
+from nystrom_lab.studies.reproduce.declared import Claim, Found, Lines, Pivot, cells, declare, each, select
 from nystrom_lab.studies.reproduce.spread import spread_row
-from nystrom_lab.studies.reproduce.study import Part, Plan, Setting, Study
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+from nystrom_lab.studies.reproduce.study import Part, Plan, Setting
 
 _NUMBERS, _CONDITIONS, _TURNS, _BATCH, _LOST = (16, 32, 64, 128, 256), (1, 2, 3, 4, 5, 6), 15, 8, 1e30
 ERROR, GRADIENT, CONDITION = "error of the inverse", "rounding of the gradient", "condition number"
@@ -184,127 +172,124 @@ def _measure_times(m: int, folder: Path) -> Iterable[Row]:
         x = a.to(device)
         taken = in_turns({name: partial(seconds, partial(f, x), device) for name, f in METHODS.items()}, _TURNS)
         name = torch.cuda.get_device_name() if where == "GPU" else cpu_name()
-        for method, each in taken.items():
+        for method, times in taken.items():
             yield from timed_rows(
-                method, each, taken["iterations"], (TIME, RATIO), m=m, facts={"where": where}, device=name
+                method, times, taken["iterations"], (TIME, RATIO), m=m, facts={"where": where}, device=name
             )
 
 
-def _tables(rows: Sequence[Row]) -> Sequence[Table]:
+def _tables(rows: pd.DataFrame) -> list[Table]:
     tables = []
-    for where in dict.fromkeys(row.fact("where") for row in rows if row.fact("where")):
-        lines = []
-        for method in METHODS:
-            times, ratios = ([r for r in rows_of(rows, q, where=where) if r.method == method] for q in (TIME, RATIO))
-            cells = [f"{t.value:.3g} ({r.value:.2f})" for t, r in zip(times, ratios, strict=True)]
-            lines.append([method, *cells])
-        heads = ["inverse", *(f"m={m}" for m in dict.fromkeys(row.m for row in rows_of(rows, TIME)))]
-        tables.append(Table(f"time of a batch of 8 on the {where} in ms (ratio to iterations), medians", heads, lines))
-        for matrix, quantity in ((x, y) for x in ("softmax", "N", "made") for y in (ERROR, GRADIENT)):
-            those = rows_of(rows, quantity, matrix=matrix, where=where)
-            conditions = rows_of(rows, CONDITION, matrix=matrix)
-            heads = [f"m={row.m}" if matrix != "made" else f"κ=1e{row.fact('condition')}" for row in conditions]
-            lines = [
-                [method, *(f"{row.value:.1g}" for row in those if row.method == method)]
-                for method in dict.fromkeys(row.method for row in those)
-            ]
-            if matrix != "made":
-                lines.append([" condition number", *(f"{row.value:.1g}" for row in conditions)])
-            tables.append(Table(f"{quantity}, {matrix}, {where}: medians", ["inverse", *heads], lines))
+    for where in [where for where in rows["where"].unique() if where]:
+        both = select(rows, TIME, where=where).merge(
+            select(rows, RATIO, where=where), on=["method", "m"], suffixes=("", "_ratio")
+        )
+        tables += Pivot(
+            title=f"time of a batch of 8 on the {where} in ms (ratio to iterations), medians",
+            index={"inverse": "{method}"},
+            columns=[cells("m={m}", TIME, "{value:.3g} ({value_ratio:.2f})")],
+            names={"method": tuple(METHODS)},
+        ).tables(both)
+        for matrix, quantity in product(("softmax", "N", "made"), (ERROR, GRADIENT)):
+            conditions = select(rows, CONDITION, matrix=() if matrix == "made" else matrix)
+            last = conditions.assign(quantity=quantity, where=where, method=" condition number")
+            head = "κ=1e{condition}" if matrix == "made" else "m={m}"
+            tables += Pivot(
+                title=f"{quantity}, {matrix}, {where}: medians",
+                index={"inverse": "{method}"},
+                columns=[cells(head, quantity, "{value:.1g}", matrix=matrix, where=where)],
+            ).tables(pd.concat([rows, last]))
     return tables
 
 
-def _medians(rows: Sequence[Row], quantity: str, method: str, **facts: str) -> dict[int | None, float]:
-    return {row.m: row.value for row in rows_of(rows, quantity, **facts) if row.method == method}
+def _over(rows: pd.DataFrame, quantity: str, ours: Mapping[str, Any], other: Mapping[str, Any]) -> dict[int, float]:
+    """Ratios of medians, by m."""
+    above, below = ({row.m: row.value for row in each(rows, quantity, **which)} for which in (ours, other))
+    return {m: value / below[m] for m, value in above.items() if m in below}
 
 
-def _verdicts(rows: Sequence[Row]) -> Sequence[Verdict]:
-    papers = [_slower(rows), _less_stable(rows), _faster(rows, "GPU"), _division(rows, "conjugate gradient")]
-    ours = [_faster(rows, "CPU"), _division(rows, "solve")]
-    return [*papers, *(verdict._replace(ours=True) for verdict in ours)]
-
-
-def _over(ours: Mapping[int | None, float], other: Mapping[int | None, float]) -> dict[int | None, float]:
-    return {m: value / other[m] for m, value in ours.items() if m in other}
-
-
-def _said(ratios: Mapping[int | None, float]) -> str:
+def _shown(ratios: Mapping[int, float]) -> str:
     return ", ".join(f"{ratio:.2g} (m = {m})" for m, ratio in ratios.items())
 
 
-def _slower(rows: Sequence[Row]) -> Verdict:
-    claim = "A solver is much slower on the GPU than on the CPU."
-    ratios = _over(*(_medians(rows, TIME, "solve", where=where) for where in ("GPU", "CPU")))
+def _slower(rows: pd.DataFrame) -> Found:
+    ratios = _over(rows, TIME, *({"method": "solve", "where": where} for where in ("GPU", "CPU")))
     if not ratios:
-        return Verdict(claim, None, "there was no GPU.")
+        return None, "there was no GPU."
     agrees = True if min(ratios.values()) >= 2 else False if max(ratios.values()) < 1 else None
-    return Verdict(claim, agrees, f"its time relative to that on the CPU is {_said(ratios)}.")
+    return agrees, f"its time relative to that on the CPU is {_shown(ratios)}."
 
 
-def _less_stable(rows: Sequence[Row]) -> Verdict:
-    claim = "A solver is numerically less stable on the GPU than on the CPU."
-    ratios = _over(*(_medians(rows, ERROR, "solve", where=where, matrix="N") for where in ("GPU", "CPU")))
+def _less_stable(rows: pd.DataFrame) -> Found:
+    ratios = _over(rows, ERROR, *({"method": "solve", "matrix": "N", "where": where} for where in ("GPU", "CPU")))
     if not ratios:
-        return Verdict(claim, None, "there was no GPU.")
+        return None, "there was no GPU."
     agrees = True if max(ratios.values()) > 2 else False if max(ratios.values()) <= 1.1 else None
-    return Verdict(claim, agrees, f"its error on N relative to that on the CPU is {_said(ratios)}.")
+    return agrees, f"its error on N relative to that on the CPU is {_shown(ratios)}."
 
 
-def _faster(rows: Sequence[Row], where: str) -> Verdict:
-    claim = f"Iterations are faster than a singular value decomposition on the {where}."
-    ratios = [row for row in rows_of(rows, RATIO, where=where) if row.method == "svd"]
+def _faster(where: str, rows: pd.DataFrame) -> Found:
+    ratios = each(rows, RATIO, where=where, method="svd")
     if not ratios:
-        return Verdict(claim, None, f"there was no {where}.")
-    ends = [(row.low if row.low is not None else row.value, row.high or row.value) for row in ratios]
-    agrees = True if all(low > 1 for low, _ in ends) else False if any(high < 1 for _, high in ends) else None
-    return Verdict(claim, agrees, f"the time of svd relative to theirs is {_said({r.m: r.value for r in ratios})}.")
+        return None, f"there was no {where}."
+    agrees = True if all(row.low > 1 for row in ratios) else False if any(row.high < 1 for row in ratios) else None
+    return agrees, f"the time of svd relative to theirs is {_shown({row.m: row.value for row in ratios})}."
 
 
-def _division(rows: Sequence[Row], method: str) -> Verdict:
-    claim = f"Rounding disturbs the gradient of {method} more than that of iterations."
-    ratios = _over(*(_medians(rows, GRADIENT, each, where="CPU", matrix="N") for each in (method, "iterations")))
+def _division(method: str, rows: pd.DataFrame) -> Found:
+    ours, theirs = ({"method": name, "where": "CPU", "matrix": "N"} for name in (method, "iterations"))
+    ratios = _over(rows, GRADIENT, ours, theirs)
     if not ratios:
-        return Verdict(claim, None, "not measured.")
+        return None, "not measured."
     worse = sum(ratio > 2 for ratio in ratios.values())
     agrees = False if not worse else True if 2 * worse > len(ratios) else None
-    return Verdict(claim, agrees, f"on N, its rounding relative to that of six iterations is {_said(ratios)}.")
+    return agrees, f"on N, its rounding relative to that of six iterations is {_shown(ratios)}."
 
 
-def _figures(rows: Sequence[Row], folder: Path) -> "Mapping[str, Figure]":
-    looks = {method: (place, False) for place, method in enumerate(METHODS)}
-
-    def lines(quantity: str, **facts: str) -> dict[str, list[Row]]:
-        return {m: [row for row in rows_of(rows, quantity, **facts) if row.method == m] for m in METHODS}
-
-    errors = {
-        f"{q}, {matrix}": lines(q, matrix=matrix, where="CPU") for matrix in ("softmax", "N") for q in (ERROR, GRADIENT)
-    }
-    places = dict.fromkeys(row.fact("where") for row in rows_of(rows, TIME))
-    drawn = partial(draw_bands, over=lambda row: row.m, looks=looks, x_label="landmarks m", log_x=True)
-    made = {q: lines(q, matrix="made", where="CPU") for q in (ERROR, GRADIENT)}
-    return {
-        "": drawn(errors, band="quartiles over heads", y_label="relative error", limits=(3e-8, 10)),
-        "made": draw_bands(
-            made, over=lambda row: 10.0 ** int(row.fact("condition")), looks=looks, band="quartiles of 8 matrices",
-            x_label="condition number", y_label="relative error", limits=(3e-8, 10), log_x=True,
-        ),
-        "time": drawn(
-            {f"batch of 8, {where}": lines(TIME, where=where) for where in places},
-            band="quartiles over turns", y_label="time, ms", limits=(1e-2, 1e4), columns=len(places),
-        ),
-    }  # fmt: skip
-
-
+_CHEN, _XIONG = "Skyformer, section 4.4", "Nyströmformer, section 3"
+_FASTER = "Iterations are faster than a singular value decomposition on the {}.".format
+_DISTURBS = "Rounding disturbs the gradient of {} more than that of iterations.".format
+_NOT_FASTER = "both quartiles of the ratio of svd are below 1 at some m; undecided if one of them is"
+_NOT_WORSE = "at no m is its median rounding on N more than twice theirs; undecided up to half of the m"
+_SHOWN = partial(Lines, names={"method": tuple(METHODS)}, options={"limits": (3e-8, 10), "line": "medians"})
 STUDIES = {
-    "inversion": Study(
+    "inversion": declare(
         shows="inverses by iterations beside solvers: time, error, and error of the gradient",
         source="Skyformer, arXiv:2111.00035, section 4.4; Nyströmformer, arXiv:2102.03902, section 3",
         needs="an encoder: nystrom[real] or --model",
         paper_needs="--model with a trained BERT-base, and a GPU",
         minutes=1.3,
         plan=_plan,
-        tables=_tables,
-        verdicts=_verdicts,
-        figures=_figures,
+        tables=[_tables],
+        claims=[
+            Claim(
+                "A solver is much slower on the GPU than on the CPU.", _CHEN, _slower,
+                "solve takes less time there at every m; undecided below twice the time at some m",
+            ),
+            Claim(
+                "A solver is numerically less stable on the GPU than on the CPU.", _CHEN, _less_stable,
+                "at no m is its median error on N above that on the CPU by more than a tenth; undecided up to twice",
+            ),
+            Claim(_FASTER("GPU"), _XIONG, partial(_faster, "GPU"), _NOT_FASTER),
+            Claim(_DISTURBS("conjugate gradient"), _CHEN, partial(_division, "conjugate gradient"), _NOT_WORSE),
+            Claim(_FASTER("CPU"), OURS, partial(_faster, "CPU"), _NOT_FASTER),
+            Claim(_DISTURBS("solve"), OURS, partial(_division, "solve"), _NOT_WORSE),
+        ],
+        figures={
+            "": _SHOWN(
+                of={"quantity": (ERROR, GRADIENT), "matrix": ("softmax", "N"), "where": "CPU"}, over="m",
+                panel="{quantity}, {matrix}", x_label="landmarks m", y_label="relative error",
+                band="quartiles over heads",
+            ),
+            "made": _SHOWN(
+                of={"quantity": (ERROR, GRADIENT), "matrix": "made", "where": "CPU"}, over="condition",
+                panel="{quantity}", x_label="logarithm of the condition number", y_label="relative error",
+                band="quartiles of 8 matrices", options={"limits": (3e-8, 10), "line": "medians", "log_x": False},
+            ),
+            "time": _SHOWN(
+                of={"quantity": TIME}, over="m", panel="batch of 8, {where}", x_label="landmarks m",
+                y_label="time, ms", band="quartiles over turns", options={"line": "medians"},
+            ),
+        },
     )
-}
+}  # fmt: skip

@@ -16,23 +16,7 @@ norm, and $\|(\hat S - S) V\|_F / \|S V\|_F$ of the output. Rows hold the mean o
 the draws, with quartiles. Times, in float32, are of choosing the landmarks of one tensor, and of the whole attention:
 medians and quartiles of interleaved calls.
 
-Claims, and the rule that decides each, for pretrained weights and six iterations.
-`nystrom_lab.studies.reproduce.known` says how precisely means, shares and times are known. A claim is undecided where
-its limit lies inside that uncertainty.
-
-- "Segment-means with 64 landmark points outperforms uniform random sampling": the mean error of the matrix with segment
-  means is below that with the draws, in the Frobenius and in the spectral norm, and the error is lower in more than
-  half of the heads. If these three measures disagree, it is undecided.
-- It "compares favorably to K-means": its mean error of the matrix is at most 1.1 times that of k-means, in the
-  Frobenius and in the spectral norm. If the two norms disagree, it is undecided.
-- It "is more efficient than the iterative procedure used by K-means": choosing the landmarks takes less time at each
-  length.
-- "The more landmarks the better the approximation": the mean error of segment means falls from 16 to 64 landmarks and
-  from 64 to 256, both for the matrix and for the output.
-- 16 landmarks are "more efficient", 256 require "more time": the time of attention rises from 16 to 64 landmarks and
-  from 64 to 256.
-- "64 landmarks is often sufficient to ensure a good approximation" (the paper itself): in at least half of the heads,
-  the relative error of the output is at most 0.1.
+Rules read pretrained weights and six iterations.
 
 Source: Xiong et al. (2021), arXiv:2102.03902, eq. 3-6, 13 and 16; its supplement, (A), Fig. 1 and 2, without numbers.
 """
@@ -41,17 +25,15 @@ from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+import pandas as pd
 from torch import Tensor
 from torch.linalg import matrix_norm
 
 from nystrom.linalg.pinv import pinv_iterative
 from nystrom_lab.measure.rows import Row
-from nystrom_lab.report.plots.lines import draw_lines
 from nystrom_lab.report.plots.maps import draw_maps
-from nystrom_lab.report.summary import Verdict
-from nystrom_lab.report.table import Table
 from nystrom_lab.studies.approximation.landmark_errors import (
     ATTENTION,
     CHOOSING,
@@ -68,10 +50,10 @@ from nystrom_lab.studies.approximation.landmark_errors import (
 )
 from nystrom_lab.studies.approximation.real_heads.pictures import read_pictures, save_pictures
 from nystrom_lab.studies.approximation.real_heads.recorded import LENGTH, WEIGHTS, LayerHeads, RealHeads, find_heads
-from nystrom_lab.studies.approximation.real_heads.selection import only_row, over_layers
+from nystrom_lab.studies.reproduce.declared import Claim, Found, Lines, Pivot, cells, declare, each, only
 from nystrom_lab.studies.reproduce.encoders import Encoder
-from nystrom_lab.studies.reproduce.known import mean_of, most, quartiles_of, share_of, unanimous
-from nystrom_lab.studies.reproduce.study import Part, Plan, Setting, Study
+from nystrom_lab.studies.reproduce.known import Known, mean_of, most, quartiles_of, share_in, unanimous
+from nystrom_lab.studies.reproduce.study import Part, Plan, Setting
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -150,187 +132,167 @@ def _draw(folder: Path, columns: Mapping[str, str], title: str) -> "Figure":
     return draw_maps(lines, columns=columns, captions=captions, bar=_BAR, title=title)
 
 
-def _figures_of_choice(rows: Sequence[Row], folder: Path) -> "Mapping[str, Figure]":
-    n = next(row.n for row in rows if row.quantity == MATRIX)
-    return {"": _draw(folder, _NAMES, f"n = {n}, m = {_CHOSEN}, 6 iterations; error: relative, in the Frobenius norm")}
+def _draw_choice(rows: pd.DataFrame, folder: Path) -> "Mapping[str, Figure]":
+    title = f"n = {LENGTH}, m = {_CHOSEN}, 6 iterations; error: relative, in the Frobenius norm"
+    return {"": _draw(folder, _NAMES, title)}
 
 
-def _figures_of_numbers(rows: Sequence[Row], folder: Path) -> "Mapping[str, Figure]":
-    n = next(row.n for row in rows if row.quantity == MATRIX)
-    columns = {str(m): f"m = {m}" for m in _PICTURED}
-    panels = {
-        f"{quantity}, {weights} weights": [
-            row for row in _errors(rows, quantity, weights=weights) if row.method != "nystrom-columns"
-        ]
-        for quantity in (MATRIX, OUTPUT)
-        for weights in WEIGHTS
-    }
-    return {
-        "": _draw(folder, columns, f"n = {n}, segment means, 6 iterations; error: relative, in the Frobenius norm"),
-        "errors": draw_lines(
-            panels,
-            over=lambda row: row.m,
-            x_label="landmarks m",
-            y_label="relative error",
-            band="quartiles over the heads of a layer, mean over layers",
-        ),
-    }
+def _draw_numbers(rows: pd.DataFrame, folder: Path) -> "Mapping[str, Figure]":
+    title = f"n = {LENGTH}, segment means, 6 iterations; error: relative, in the Frobenius norm"
+    errors = Lines(
+        of={"quantity": (MATRIX, OUTPUT), "method": [method for method in _NAMES if method != "nystrom-columns"]},
+        over="m", panel="{quantity}, {weights} weights", x_label="landmarks m", y_label="relative error",
+        band="quartiles over the heads of a layer, mean over layers",
+        names={"quantity": (MATRIX, OUTPUT), "weights": WEIGHTS},
+    ).draw(rows)  # fmt: skip
+    maps = {"": _draw(folder, {str(m): f"m = {m}" for m in _PICTURED}, title)}
+    return maps if errors is None else {**maps, "errors": errors}
 
 
-def _errors(
-    rows: Sequence[Row], quantity: str, *, weights: str = "pretrained", inverse: str = "iterative"
-) -> list[Row]:
-    """Rows of one quantity, averaged over all heads."""
-    return over_layers(
-        row
-        for row in rows
-        if row.quantity == quantity and row.fact("weights") == weights and row.fact("inverse") == inverse
+def _mean(rows: pd.DataFrame, quantity: str, method: str, m: int) -> Any:
+    return only(rows, quantity, method=method, m=m, weights="pretrained", inverse="iterative")
+
+
+def _against(method: str, rows: pd.DataFrame) -> tuple[list[Known], str]:
+    """Ratios of the errors of a method to those of segment means in both norms, and the means in words."""
+    ours, others = ([_mean(rows, norm, of, _CHOSEN) for norm in (MATRIX, SPECTRAL)] for of in ("nystrom", method))
+    shown = " and ".join(
+        f"{a.value:.3f} against {b.value:.3f} in the {name} norm ({a.value / b.value:.2f} times as large)"
+        for a, b, name in zip(ours, others, ("Frobenius", "spectral"), strict=True)
+    )
+    return [mean_of(a).over(mean_of(b)) for a, b in zip(ours, others, strict=True)], shown
+
+
+def _outperform(rows: pd.DataFrame) -> Found:
+    ratios, shown = _against("nystrom-uniform", rows)
+    nearer = _mean(rows, NEARER, "nystrom", _CHOSEN)
+    better = [None if (above := ratio.above()) is None else not above for ratio in ratios]
+    return unanimous([*better, share_in(nearer).above(0.5)]), (
+        f"mean relative error {shown}, nearer in {nearer.value:.0%} of {nearer.repeats} heads."
     )
 
 
-def _row(rows: Sequence[Row], quantity: str, method: str, m: int, **chosen: str) -> Row:
-    of = [row for row in _errors(rows, quantity, **chosen) if row.method == method and row.m == m]
-    return only_row(of, f"{quantity} of {method}, m = {m}")
+def _compare(rows: pd.DataFrame) -> Found:
+    ratios, shown = _against("nystrom-kmeans", rows)
+    return unanimous(ratio.within(most=_FAVORABLY) for ratio in ratios), f"mean relative error {shown}."
 
 
-def _value(rows: Sequence[Row], quantity: str, method: str, m: int, **chosen: str) -> float:
-    return _row(rows, quantity, method, m, **chosen).value
-
-
-def _times_of(rows: Sequence[Row], quantity: str, method: str) -> dict[tuple[int, int], Row]:
-    """Rows of medians by n and m."""
-    return {(row.n or 0, row.m or 0): row for row in rows if row.quantity == quantity and row.method == method}
-
-
-def _tables_of_choice(rows: Sequence[Row]) -> Sequence[Table]:
-    tables = []
-    for weights in WEIGHTS:
-        lines = []
-        for inverse in INVERSES:
-            for method, name in _NAMES.items():
-                cells = [
-                    _value(rows, quantity, method, _CHOSEN, weights=weights, inverse=inverse)
-                    for quantity in (MATRIX, SPECTRAL, OUTPUT)
-                ]
-                row = _row(rows, MATRIX, method, _CHOSEN, weights=weights, inverse=inverse)
-                quartiles = f"{row.low:.2g}–{row.high:.2g}"
-                lines.append([name, inverse, f"{cells[0]:.3g}", quartiles, *(f"{cell:.3g}" for cell in cells[1:])])
-        title = f"relative errors at m = {_CHOSEN}, mean over heads, {weights} weights"
-        tables.append(
-            Table(
-                title,
-                ["landmarks", "inverse", "Frobenius", "quartiles of a layer", "spectral", "output"],
-                lines,
-                left=2,
-            )
-        )
-    return [*tables, _time_table(rows)]
-
-
-def _tables_of_numbers(rows: Sequence[Row]) -> Sequence[Table]:
-    numbers = sorted({row.m for row in rows if row.m})
-    tables = []
-    for quantity in (MATRIX, OUTPUT):
-        lines = [
-            [name, *(f"{_value(rows, quantity, method, m):.3g}" for m in numbers)] for method, name in _NAMES.items()
-        ]
-        tables.append(Table(f"{quantity}, pretrained weights", ["landmarks", *(f"m={m}" for m in numbers)], lines))
-    return [*tables, _time_table(rows)]
-
-
-def _time_table(rows: Sequence[Row]) -> Table:
-    lines = []
-    for method, name in _NAMES.items():
-        choosing, whole = (_times_of(rows, quantity, method) for quantity in (CHOOSING, ATTENTION))
-        lines += [[name, str(n), str(m), *(f"{of[n, m].value:.2f}" for of in (choosing, whole))] for n, m in choosing]
-    return Table("median times in ms, first layer of one text", ["landmarks", "n", "m", "choosing", "attention"], lines)
-
-
-def _verdicts_of_choice(rows: Sequence[Row]) -> Sequence[Verdict]:
-    ours, drawn, clusters = (
-        {quantity: _row(rows, quantity, method, _CHOSEN) for quantity in (MATRIX, SPECTRAL)}
-        for method in ("nystrom", "nystrom-uniform", "nystrom-kmeans")
+def _choosing(rows: pd.DataFrame) -> Found:
+    means, kmeans = (
+        {(row.n, row.m): row for row in each(rows, CHOOSING, method=method)} for method in ("nystrom", "nystrom-kmeans")
     )
-    nearer = _row(rows, NEARER, "nystrom", _CHOSEN)
-    means, kmeans = (_times_of(rows, CHOOSING, method) for method in ("nystrom", "nystrom-kmeans"))
-    times = [f"{means[size].value:.2f} against {kmeans[size].value:.2f} ms at n = {size[0]}" for size in means]
-    better = [mean_of(drawn[norm]).over(mean_of(ours[norm])).above() for norm in ours]
-    return [
-        Verdict(
-            "Segment means with 64 landmarks outperform uniform random sampling.",
-            unanimous([*better, share_of(nearer.value, nearer.repeats).above(0.5)]),
-            f"mean relative error {_against(ours, drawn)}, nearer in {nearer.value:.0%} of {nearer.repeats} heads.",
-        ),
-        Verdict(
-            "Segment means compare favorably to k-means.",
-            unanimous(mean_of(ours[norm]).over(mean_of(clusters[norm])).within(most=_FAVORABLY) for norm in ours),
-            f"mean relative error {_against(ours, clusters)}.",
-        ),
-        Verdict(
-            "Segment means are more efficient than the iterations of k-means.",
-            most(quartiles_of(kmeans[size]).over(quartiles_of(means[size])).above() for size in means),
-            f"choosing takes {', '.join(times) or 'a time that was not measured'}.",
-        ),
-    ]
-
-
-def _against(ours: Mapping[str, Row], others: Mapping[str, Row]) -> str:
-    """Means in both norms, and the ratio of ours to the others."""
-    return " and ".join(
-        f"{ours[norm].value:.3f} against {others[norm].value:.3f} in the {name} norm "
-        f"({ours[norm].value / others[norm].value:.2f} times as large)"
-        for norm, name in ((MATRIX, "Frobenius"), (SPECTRAL, "spectral"))
+    times = [f"{row.value:.2f} against {kmeans[at].value:.2f} ms at n = {at[0]}" for at, row in means.items()]
+    return most(quartiles_of(kmeans[at]).over(quartiles_of(row)).above() for at, row in means.items()), (
+        f"choosing takes {', '.join(times) or 'a time that was not measured'}."
     )
 
 
-def _verdicts_of_numbers(rows: Sequence[Row]) -> Sequence[Verdict]:
-    matrix, output = ([_row(rows, quantity, "nystrom", m) for m in _PICTURED] for quantity in (MATRIX, OUTPUT))
-    good = _row(rows, GOOD, "nystrom", 64)
-    times = [row for (_, m), row in sorted(_times_of(rows, ATTENTION, "nystrom").items()) if m in _PICTURED]
-    return [
-        Verdict(
-            "The more landmarks the better the approximation.",
-            most(mean_of(few).over(mean_of(many)).above() for of in (matrix, output) for few, many in pairwise(of)),
-            f"mean relative error of the matrix {_listed(matrix)}, of the output {_listed(output)} with 16, 64, 256.",
-        ),
-        Verdict(
-            "16 landmarks are more efficient, 256 require more time.",
-            most(quartiles_of(many).over(quartiles_of(few)).above() for few, many in pairwise(times)),
-            f"attention takes {_listed(times)} ms with 16, 64 and 256.",
-        ),
-        Verdict(
-            "64 landmarks are often sufficient to ensure a good approximation.",
-            share_of(good.value, good.repeats).within(least=0.5),
-            f"the relative error of the output is at most 0.1 in {good.value:.0%} of {good.repeats} heads.",
-        ),
-    ]
+def _more_is_better(rows: pd.DataFrame) -> Found:
+    matrix, output = ([_mean(rows, quantity, "nystrom", m) for m in _PICTURED] for quantity in (MATRIX, OUTPUT))
+    return most(mean_of(few).over(mean_of(many)).above() for of in (matrix, output) for few, many in pairwise(of)), (
+        f"mean relative error of the matrix {_listed(matrix)}, of the output {_listed(output)} with 16, 64, 256."
+    )
 
 
-def _listed(rows: Sequence[Row]) -> str:
+def _more_takes_longer(rows: pd.DataFrame) -> Found:
+    times = sorted(each(rows, ATTENTION, method="nystrom", m=_PICTURED), key=lambda row: (row.n, row.m))
+    return most(quartiles_of(many).over(quartiles_of(few)).above() for few, many in pairwise(times)), (
+        f"attention takes {_listed(times)} ms with 16, 64 and 256."
+    )
+
+
+def _enough(rows: pd.DataFrame) -> Found:
+    good = _mean(rows, GOOD, "nystrom", 64)
+    return share_in(good).within(least=0.5), (
+        f"the relative error of the output is at most 0.1 in {good.value:.0%} of {good.repeats} heads."
+    )
+
+
+def _listed(rows: Sequence[Any]) -> str:
     return ", ".join(f"{row.value:.3f}" for row in rows)
 
 
+_SUPPLEMENT = "Nyströmformer, supplement (A)"
+_TIMES = Pivot(
+    title="median times in ms, first layer of one text",
+    index={"landmarks": "{method}", "n": "{n}", "m": "{m}"},
+    columns=[cells("choosing", CHOOSING, "{value:.2f}"), cells("attention", ATTENTION, "{value:.2f}")],
+    names={"method": _NAMES},
+    left=1,
+)
+_study = partial(declare, over_layers=(MATRIX, SPECTRAL, OUTPUT, NEARER, GOOD))
 STUDIES = {
-    "supplement-figure-1": Study(
+    "supplement-figure-1": _study(
         shows="attention matrices from random landmarks, segment means and k-means, beside the softmax matrix",
         source="Nyströmformer, supplement, Fig. 1",
         needs="an encoder: nystrom[real] or --model",
         paper_needs="--model with a trained BERT-base",
         minutes=1.9,
         plan=_plan_choice,
-        tables=_tables_of_choice,
-        verdicts=_verdicts_of_choice,
-        figures=_figures_of_choice,
+        tables=[
+            Pivot(
+                title=f"relative errors at m = {_CHOSEN}, mean over heads, {{weights}} weights",
+                index={"landmarks": "{method}", "inverse": "{inverse}"},
+                columns=[
+                    cells("Frobenius", MATRIX, m=_CHOSEN),
+                    cells("quartiles of a layer", MATRIX, "{low:.2g}–{high:.2g}", m=_CHOSEN),
+                    cells("spectral", SPECTRAL, m=_CHOSEN),
+                    cells("output", OUTPUT, m=_CHOSEN),
+                ],
+                names={"weights": WEIGHTS, "inverse": tuple(INVERSES), "method": _NAMES},
+            ),
+            _TIMES,
+        ],
+        claims=[
+            Claim(
+                "Segment means with 64 landmarks outperform uniform random sampling.", _SUPPLEMENT, _outperform,
+                "its mean error of the matrix is above that with the draws in both norms, and it is nearer in fewer "
+                "than half of the heads; undecided if the three disagree",
+            ),
+            Claim(
+                "Segment means compare favorably to k-means.", _SUPPLEMENT, _compare,
+                "its mean error is above 1.1 times that of k-means in both norms; undecided if they disagree",
+            ),
+            Claim(
+                "Segment means are more efficient than the iterations of k-means.", _SUPPLEMENT, _choosing,
+                "choosing the landmarks takes more time at a length, beyond the quartiles",
+            ),
+        ],
+        figures=_draw_choice,
     ),
-    "supplement-figure-2": Study(
+    "supplement-figure-2": _study(
         shows="attention matrices from 16, 64 and 256 landmarks, beside the softmax matrix",
         source="Nyströmformer, supplement, Fig. 2",
         needs="an encoder: nystrom[real] or --model",
         paper_needs="--model with a trained BERT-base",
         minutes=1.3,
         plan=_plan_numbers,
-        tables=_tables_of_numbers,
-        verdicts=_verdicts_of_numbers,
-        figures=_figures_of_numbers,
+        tables=[
+            *(
+                Pivot(
+                    title=f"{quantity}, pretrained weights",
+                    index={"landmarks": "{method}"},
+                    columns=[cells("m={m}", quantity, weights="pretrained")],
+                    names={"method": _NAMES},
+                )
+                for quantity in (MATRIX, OUTPUT)
+            ),
+            _TIMES,
+        ],
+        claims=[
+            Claim(
+                "The more landmarks the better the approximation.", _SUPPLEMENT, _more_is_better,
+                "the mean error of the matrix or of the output rises from 16 to 64 landmarks, or from 64 to 256",
+            ),
+            Claim(
+                "16 landmarks are more efficient, 256 require more time.", _SUPPLEMENT, _more_takes_longer,
+                "attention takes less time with 64 landmarks than with 16, or with 256 than with 64",
+            ),
+            Claim(
+                "64 landmarks are often sufficient to ensure a good approximation.", "Nyströmformer, section 3",
+                _enough, "the relative error of the output is at most 0.1 in fewer than half of the heads",
+            ),
+        ],
+        figures=_draw_numbers,
     ),
-}
+}  # fmt: skip

@@ -210,7 +210,6 @@ def _start(rows: pd.DataFrame) -> Found:
 
 _INDEX = {"weights": "{weights}", "m": "{m}"}
 _PAPER: dict[str, Any] = {"method": "paper", "dtype": "float64"}
-_SIX: dict[str, Any] = {**_PAPER, "k": "6"}
 STUDIES = {
     "supplement-figure-3": declare(
         shows="the pseudoinverse after 2, 4 and 6 iterations, and the order of convergence",
@@ -235,7 +234,7 @@ STUDIES = {
                 columns=[
                     cells("cubed", CUBED, "{value:.1%}"),
                     cells("order", ORDER, "{value:.2f}"),
-                    *(cells(dtype, NEAR, "{value:.0%}", **_SIX | {"dtype": dtype}) for dtype in _DTYPES),
+                    *(cells(x, NEAR, "{value:.0%}", method="paper", k="6", dtype=x) for x in _DTYPES),
                     cells("ridge", DISTANCE, "{value:.2g}", method="ridge", dtype="float64"),
                 ],
                 names={"weights": WEIGHTS},

@@ -26,31 +26,18 @@ linear has no such number.
 At n = 512 there is a dense reference in float64, "nystrom-columns": the standard Nyström method on columns and rows of
 the softmax matrix itself (Nyströmformer, eq. 3-6), both at the same d tokens, drawn without replacement.
 
-The first two rules judge heads rather than means, since a single head may decide a mean. The gain of a head is its
-relative error with the fewest features over that with the most. Claims, and the rule that decides each, in every panel
-of weights and length:
-
-- "Significantly better with the increased number of features": the lower quartile of the gains is at least 2. It is
-  refuted if the upper quartile is below 2. Each form has a verdict; that of this library's variant is its own claim,
-  here and below.
-- "For other methods the gain is not obvious": the upper quartile of the gains of nystrom, performer and informer is at
-  most 2. It is refuted if the lower quartile of one of them is above 2.
-- Skyformer has the smallest error of the four methods at the same number of features: in at least nine tenths of the
-  cells, each a panel and a number of features, it is the smallest in more than half of the heads, beyond the
-  uncertainty of that share (`nystrom_lab.studies.reproduce.known`). Each form has a verdict.
-
-A claim is undecided where the limit lies between the quartiles, or where a panel has no rows of a method.
+The rules on gains judge heads rather than means, since a single head may decide a mean. The gain of a head is its
+relative error with the fewest features over that with the most.
 
 Source: Chen et al. (2021), arXiv:2111.00035, section 4.5 and Fig. 1, which prints no numbers.
 """
 
-import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from itertools import product
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+import pandas as pd
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
@@ -60,22 +47,18 @@ from nystrom.attention.method_names import near_far_keys, reformer_buckets, size
 from nystrom.attention.registry import find_function
 from nystrom.kernels import gaussian_kernel, half_norms
 from nystrom_lab.measure.rows import Row
-from nystrom_lab.report.plots.lines import draw_lines
-from nystrom_lab.report.summary import Verdict
+from nystrom_lab.report.summary import OURS
 from nystrom_lab.report.table import Table
 from nystrom_lab.studies.matrices.dense_nystrom import nystrom_columns_and_rows, nystrom_off_diagonal
 from nystrom_lab.studies.matrices.spectra import spectral_norm
+from nystrom_lab.studies.reproduce.declared import Claim, Found, Lines, Pivot, cells, declare, each, select
 from nystrom_lab.studies.reproduce.encoders import Encoder, Recording, Weights, find_encoder, instead_of_bert_base
-from nystrom_lab.studies.reproduce.known import UNKNOWN, most, quartiles_of, share_of
+from nystrom_lab.studies.reproduce.known import UNKNOWN, Known, most, quartiles_of, share_in
 from nystrom_lab.studies.reproduce.spread import spread_row
-from nystrom_lab.studies.reproduce.study import Part, Plan, Setting, Study
+from nystrom_lab.studies.reproduce.study import Part, Plan, Setting
 
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
-# The two forms of the modified Nyström method, and their names in verdicts.
-_PRINTED, _OURS = "skyformer-printed", "skyformer_softmax"
-_FORMS = {_PRINTED: "eq. 4-6 as printed", _OURS: "this library's variant"}
+# The two forms of the modified Nyström method.
+_FORMS = _PRINTED, _OURS = "skyformer-printed", "skyformer_softmax"
 _RIVALS = ("nystrom", "performer", "informer")
 _OTHERS = ("linformer", "longformer", "bigbird", "reformer", "linear", "near_far")
 # A dense reference, and the length at which it is computed.
@@ -222,121 +205,97 @@ def _draws(q: Float[Tensor, "b h n d"], draw: Callable[[torch.Generator], Int[Te
 _DENSELY = {_PRINTED: _printed, _COLUMNS: _columns_and_rows}
 
 
-def _panels(rows: Sequence[Row], quantity: str) -> dict[str, list[Row]]:
-    panels: dict[str, list[Row]] = {}
-    for row in rows:
-        if row.quantity == quantity:
-            weights = row.facts["weights"]
-            panels.setdefault(f"{weights}, n = {row.n}", []).append(row)
-    return panels
+def _table(quantity: str, rows: pd.DataFrame) -> list[Table]:
+    """A table for each panel; a method without a size has its error in each column."""
+    features = sorted(m for m in rows["m"].unique() if m is not None)
+    level = [select(rows, quantity, m=None).assign(m=m) for m in features]
+    return Pivot(
+        title="{quantity}, {weights}, n = {n}",
+        index={"method": "{method}"},
+        columns=[cells("d={m}", quantity, m=features)],
+        names={"m": features, "method": (*_FORMS, *_RIVALS, *_OTHERS, _COLUMNS)},
+    ).tables(pd.concat([select(rows, quantity), *level]))
 
 
-def _figures(rows: Sequence[Row], folder: Path) -> "Mapping[str, Figure]":
-    papers, others = (*_FORMS, *_RIVALS, _COLUMNS), (_OURS, *_OTHERS)
-    return {
-        "": _figure(rows, _RELATIVE, "relative error", papers),
-        "absolute": _figure(rows, _ABSOLUTE, "spectral norm of the error", papers),
-        "others": _figure(rows, _RELATIVE, "relative error", others),
-    }
+def _panels(rows: pd.DataFrame, quantity: str) -> list[tuple[str, int]]:
+    return list(dict.fromkeys((row.weights, row.n) for row in each(rows, quantity)))
 
 
-def _figure(rows: Sequence[Row], quantity: str, label: str, methods: Sequence[str]) -> "Figure":
-    panels = _panels([row for row in rows if row.method in methods], quantity)
-    columns = max(1, len({row.n for row in rows}))
-    figure = draw_lines(
-        panels,
-        over=lambda row: row.m,
-        x_label="features d",
-        y_label=label,
-        band="quartiles over heads and texts",
-        columns=columns,
-    )
-    # Where its sample is singular, the standard Nyström method is off by powers of ten: axes end above the others.
-    for axes, inside in zip(figure.axes, panels.values(), strict=False):
-        top = 3 * max(row.value for row in inside if row.method != _COLUMNS)
-        if any(row.value > top for row in inside):
-            axes.set_ylim(top=top)
-            axes.annotate(
-                "nystrom-columns: points\nthat are missing are above", (0.97, 0.98), xycoords="axes fraction", va="top",
-                ha="right", fontsize=6.5, bbox={"facecolor": "white", "edgecolor": "none", "alpha": 0.8, "pad": 1},
-            )  # fmt: skip
-    return figure
+def _gains(rows: pd.DataFrame, method: str) -> tuple[list[Known], str]:
+    """The gain in each panel, and the range of those of the median head, in words."""
+    gains = {(row.weights, row.n): row for row in each(rows, _GAIN, method=method)}
+    medians = [row.value for row in gains.values()]
+    shown = f"{min(medians):.2g} to {max(medians):.2g}" if medians else "unknown size"
+    return [quartiles_of(gains[at]) if at in gains else UNKNOWN for at in _panels(rows, _RELATIVE)], shown
 
 
-def _tables(rows: Sequence[Row]) -> Sequence[Table]:
-    tables = []
-    for quantity in (_RELATIVE, _ABSOLUTE):
-        for title, panel in _panels(rows, quantity).items():
-            features = sorted({row.m for row in panel if row.m})
-            lines = [
-                [method, *(f"{errors.get(m, errors.get(None, math.nan)):.3g}" for m in features)]
-                for method, errors in _errors(panel).items()
-            ]
-            tables.append(Table(f"{quantity}, {title}", ["method", *(f"d={m}" for m in features)], lines))
-    return tables
-
-
-def _errors(panel: Sequence[Row]) -> dict[str, dict[int | None, float]]:
-    """Errors by method and size."""
-    errors: dict[str, dict[int | None, float]] = {}
-    for row in panel:
-        errors.setdefault(row.method, {})[row.m] = row.value
-    return errors
-
-
-def _verdicts(rows: Sequence[Row]) -> Sequence[Verdict]:
-    gains, said = {}, {}
-    for method in (*_FORMS, *_RIVALS):
-        of = {title: row for title, panel in _panels(rows, _GAIN).items() for row in panel if row.method == method}
-        gains[method] = [quartiles_of(of[title]) if title in of else UNKNOWN for title in _panels(rows, _RELATIVE)]
-        medians = [row.value for row in of.values()]
-        said[method] = f"{min(medians):.2g} to {max(medians):.2g}" if of else "unknown size"
-    rivals = [gain.within(most=_GAINED) for method in _RIVALS for gain in gains[method]]
-    return [
-        *(
-            Verdict(
-                f"The modified Nyström method gains from more features ({name}).",
-                most(gain.within(least=_GAINED) for gain in gains[form]),
-                f"from the fewest to the most features the error of the median head falls by a factor of {said[form]}, "
-                "depending on the panel.",
-                ours=form == _OURS,
-            )
-            for form, name in _FORMS.items()
-        ),
-        Verdict(
-            "For the other methods the gain is not obvious.",
-            most(rivals),
-            "the error of the median head falls by a factor of "
-            f"{', '.join(f'{said[method]} ({method})' for method in _RIVALS)}.",
-        ),
-        *(_smallest(rows, form, name) for form, name in _FORMS.items()),
-    ]
-
-
-def _smallest(rows: Sequence[Row], form: str, name: str) -> Verdict:
-    panels = _panels(rows, _BEST)
-    cells = [row for panel in panels.values() for row in panel if row.method == form]
-    answers = [share_of(row.value, row.repeats).above(0.5) for row in cells]
-    missing = [None for title in _panels(rows, _RELATIVE) if title not in panels]
-    return Verdict(
-        f"At the same number of features the modified Nyström method has the smallest error of the four ({name}).",
-        most([*answers, *missing], 0.9),
-        f"its error is the smallest in most heads in {sum(row.value > 0.5 for row in cells)} of {len(cells)} cells, "
-        f"beyond doubt in {answers.count(True)}.",
-        ours=form == _OURS,
+def _form_gains(form: str, rows: pd.DataFrame) -> Found:
+    gains, shown = _gains(rows, form)
+    return most(gain.within(least=_GAINED) for gain in gains), (
+        f"from the fewest to the most features the error of the median head falls by a factor of {shown}, depending on "
+        "the panel."
     )
 
 
+def _others_do_not(rows: pd.DataFrame) -> Found:
+    gains = {method: _gains(rows, method) for method in _RIVALS}
+    shown = ", ".join(f"{words} ({method})" for method, (_, words) in gains.items())
+    answers = [gain.within(most=_GAINED) for of, _ in gains.values() for gain in of]
+    return most(answers), f"the error of the median head falls by a factor of {shown}."
+
+
+def _smallest(form: str, rows: pd.DataFrame) -> Found:
+    found = each(rows, _BEST, method=form)
+    answers = [share_in(row).above(0.5) for row in found]
+    missing = [None] * len(set(_panels(rows, _RELATIVE)) - set(_panels(rows, _BEST)))
+    return most([*answers, *missing], 0.9), (
+        f"its error is the smallest in most heads in {sum(row.value > 0.5 for row in found)} of {len(found)} cells, "
+        f"beyond doubt in {answers.count(True)}."
+    )
+
+
+_PLACE = "Skyformer, section 4.5 and Fig. 1"
+_NAMED = ((_PRINTED, _PLACE, "eq. 4-6 as printed"), (_OURS, OURS, "this library's variant"))
+_SHOWN = partial(
+    Lines, over="m", panel="{weights}, n = {n}", x_label="features d", y_label="relative error",
+    band="quartiles over heads and texts", options={"columns": 3},
+)  # fmt: skip
 STUDIES = {
-    "skyformer-figure-1": Study(
+    "skyformer-figure-1": declare(
         shows="spectral norm of the error of each method over features and length",
         source="Skyformer, arXiv:2111.00035, Fig. 1",
         needs="an encoder: nystrom[real] or --model",
         paper_needs="--model with bert-base-cased",
         minutes=1,
         plan=_plan,
-        tables=_tables,
-        verdicts=_verdicts,
-        figures=_figures,
+        tables=[partial(_table, _RELATIVE), partial(_table, _ABSOLUTE)],
+        claims=[
+            *(
+                Claim(
+                    f"The modified Nyström method gains from more features ({name}).", source,
+                    partial(_form_gains, form), "in a panel the upper quartile of the gains is below 2",
+                )
+                for form, source, name in _NAMED
+            ),
+            Claim(
+                "For the other methods the gain is not obvious.", _PLACE, _others_do_not,
+                "in a panel the lower quartile of the gains of nystrom, performer or informer is above 2",
+            ),
+            *(
+                Claim(
+                    "At the same number of features the modified Nyström method has the smallest error of the four "
+                    f"({name}).", source, partial(_smallest, form),
+                    "in over a tenth of the panels and features it is not the smallest in most heads, beyond doubt",
+                )
+                for form, source, name in _NAMED
+            ),
+        ],
+        figures={
+            "": _SHOWN(of={"quantity": _RELATIVE, "method": (*_FORMS, *_RIVALS)}),
+            "absolute": _SHOWN(
+                of={"quantity": _ABSOLUTE, "method": (*_FORMS, *_RIVALS)}, y_label="spectral norm of the error"
+            ),
+            "others": _SHOWN(of={"quantity": _RELATIVE, "method": (_OURS, *_OTHERS)}),
+        },
     ),
-}
+}  # fmt: skip

@@ -251,7 +251,7 @@ class Lines:
 
     def draw(self, frame: pd.DataFrame) -> "Figure | None":
         """Draw the rows of a frame; None if it has none of them."""
-        from nystrom_lab.report.plots.canvas import REFERENCE, Look, look
+        from nystrom_lab.report.plots.canvas import METHOD_LOOKS, REFERENCE, Look, look
         from nystrom_lab.report.plots.lines import draw_lines
 
         shown = pd.DataFrame(list(_named(select(frame, **self.of), self.names)), dtype=object)
@@ -265,6 +265,7 @@ class Lines:
         shown["panel"] = [self.panel.format_map(line) for line in shown.to_dict("records")]
         shown["method"] = [self.line.format_map(line) for line in shown.to_dict("records")]
         looks = {name: Look(*look(place)) for place, name in enumerate(shown["method"].unique())}
+        methods = any(name.partition("-")[0] in METHOD_LOOKS for name in looks)
         panels = {str(title): each(of) for title, of in shown.groupby("panel", sort=False)}
         figure = draw_lines(
             panels,
@@ -272,7 +273,7 @@ class Lines:
             x_label=self.x_label,
             y_label=self.y_label,
             band=self.band,
-            looks=None if self.line in ("{method}", "{family}") else looks,
+            looks=None if self.line == "{family}" or methods else looks,
             **self.options,
         )
         if self.level is not None:
