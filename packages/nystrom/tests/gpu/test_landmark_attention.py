@@ -9,7 +9,7 @@ from torch.utils.checkpoint import checkpoint
 
 pytest.importorskip("triton")
 
-from nystrom import NystromAttention, near_far_attention, nystrom_attention, skyformer_attention
+from nystrom import NystromAttention, near_far_attention, nystrom_attention, reference, skyformer_attention
 from nystrom.gpu.launch import splits
 from nystrom.models import EncoderConfig, EncoderForMaskedLM
 
@@ -216,20 +216,8 @@ def test_widths_that_are_not_contiguous_are_copied():
     torch.testing.assert_close(out, nystrom_attention(q, k, v, num_landmarks=4), **CLOSE)
 
 
-def plain(q, k, v, m):
-    """The published formula with its three matrices, in the dtype of its inputs."""
-    scale = q.shape[-1] ** -0.5
-    q_landmarks, k_landmarks = (x.unflatten(2, (m, -1)).mean(3) for x in (q, k))
-    left, a, right = (
-        torch.softmax(scale * x @ y.mT, dim=-1)
-        for x, y in ((q, k_landmarks), (q_landmarks, k_landmarks), (q_landmarks, k))
-    )
-    z = a.mT / (a.sum(-2).amax(-1) * a.sum(-1).amax(-1))[..., None, None]
-    eye = torch.eye(m, dtype=q.dtype, device=q.device)
-    for _ in range(6):
-        az = a @ z
-        z = 0.25 * z @ (13 * eye - az @ (15 * eye - az @ (7 * eye - az)))
-    return left @ z @ (right @ v)
+def by_formula(m):
+    return lambda q, k, v: reference.by_sequence(lambda *x: reference.nystrom(*x[:3], num_landmarks=m), q, k, v)
 
 
 @pytest.mark.parametrize(
@@ -252,8 +240,8 @@ def test_errors_are_at_most_twice_those_of_the_plain_formula(dtype, n, m, d, siz
         out = attend(*inputs)
         return [out, *torch.autograd.grad(out, inputs, grad.to(out.dtype))]
 
-    wanted = results(lambda *x: plain(*x, m), exact)
-    theirs = results(lambda *x: plain(*x, m), inputs)
+    wanted = results(by_formula(m), exact)
+    theirs = results(by_formula(m), inputs)
     mine = results(lambda *x: nystrom_attention(*x, num_landmarks=m, backend="triton"), inputs)
     for name, right, other, own in zip(("out", "q", "k", "v"), wanted, theirs, mine, strict=True):
         error, allowed = ((x.double() - right).norm() / right.norm() for x in (own, other))

@@ -2,11 +2,10 @@
 
 import pytest
 import torch
-import torch.nn.functional as F
 
 pytest.importorskip("triton")
 
-from nystrom import near_far_attention, near_far_rows
+from nystrom import near_far_attention, near_far_rows, reference
 from nystrom.attention.options import NearFarOptions
 from nystrom.attention.parts.clusters import choose
 from nystrom.gpu.near_far import near_far_attention as on_gpu
@@ -128,18 +127,6 @@ def test_projections_are_read_in_their_layout():
 SIZES = ("num_clusters", "block_size", "reach")
 
 
-def plain(q, k, v, cluster, options):
-    """The dense formula, in the dtype of its inputs."""
-    m, block, reach, n, d = *(options[name] for name in SIZES), *q.shape[2:]
-    member = F.one_hot(cluster, m + 1)[..., :m].to(k.dtype)
-    means = member.mT @ k / member.sum(dim=2).clamp(min=1)[..., None]
-    far = F.pad(q @ means.mT, (0, 1)).gather(3, cluster[:, :, None].expand(-1, -1, n, -1))
-    here = torch.arange(n, device=q.device)
-    offset = here - (here // block * block)[:, None]
-    exact = (cluster == m)[:, :, None] | ((offset >= -reach) & (offset < block + reach))
-    return torch.softmax(d**-0.5 * torch.where(exact, q @ k.mT, far), dim=-1) @ v
-
-
 def assert_near(inputs, options):
     """Errors against float64 are at most twice those of the plain formula in the inputs' dtype, from one choice."""
     q, k = (x.detach().float() for x in inputs[:2])
@@ -150,8 +137,15 @@ def assert_near(inputs, options):
     def by_kernels(q, k, v):
         return near_far(q, k, v, *chosen, **sizes, keep=None, scale=q.shape[-1] ** -0.5)
 
-    def by_formula(q, k, v):
-        return plain(q, k, v, chosen.cluster, options)
+    def by_formula(*x):
+        places = torch.arange(q.shape[2], device=DEVICE)
+        near = reference.near_keys(places, places, block_size=sizes["block_size"], reach=sizes["reach"])
+
+        def formula(q, k, v, b, h, _):
+            given = {"cluster": chosen.cluster[b, h], "num_clusters": sizes["num_clusters"], "near": near}
+            return reference.near_far(q, k, v, **given)
+
+        return reference.by_sequence(formula, *x)
 
     def results(attend, inputs):
         out = attend(*inputs)

@@ -3,8 +3,8 @@
 r"""The iterative inverse of a batch of small matrices in one launch, and its gradient in another.
 
 $$Z_{k+1} = \tfrac14 Z_k (13 I - A Z_k (15 I - A Z_k (7 I - A Z_k))),$$
-with one program per matrix, in float32 at least; the reference is `nystrom.linalg.pinv`. The initial value is $A^\top$
-divided by $\|A\|_1 \|A\|_\infty$, or by a given number for each matrix.
+with one program per matrix, in float32 at least. The initial value is $A^\top$ divided by $\|A\|_1 \|A\|_\infty$, or by
+a given number for each matrix. Plain form: `nystrom.reference.iterative_inverse`.
 
 Matrices of at most LARGEST_WHOLE rows (for the gradient: `largest_whole_backward`) stay in registers; larger ones are
 multiplied block by block in scratch memory, which only their own program reads.

@@ -2,6 +2,7 @@
 
 A program counts the real tokens of a sequence, and those before its own part of them; these it ranks. With c real
 tokens and u segments, the token of rank r is part of segment j = floor(r u / c), which begins at rank ceil(j c / u).
+Plain form: `nystrom.landmarks.segments` and, for drawn tokens, `uniform_positions`.
 """
 
 import triton

@@ -10,6 +10,8 @@ mean of the gradients of its weights.
 
 If a sequence has at most m real queries, landmark j is query j and holds its exact result. The weights of such a query
 are 1 for its own landmark and 0 for the others, and have no gradient.
+
+Plain form: `nystrom.reference.softmax`; with the Gaussian kernel, `kernelized`.
 """
 
 import triton

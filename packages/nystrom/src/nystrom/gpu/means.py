@@ -4,6 +4,7 @@
 
 A program reads one range, once. Without masks, range j of m begins at token ceil(j c / m) of c, as in
 `nystrom.landmarks`; with masks, a plan (`nystrom.gpu.landmark_plan`) holds the ranges, and padding tokens are left out.
+Plain form: `nystrom.reference.segment_means`.
 """
 
 import triton

@@ -5,6 +5,8 @@ its splits, the landmarks' matrix $A = \mathrm{softmax}(c\, \tilde Q \tilde K^\t
 the gradients of all of them except that of the inverse, which `nystrom.gpu.inverse` computes.
 
 In a sequence with few keys the middle holds their values, in one with few queries it is R; the matrix is the identity.
+
+Plain form: `nystrom.reference.nystrom`, between its two factors.
 """
 
 import triton

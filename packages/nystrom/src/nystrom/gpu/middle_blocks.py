@@ -13,6 +13,8 @@ landmark i receives $\sum_j (t_{ij} + t_{ji})(l_j - l_i)$ with
 $t_{ij} = c\, A_{ij}\, (G_{ij} - \tfrac12 g_i \rho_i^2 / \rho_j)$; the diagonal, where A holds the ridge, adds nothing.
 
 Distances are those of landmarks around their mean: a common offset costs digits.
+
+Plain form: `nystrom.reference.nystrom` and, with the Gaussian kernel, `ridged_inverse`.
 """
 
 import triton

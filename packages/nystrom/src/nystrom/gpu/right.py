@@ -10,6 +10,8 @@ In the backward pass, weights are recomputed from the largest scores and the log
   landmark and that of the skip convolution, so each gradient is written once.
 
 With the Gaussian kernel, the weights are not normalised: splits are added, and there is no maximum.
+
+Plain form: `nystrom.reference.softmax`; with the Gaussian kernel, `kernelized`.
 """
 
 import triton

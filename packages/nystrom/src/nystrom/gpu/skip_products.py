@@ -5,6 +5,8 @@ r"""The skip convolution of the values, $\mathrm{out}_i = \sum_j w_{j - i + \mat
 The output of a tile of BLOCK_N tokens is the product of a band, which has the kernel in row i shifted by i, and the
 tokens around the tile: BLOCK_N of them, and a tail of the other TAPS - 1 in blocks of BLOCK_T. The gradient of the
 values is the same product with the taps in reverse order (`BACK`), the gradient of the taps a sum along diagonals.
+
+Plain form: `torch.nn.functional.conv2d`, one group a head.
 """
 
 import triton

@@ -1,0 +1,170 @@
+"""Each stage of the kernels, and its gradient, is the formula of `nystrom.reference` that its file names."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+pytest.importorskip("triton")
+
+from nystrom import reference
+from nystrom.gpu import inversion, landmark_attention, stages
+from nystrom.gpu.launch import target_of
+from nystrom.gpu.near_far import near_far_attention, near_far_stages
+from nystrom.gpu.near_far.near_far_stages import Totals
+from nystrom.gpu.program import Slot, key_of
+from nystrom.gpu.stages import Small
+from nystrom.landmarks import even_draws, uniform
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+# float64 rounding through an inverse whose condition is a few thousand.
+CLOSE = {"rtol": 1e-8, "atol": 1e-9}
+
+
+def draw(*shape, seed=0):
+    g = torch.Generator().manual_seed(seed)
+    return torch.randn(shape, generator=g, dtype=torch.float64).to(DEVICE).requires_grad_()
+
+
+def each(formula, *tensors):
+    """A formula of the reference, applied to each sequence and head."""
+    b, h = tensors[0].shape[:2]
+    return torch.stack([formula(*(x[i, j] for x in tensors)) for i in range(b) for j in range(h)]).unflatten(0, (b, h))
+
+
+def slots_of(x):
+    """Each slot of what a stage was given or gave."""
+    if isinstance(x, Slot):
+        return [x]
+    return [slot for part in x for slot in slots_of(part)] if isinstance(x, tuple) else []
+
+
+@pytest.fixture
+def watched(monkeypatch):
+    """A function that makes a stage copy what it gives, or a tuple of tensors that it is given, out of the workspace.
+
+    It returns where the copies are among the tensors of the program.
+    """
+
+    def watch(module, stage, given=None):
+        function, places = getattr(module, stage), []
+
+        def run(x, *args):
+            found = function(x, *args)
+            program = getattr(x, "program", x)
+            for slot in slots_of(found if given is None else next(arg for arg in args if isinstance(arg, given))):
+                copy = program.result(slot.shape, slot.dtype)
+                program.torch(lambda x, copy: copy.copy_(x), slot, copy)
+                places.append(copy.memory)
+            return found
+
+        monkeypatch.setattr(module, stage, run)
+        return places
+
+    return watch
+
+
+def taken(places, inputs, results):
+    return [results[place - len(inputs)] for place in places]
+
+
+def assert_same(found):
+    for name, (mine, theirs) in found.items():
+        torch.testing.assert_close(mine, theirs, **CLOSE, msg=lambda text, name=name: f"{name}: {text}")
+
+
+@pytest.mark.parametrize(
+    ("gaussian", "m", "steps", "skipped"),
+    [
+        (False, 5, 6, True),
+        (False, 6, 6, False),
+        (True, 6, 6, False),
+        # Several blocks of landmarks; many are slow in the interpreter.
+        pytest.param(False, 70, 1, False, marks=pytest.mark.long),
+    ],
+    ids=["one tile and a skip", "equal segments", "gaussian", "several blocks"],
+)
+def test_attention_through_landmarks(gaussian, m, steps, skipped, watched):
+    b, n, s, gamma = (1, 75, 80, 0.1) if m > 60 else (2, 42, 42, 0.1)
+    q, k, v = (draw(b, 2, t, w, seed=i) for i, (t, w) in enumerate(((n, 8), (s, 8), (s, 6))))
+    taps, grad = draw(2, 3, seed=4) if skipped else None, draw(b, 2, n, 6, seed=5).detach()
+    attend, eye = reference.kernelized if gaussian else reference.softmax, torch.eye(m, dtype=q.dtype, device=DEVICE)
+    if gaussian:
+        draws, half = even_draws(m, q.device), m // 2
+        rows = columns = torch.cat([uniform(q, half, draws=draws[:half]), uniform(k, m - half, draws=draws[half:])], 2)
+    else:
+        rows, columns = (each(lambda x: reference.segment_means(x, m), x) for x in (q, k))
+    matrix, roots = each(lambda x, y: attend(x, y, eye), rows, columns), torch.ones_like(rows[..., :1])
+    if gaussian:
+        # As in `reference.ridged_inverse`, with each step at hand.
+        roots = (matrix.sum(dim=-1, keepdim=True) + gamma).rsqrt()
+        matrix = roots * (matrix + gamma * eye) * roots.mT
+    # Each side has its own copy, so that autograd gives each part of a gradient.
+    queries, keys, sides = 1.0 * rows, 1.0 * columns, 1.0 * roots
+    right, inverse = each(attend, queries, k, v), each(lambda a: reference.iterative_inverse(a, steps), matrix)
+    middle = sides * (inverse @ (sides * right))
+    out = each(attend, q, keys, middle)
+    if taps is not None:
+        out = out + F.conv2d(v, taps[:, None, :, None], padding=(1, 0), groups=2)
+
+    kind = "_blocks" if gaussian or m > 60 else ""
+    stages_of = {name: watched(stages, name) for name in ("left_landmarks", "right_queries")}
+    stages_of |= {name: watched(stages, f"{name}{kind}_backward") for name in ("middle", "table")}
+    stages_of |= {"matrix": watched(inversion, "inverse_backward")}
+    stages_of |= {"small": watched(stages, f"middle{kind}_backward", Small)}
+    options = (target_of(q.device), m, 8**-0.5, steps, "paper", gamma if gaussian else -1.0)
+    inputs = [x if x is None else x.detach() for x in (q, k, v, taps, None, None, None)]
+    kept, mine = landmark_attention.forward_program.__wrapped__(key_of(*inputs), *options)(*inputs)
+    inputs = [grad, kept, *inputs]
+    results = landmark_attention.backward_program.__wrapped__(key_of(*inputs), *options)(*inputs)
+    of = {name: taken(places, inputs, results) for name, places in stages_of.items()}
+
+    small = Small(*of["small"])
+    table = rows if gaussian else torch.cat([rows, columns], dim=2)
+    assert_same({"out": (mine, out), "landmarks": (small.table, table), "inverse": (small.inverse, inverse)})
+    assert_same({"right": (small.right, right), "middle": (small.middle, middle)})
+    given = {"q": q, "k": k, "v": v, "keys": keys, "queries": queries, "middle": middle, "right": right}
+    given |= {"inverse": inverse, "matrix": matrix, "rows": rows, "columns": columns, "taps": taps, "roots": sides}
+    given = {name: x for name, x in given.items() if x is not None and (gaussian or name != "roots")}
+    wanted = dict(zip(given, torch.autograd.grad(out, list(given.values()), grad), strict=True))
+    if gaussian:
+        wanted["roots"] = wanted["roots"][..., 0]
+    table_grad = wanted["rows"] if gaussian else torch.cat([wanted.pop("rows"), wanted["columns"]], dim=2)
+    tokens = [x for x in results if x.shape in (q.shape, k.shape, v.shape, (2, 3))][-3 - skipped :]
+    found = dict(zip(("q", "k", "v", "taps"), tokens, strict=False))
+    # The kernel for one tile first gives the matrix again.
+    found |= dict(zip(("middle", "right", "inverse", "roots"), of["middle"][0 if kind else 1 :], strict=False))
+    found |= {"keys": of["left_landmarks"][0].sum(dim=0), "queries": of["right_queries"][0].sum(dim=0)}
+    # All rows have the sum 1, so which of them attains the norm is open: a number that softmax takes from a whole row.
+    free = [x - (0.0 if gaussian else x.mean(dim=-1, keepdim=True)) for x in (of["matrix"][0], wanted["matrix"])]
+    assert_same({"matrix": free, **{name: (x, wanted[name]) for name, x in found.items() if name in wanted}})
+    # Each token of a landmark receives its share.
+    assert_same({"landmarks": (of["table"][0], small.share[..., None] * table_grad)})
+
+
+@pytest.mark.parametrize("reach", [0, 3])
+def test_attention_to_near_tokens_heavy_keys_and_clusters(reach, watched):
+    m, block, n = 4, 8, 43
+    q, k, v = (draw(2, 2, n, w, seed=i) for i, w in enumerate((8, 8, 6)))
+    cluster = torch.randint(m, (2, 2, n), generator=torch.Generator().manual_seed(3)).to(DEVICE, torch.int32)
+    heavy = torch.tensor([3, 17, 30], device=DEVICE).expand(2, 2, -1).contiguous()
+    cluster, grad = cluster.scatter(2, heavy, m), draw(2, 2, n, 6, seed=5).detach()
+    near = reference.near_keys(*[torch.arange(n, device=DEVICE)] * 2, block_size=block, reach=reach)
+    out = each(lambda *x: reference.near_far(*x[:3], cluster=x[3], num_clusters=m, near=near), q, k, v, cluster)
+    member = F.one_hot(cluster.long(), m + 1)[..., :m].to(k.dtype).mT
+    number = member.sum(dim=-1)
+
+    places = watched(near_far_stages, "attend", Totals)
+    inputs = [x.detach() for x in (q, k, v, heavy, torch.ones_like(heavy, dtype=torch.bool), cluster)]
+    options = (target_of(q.device), m, block, reach, 8**-0.5)
+    program = near_far_attention.forward_program.__wrapped__(key_of(*inputs, None), *options)
+    results = program(*inputs, None)
+    totals = Totals(*taken(places, [*inputs, None], results))
+    assert_same({"means": (totals.means, member @ k / number[..., None]), "sums": (totals.sums, member @ v)})
+    assert_same({"number": (totals.number, number)})
+    (mine,) = (x for x in results if x.shape == out.shape)
+    inputs = [grad, results[0], mine, *inputs, None]
+    gradients = near_far_attention.backward_program.__wrapped__(key_of(*inputs), *options)(*inputs)
+    wanted = torch.autograd.grad(out, (q, k, v), grad)
+    assert_same(
+        {name: pair for name, *pair in zip(("out", "q", "k", "v"), [mine, *gradients], [out, *wanted], strict=True)}
+    )
