@@ -18,6 +18,7 @@ from transformers import (
     DebertaConfig,
     DebertaV2Config,
     DetrConfig,
+    EncoderDecoderModel,
     FalconConfig,
     GPTJConfig,
     GPTNeoConfig,
@@ -313,3 +314,38 @@ def test_a_pool_of_sentence_transformers_runs_the_method(folder):
         assert_close(model.encode(texts, pool=pool), alone)
     finally:
         model.stop_multi_process_pool(pool)
+
+
+@pytest.mark.refuses
+def test_a_part_that_is_not_there_raises_where_it_would_get_a_method(tmp_path):
+    parts = {"text_config": BERT, "vision_config": SIZES | {"image_size": 32, "patch_size": 8}}
+    model = SiglipModel(SiglipConfig(**parts))
+    model.save_pretrained(tmp_path)
+    wrong, says = {"vison_config": "near_far"}, "'vison_config' is unknown.*Perhaps you meant 'vision_config'"
+    for call in (
+        lambda: model.set_attn_implementation(wrong),
+        lambda: AutoModel.from_pretrained(tmp_path, attn_implementation=wrong),
+        lambda: AutoModel.from_config(SiglipConfig(**parts), attn_implementation=wrong),
+    ):
+        with pytest.raises(ValueError, match=says):
+            call()
+    # Of transformers' own names it is transformers' matter; "" is the whole model.
+    model.set_attn_implementation({"vison_config": "sdpa", "": "sdpa"})
+    right = {"vision_config": "near_far", "text_config": "sdpa"}
+    model.set_attn_implementation(right)
+    for each in (AutoModel.from_pretrained(tmp_path, attn_implementation=right), model):
+        assert each.config.vision_config._attn_implementation == "near_far"
+        assert each.config.text_config._attn_implementation == "sdpa"
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_part_of_an_encoder_decoder_changes_its_layers(folder):
+    model = EncoderDecoderModel.from_encoder_decoder_pretrained(folder, folder, encoder_attn_implementation="nystrom")
+    layer = model.encoder.encoder.layer[0].attention.self
+    assert layer.config is not model.encoder.config
+    for name in ("nystrom", "near_far", "sdpa"):
+        model.encoder.set_attn_implementation(name)
+        assert layer.config._attn_implementation == name
+    model.set_attn_implementation({"encoder": "near_far"})
+    assert layer.config._attn_implementation == "near_far"
+    assert model.decoder.bert.encoder.layer[0].attention.self.config._attn_implementation == "sdpa"

@@ -7,6 +7,8 @@ to its base classes:
 - A model none of whose attention ever asks for an attention by name (DeBERTa, MPNet) raises when it is made with the
   name of a method, instead of running its own attention; so does one that picks its attention from a table of its own
   (GPT-J, GPT-Neo, Falcon), instead of a KeyError. Of a model of several parts each part is one.
+- A part that a configuration does not have, such as attn_implementation={"vison_config": "near_far"}, raises.
+- `set_attn_implementation` reaches layers that hold a copy of the configuration (EncoderDecoderModel).
 - A model that is made with the name of a method refuses inputs that are longer than its table of positions
   (`nystrom.integrations.position_tables`).
 - `attention_options` is an attribute of every configuration, so that `from_pretrained` of a configuration or a model
@@ -22,13 +24,14 @@ another model.
 import copy
 import inspect
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import cache, wraps
 from typing import Any
 
 from torch import nn
 from transformers import PreTrainedConfig, PreTrainedModel
 
+from nystrom.checks import check_names
 from nystrom.integrations.attention_interface import SERVED, is_guess, refuse_guess
 from nystrom.integrations.mask_interface import refuse_deaf
 from nystrom.integrations.position_tables import watch_positions
@@ -40,6 +43,18 @@ def watch_models() -> None:
     setattr(PreTrainedConfig, "attention_options", property(_options, _set_options))  # noqa: B010 - unknown to checkers
     PreTrainedConfig.__reduce_ex__ = _reduce
     start, finish = PreTrainedModel.__init__, PreTrainedModel.post_init
+    change = PreTrainedModel.set_attn_implementation
+    named: Any = vars(PreTrainedConfig)["_attn_implementation"]
+
+    def set_names(self: PreTrainedConfig, names: Any) -> None:
+        _check_parts(self, names)
+        named.fset(self, names)
+
+    @wraps(change)
+    def change_names(self: PreTrainedModel, attn_implementation: Any, *others: Any, **named: Any) -> None:
+        _check_parts(self.config, attn_implementation)
+        change(self, attn_implementation, *others, **named)
+        _change_copies(self)
 
     @wraps(start)
     def init(self: PreTrainedModel, config: PreTrainedConfig, *inputs: Any, **named: Any) -> None:
@@ -53,6 +68,9 @@ def watch_models() -> None:
         if self.config._attn_implementation in SERVED:
             watch_positions(self)
 
+    # As the options above: an attribute for transformers, that checkers do not know.
+    setattr(PreTrainedConfig, "_attn_implementation", property(named.fget, set_names))  # noqa: B010
+    PreTrainedModel.set_attn_implementation = change_names
     PreTrainedModel.__init__, PreTrainedModel.post_init = init, post_init
     PreTrainedModel.from_pretrained = _with_options(PreTrainedModel.from_pretrained)
     PreTrainedModel._from_config = _with_options(PreTrainedModel._from_config)
@@ -74,6 +92,32 @@ def _with_options(load: Any) -> Any:
         return function(*bound.args, **bound.kwargs)
 
     return classmethod(from_either)
+
+
+def _check_parts(config: PreTrainedConfig, names: Any) -> None:
+    """Raise for a part of a model that is to get a method and is not there; transformers would ignore it."""
+    if not isinstance(names, Mapping):
+        return
+    for part, name in names.items():
+        if isinstance(name, Mapping) and part in config.sub_configs:
+            _check_parts(getattr(config, part), name)
+        elif part and (isinstance(name, Mapping) or name in SERVED):
+            check_names("part in attn_implementation", [part], config.sub_configs)
+
+
+def _change_copies(model: PreTrainedModel) -> None:
+    """Give the layers of a part that all hold copies of its configuration its name, too, as in an EncoderDecoderModel.
+
+    A single layer with a copy was set by itself (`nystrom.integrations.set_attention`).
+    """
+    for part in (module for module in model.modules() if isinstance(module, PreTrainedModel)):
+        configs = [
+            getattr(module, "config", None) for module in part.modules() if not isinstance(module, PreTrainedModel)
+        ]
+        held: list[Any] = [config for config in configs if type(config) is type(part.config)]
+        if all(config is not part.config for config in held):
+            for config in held:
+                config._attn_implementation_internal = part.config._attn_implementation
 
 
 def _check_table(kind: type[PreTrainedModel], config: PreTrainedConfig) -> None:
