@@ -79,14 +79,6 @@ def test_the_seed_decides_the_validation_split(made, tmp_path):
     assert other["val_tokens.npy"] != files(made)["val_tokens.npy"]
 
 
-def test_a_split_is_what_a_loader_and_a_model_ask_for(made):
-    data = Image(made, "train")
-    assert (data.vocab_size, data.num_labels, len(data.classes)) == (256, 10, 10)
-    assert data.lengths.tolist() == [1024] * 130
-    assert data[0]["input_ids"].dtype == np.uint8
-    assert Image(made, "test").majority_share == 0.1
-
-
 def test_gray_is_cut_off_as_published():
     # 0.2989, 0.587 and 0.114 of 255, times 255.5 / 255, truncated to a whole number.
     colours = [[255, 0, 0], [0, 255, 0], [0, 0, 255], [255, 255, 255], [0, 0, 0], [1, 1, 1], [100, 150, 200]]

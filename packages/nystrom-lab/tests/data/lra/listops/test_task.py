@@ -1,5 +1,4 @@
 import os
-import pickle
 import statistics
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -89,21 +88,6 @@ def test_more_training_data_leave_test_and_validation_as_they_were(made, tmp_pat
     assert ListOps(more, "train").lengths[:300].tolist() == ListOps(made, "train").lengths.tolist()
 
 
-def test_the_data_set_is_what_a_loader_and_a_model_ask_for(made):
-    data = ListOps(made, "val")
-    assert (data.vocab_size, data.num_labels) == (17, 10)
-    assert data[3]["input_ids"].dtype == np.uint8
-    assert data[3]["input_ids"].flags.writeable
-    assert data[-1]["input_ids"].tolist() == data[39]["input_ids"].tolist()
-    batch = data.__getitems__([5, 0, 5])
-    assert [item["labels"] for item in batch] == [data[i]["labels"] for i in (5, 0, 5)]
-    assert [item["input_ids"].tolist() for item in batch] == [data[i]["input_ids"].tolist() for i in (5, 0, 5)]
-    for index in (40, -41):
-        with pytest.raises(IndexError, match=f"index {index} is out of range for the 40 samples of val"):
-            data[index]
-    assert data.majority_share == max(data.labels.tolist().count(digit) for digit in range(10)) / 40
-
-
 def test_the_first_operator_alone_tells_more_than_the_largest_class(made):
     train, test = ListOps(made, "train"), ListOps(made, "test")
     seen = {}
@@ -115,26 +99,12 @@ def test_the_first_operator_alone_tells_more_than_the_largest_class(made):
     assert told > test.majority_share
 
 
-def test_a_copy_for_another_process_carries_no_data(made):
-    data = ListOps(made, "train")
-    content = pickle.dumps(data)
-    assert len(content) < 500
-    assert pickle.loads(content)[7]["input_ids"].tolist() == data[7]["input_ids"].tolist()
-
-
 def test_a_split_may_be_empty(tmp_path):
     to = prepare(tmp_path / "data", val=0, train=0)
     assert [len(ListOps(to, split)) for split in SPLITS] == [0, 0, 50]
     empty, test = ListOps(to, "val"), ListOps(to, "test")
     assert empty.majority_share == 0
     assert first_operator_share(test, empty) == 0
-
-
-def test_a_folder_is_used_again(made, capsys):
-    before = {path.name: path.stat().st_mtime_ns for path in made.iterdir()}
-    assert prepare(made, workers=1) == made
-    assert f"{made} already holds this data set; it is reused." in capsys.readouterr().err
-    assert before == {path.name: path.stat().st_mtime_ns for path in made.iterdir()}
 
 
 def test_the_official_files_can_be_added_later(tmp_path):
@@ -185,23 +155,6 @@ def test_places_that_cannot_be_used_raise_before_the_work(made, tmp_path):
     with pytest.raises(ValueError, match="cannot be made"):
         prepare(Path("/proc/data"), **days)
     assert os.listdir(tmp_path) == ["letter.txt"]
-
-
-def test_a_damaged_folder_is_not_used_again(tmp_path):
-    to = prepare(tmp_path / "data")
-    with (to / "test_tokens.npy").open("ab") as file:
-        file.write(b"x")
-    with pytest.raises(ValueError, match=r"test_tokens.npy has \d+ bytes instead of \d+: .* are damaged"):
-        prepare(to)
-    with pytest.raises(ValueError, match=r"test_tokens.npy has \d+ bytes"):
-        ListOps(to, "test")
-    with pytest.raises(ValueError, match=r"test_tokens.npy has \d+ bytes"):
-        ListOps(to, "val").verify()
-
-
-def test_a_missing_data_set_says_how_to_make_it(tmp_path):
-    with pytest.raises(ValueError, match=r"none is not a folder: .*`nystrom data prepare listops --to .*/none`"):
-        ListOps(tmp_path / "none", "train")
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, MemoryError])

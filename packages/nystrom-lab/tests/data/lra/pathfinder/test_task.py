@@ -1,5 +1,4 @@
 import os
-import pickle
 import signal
 import sys
 from pathlib import Path
@@ -50,30 +49,6 @@ def test_samples_are_the_pictures_in_their_order(made):
         assert np.array_equal([item["input_ids"] for item in data], pictures[there].reshape(-1, 1024))
         assert [item["labels"] for item in data] == data.labels.tolist() == labels[there].tolist()
         start = there.stop
-
-
-def test_a_split_is_what_a_loader_and_a_model_ask_for(made):
-    data = Pathfinder(made, "val")
-    assert (data.vocab_size, data.num_labels, data.majority_share) == (256, 2, 0.5)
-    assert data.lengths.tolist() == [1024] * 40
-    item = data[3]
-    assert item["input_ids"].dtype == np.uint8
-    assert item["input_ids"].flags.writeable
-    # Black pixels are tokens like all others.
-    assert (item["input_ids"] == 0).sum() > 300
-    assert np.array_equal(data.picture(3).reshape(-1), item["input_ids"])
-    assert np.array_equal(data[-1]["input_ids"], data[39]["input_ids"])
-    batch = data.__getitems__([5, 0])
-    assert [np.array_equal(one["input_ids"], data[i]["input_ids"]) for one, i in zip(batch, (5, 0), strict=True)] == [
-        True
-    ] * 2
-    for index in (40, -41):
-        with pytest.raises(IndexError, match=f"index {index} is out of range for the 40 samples of val"):
-            data[index]
-    copy = pickle.dumps(data)
-    assert len(copy) < 500
-    assert np.array_equal(pickle.loads(copy)[7]["input_ids"], data[7]["input_ids"])
-    data.verify()
 
 
 def test_classes_are_balanced_in_every_split(made):
@@ -127,17 +102,6 @@ def test_a_contour_of_ones_own_has_so_many_dashes(made, tmp_path):
         prepare(tmp_path / "short", contour=4)
     with pytest.raises(ValueError, match="contour is 3 and difficulty 'easy', which has its own: give one of the two"):
         prepare(tmp_path / "both", contour=3, difficulty="easy")
-
-
-def test_a_folder_is_used_again_and_other_settings_are_named(made, capsys):
-    before = files(made)
-    assert prepare(made, workers=2) == made
-    assert "already holds this data set" in capsys.readouterr().err
-    with pytest.raises(ValueError, match="seed=0 there and 2 asked for"):
-        prepare(made, seed=2)
-    with pytest.raises(ValueError, match="difficulty=hard there and easy asked for"):
-        prepare(made, difficulty="easy")
-    assert files(made) == before
 
 
 @pytest.mark.refuses

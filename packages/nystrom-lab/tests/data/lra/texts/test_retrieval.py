@@ -2,7 +2,6 @@ import csv
 import gzip
 import json
 import lzma
-import pickle
 
 import numpy as np
 import pytest
@@ -80,17 +79,6 @@ def test_documents_are_cut_before_they_are_compared(tmp_path):
     header = json.loads((to / "dataset.json").read_text())
     assert texts(Retrieval(to, "train")) == [(b"on", b"tw"), (b"tw", b"b'"), (b"on", b"on")]
     assert header["facts"]["truncated"] == {"train": 6, "val": 3, "test": 4}
-
-
-def test_a_pair_is_two_arrays_of_tokens(tmp_path):
-    data = Retrieval(prepare_retrieval(official(tmp_path / "from"), tmp_path / "to", progress=False), "train")
-    sample = data[0]
-    assert [tokens.tolist()[:3] for tokens in sample["input_ids"]] == [[112, 111, 102], [117, 120, 112]]
-    assert sample["labels"] == 1
-    assert texts(pickle.loads(pickle.dumps(data))) == texts(data)
-    assert texts(data.__getitems__([2, -3])) == [texts(data)[2], texts(data)[0]]
-    with pytest.raises(IndexError, match="index 3 is out of range for the 3 samples of train"):
-        data[3]
 
 
 def test_the_pair_classifier_takes_them(tmp_path):

@@ -4,7 +4,6 @@ import hashlib
 import io
 import json
 import lzma
-import pickle
 import tarfile
 
 import numpy as np
@@ -310,30 +309,9 @@ def test_any_bytes_come_back(tmp_path_factory, contents):
             assert sample["input_ids"].max() <= 256
 
 
-def test_a_split_is_read_as_its_tokens(tmp_path):
-    data = Text(prepare_text(acl(tmp_path / "aclImdb"), tmp_path / "to", progress=False), "train")
-    assert data[0]["input_ids"].tolist() == [letter + 1 for letter in b"bad"]
-    assert data[-1]["labels"] == 1
-    assert texts([data[-1]]) == [b"fine<br />"]
-    assert [sample["labels"] for sample in data.__getitems__([3, 0])] == [1, 0]
-    assert texts(pickle.loads(pickle.dumps(data))) == texts(data)
-    with pytest.raises(IndexError, match="index 4 is out of range for the 4 samples of train"):
-        data[4]
-    # The returned object belongs to the caller.
-    data[0]["input_ids"][:] = 9
-    assert data[0]["input_ids"][0] == ord("b") + 1
-
-
 @pytest.mark.parametrize(
     ("rows", "message"),
     [
-        (
-            [("a", "x"), ("", "y")],
-            r"a.csv, line 3: a text is empty: fill it in, or leave such rows out with --skip-empty",
-        ),
-        ([("a", "x"), ("b", " ")], r"a.csv, line 3: the label is empty"),
-        ([("a", "x"), ("b", "x")], "every text has the label 'x': expected texts of at least two classes"),
-        ([], r"a.csv holds no rows below its header: add texts, or fetch it again if it was cut off"),
         ([("a", "x"), ("b", "y")], "gets none of the 2 samples: add other texts"),
         ([(i, f"l{i}") for i in range(300)], r"line 258: the label 'l256' makes more than 256 classes"),
         ([(i, "x") for i in range(50)] + [("b", "y")], "^no training text has the label 'y' .all labels: 'x', 'y'."),
