@@ -28,6 +28,7 @@ from nystrom_lab.data.lra.listops.expressions import (
     evaluate_expressions,
     is_expression,
 )
+from nystrom_lab.data.lra.published_files import published_files
 from nystrom_lab.data.store.checksums import sha256_of_splits
 from nystrom_lab.data.store.header import HEADER, SPLITS, read_header
 from nystrom_lab.data.store.prepared_folder import holds, new_folder
@@ -36,7 +37,7 @@ from nystrom_lab.data.store.token_files import TokenSamples, gather, open_split,
 TASK = "listops"
 PUBLISHED_COUNTS = {"train": 96_000, "val": 2_000, "test": 2_000}
 # Where the official files are inside the release.
-INSIDE = ("", "listops-1000", "lra_release/listops-1000", "lra_release/lra_release/listops-1000")
+FOLDER = "listops-1000"
 COLUMNS = b"Source\tTarget"
 WORDS = {b"]" if token == CLOSE else VOCABULARY[token].encode(): token for token in range(ZERO, CLOSE + 1)}
 TARGETS = {str(digit).encode(): digit for digit in range(10)}
@@ -63,8 +64,8 @@ def import_tsv(source: Path, to: Path, *, check_counts: bool = True, progress: b
         ValueError: A file is missing, duplicated, incomplete or wrong (the line is named), or `to` is in use or cannot
             be written.
     """
-    folder = _find_folder(source.expanduser())
-    files = {split: folder / tsv_name(split) for split in SPLITS}
+    files = _find_files(source.expanduser())
+    folder = files["train"].parent
     digests = sha256_of_splits(files, progress=progress)
     settings = {"origin": "official files"} | {f"{split}_sha256": digest for split, digest in digests.items()}
     if holds(to, task=TASK, settings=settings):
@@ -118,20 +119,14 @@ def _raise_for(folder: Path, differences: Sequence[str]) -> None:
         )
 
 
-def _find_folder(source: Path) -> Path:
-    """Find the folder of the three files in, or as, a source."""
-    names = [tsv_name(split) for split in SPLITS]
-    if source.is_file() and source.name in names:
-        raise ValueError(f"{source} is one of three official files: name their folder, {source.parent}.")
-    for folder in (source / inside for inside in INSIDE):
-        missing = [name for name in names if not (folder / name).is_file()]
-        if not missing:
-            return folder
-        if len(missing) < len(names):
-            raise ValueError(f"{folder} lacks {', '.join(missing)}: all three official files are needed.")
+def _find_files(source: Path) -> dict[str, Path]:
+    """Find the three files in, or as, a source."""
+    names = {split: tsv_name(split) for split in SPLITS}
+    if files := published_files(source, names, folder=FOLDER):
+        return files
     came = "holds no official ListOps files" if source.exists() else "does not exist"
     raise ValueError(
-        f"{source} {came}: name the folder of {', '.join(names)} (listops-1000 in"
+        f"{source} {came}: name the folder of {', '.join(names.values())} ({FOLDER} in"
         " https://storage.googleapis.com/long-range-arena/lra_release.gz), or leave --from out to generate"
         " expressions."
     )

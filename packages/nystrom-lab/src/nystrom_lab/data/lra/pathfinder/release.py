@@ -25,6 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nystrom.progress import Progress
+from nystrom_lab.data.lra.published_files import AROUND
 from nystrom_lab.data.store.picture_files import Pictures, write_pictures
 from nystrom_lab.data.store.prepared_folder import holds, new_folder
 
@@ -86,7 +87,7 @@ def find_release(source: Path, *, size: int, difficulty: str) -> Path:
         ValueError: There is none.
     """
     name = FOLDERS[difficulty]
-    inside = [Path(around, f"pathfinder{size}", name) for around in ("", "lra_release", "lra_release/lra_release")]
+    inside = [Path(around, f"pathfinder{size}", name) for around in AROUND]
     for folder in (source, source / name, *(source / each for each in inside)):
         if folder.resolve().name == name and (folder / "imgs").is_dir() and (folder / "metadata").is_dir():
             return folder

@@ -20,6 +20,7 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
+from nystrom_lab.data.lra.published_files import published_files
 from nystrom_lab.data.lra.texts.held_out import HeldOut
 from nystrom_lab.data.lra.texts.labelled_texts import check_length, prepare_texts
 from nystrom_lab.data.lra.texts.linked_documents import find_linked, linked_source
@@ -36,8 +37,6 @@ OFFICIAL = {
 }
 RETRIEVAL_COUNTS = {"train": 147_086, "val": 18_090, "test": 17_437}
 COLUMNS = ("label", "id1", "id2", "text1", "text2")
-# Where the official files are inside the release.
-INSIDE = ("", "tsv_data", "lra_release/tsv_data", "lra_release/lra_release/tsv_data")
 # Names that are looked for where none is given: those of the Long Range Arena and of GLUE among them.
 FIELDS = {
     "label_field": ("label", "Target", "gold_label", "is_duplicate", "Quality"),
@@ -123,9 +122,7 @@ def find_pairs(source: Path, wanted: Wanted, *, max_unpacked: float | None = Non
     Raises:
         ValueError: It has an unsupported format, or an official file is missing.
     """
-    if source.is_file() and source.name in OFFICIAL.values():
-        raise ValueError(f"{source} is one of three official files: name their folder, {source.parent}.")
-    if source.is_dir() and (official := _official_files(source)):
+    if official := published_files(source, OFFICIAL, folder="tsv_data", endings=("", *COMPRESSED)):
         return _official_source(official, max_unpacked, progress)
     if (own := own_source(source, wanted, max_unpacked=max_unpacked, progress=progress)) is not None:
         return own
@@ -136,23 +133,6 @@ def find_pairs(source: Path, wanted: Wanted, *, max_unpacked: float | None = Non
         f"{endings()}, a folder with such files named train, val and test or documents and links, or one "
         "saved by Hugging Face datasets."
     )
-
-
-def _official_files(source: Path) -> dict[str, Path]:
-    """Find the three official files, possibly compressed; empty if there is none of them."""
-    for folder in (source / inside for inside in INSIDE):
-        found = {
-            split: path
-            for split, name in OFFICIAL.items()
-            for path in (folder / (name + ending) for ending in ("", *COMPRESSED))
-            if path.is_file()
-        }
-        if missing := [name for split, name in OFFICIAL.items() if split not in found]:
-            if found:
-                raise ValueError(f"{folder} lacks {', '.join(missing)}: all three official files are needed.")
-            continue
-        return found
-    return {}
 
 
 def _official_source(files: dict[str, Path], max_unpacked: float | None, progress: bool) -> Source:

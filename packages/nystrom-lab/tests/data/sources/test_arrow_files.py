@@ -1,6 +1,8 @@
 import json
 
+import pyarrow
 import pytest
+from pyarrow import parquet
 
 from nystrom_lab.data.sources.arrow_files import arrow_fields, is_saved_dataset, saved_parts
 
@@ -66,15 +68,14 @@ def test_a_file_that_is_cut_short_is_named(save_arrow):
 
 @pytest.mark.parametrize("batches", [0, 1, 2])
 def test_a_file_that_ends_after_a_whole_batch_is_named(batches, save_arrow):
-    arrow = pytest.importorskip("pyarrow")
     # As eight bytes this label is the mark at the end of a stream.
     label = 2**32 - 1
-    table = arrow.table({"text": ["a", "b", "c"], "label": [label] * 3})
+    table = pyarrow.table({"text": ["a", "b", "c"], "label": [label] * 3})
     file = save_arrow({"text": ["a"], "label": [0]}) / "data-00000-of-00001.arrow"
-    with arrow.OSFile(str(file), "wb") as sink, arrow.ipc.new_stream(sink, table.schema) as stream:
+    with pyarrow.OSFile(str(file), "wb") as sink, pyarrow.ipc.new_stream(sink, table.schema) as stream:
         stream.write_table(table, max_chunksize=1)
     whole = file.read_bytes()
-    with arrow.BufferReader(whole) as source, arrow.ipc.open_stream(source) as stream:
+    with pyarrow.BufferReader(whole) as source, pyarrow.ipc.open_stream(source) as stream:
         ends = [source.tell(), *(source.tell() for _ in stream)]
     (part,) = saved_parts(file.parent).values()
     assert [label for _, (label, _) in arrow_fields(part, WANTED)] == [b"%d" % label] * 3
@@ -94,3 +95,37 @@ def test_what_the_package_itself_saves_is_read(tmp_path):
     parts = saved_parts(tmp_path / "saved")
     assert [*arrow_fields(parts["train"], WANTED)] == [(1, [b"yes", b"a"]), (2, [b"no", b"b"])]
     assert [*arrow_fields(parts["test"], WANTED)] == [(1, [b"no", b"b"])]
+
+
+TEXT = {"text_field": ("text",)}
+ROWS = 3_000
+
+
+@pytest.fixture
+def file(tmp_path):
+    path = tmp_path / "train.parquet"
+    table = pyarrow.table({"text": [f"text {row}" for row in range(ROWS)]})
+    parquet.write_table(
+        table, path, compression="none", use_dictionary=False, row_group_size=1_000, write_page_checksum=True
+    )
+    return path
+
+
+def damage(path, place, count):
+    content = bytearray(path.read_bytes())
+    content[place : place + count] = bytes(byte ^ 0xFF for byte in content[place : place + count])
+    path.write_bytes(content)
+
+
+def test_rows_of_all_groups_are_read(file):
+    assert [fields for _, fields in arrow_fields(file, TEXT)] == [[b"text %d" % row] for row in range(ROWS)]
+
+
+# The header of a page, and then its rows, which would be read as others without their checksum.
+@pytest.mark.parametrize(("behind", "count"), [(0, 16), (500, 1)])
+def test_a_file_that_is_damaged_inside_is_named_with_the_row(file, behind, count):
+    damage(file, parquet.ParquetFile(file).metadata.row_group(2).column(0).data_page_offset + behind, count)
+    says = r"train\.parquet cannot be read after row 2000 \(.+\): it is damaged, fetch it again\.$"
+    with pytest.raises(ValueError, match=says) as raised:
+        list(arrow_fields(file, TEXT))
+    assert "\n" not in str(raised.value)
