@@ -4,32 +4,26 @@ The post gives "Paris is the [MASK] of France." to uw-madison/nystromformer-512 
 with their scores. Here the same pipeline of transformers fills the mask with that model, read from a folder into the
 encoder of this library.
 
-Claim: the words and scores of the post are those of the model. Rule: the five most probable words are the same in the
-same order, and each score is within .0005 of the printed one, which leaves room for other kernels. Fewer than five
-words decide nothing.
-
 Source: the post "Nyströmformer: Approximating self-attention in linear time and memory via the Nyström method"
 (Hugging Face, 2022).
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import pandas as pd
 
 from nystrom.models.configuration import EncoderConfig
 from nystrom.models.files.loading import check_weights
 from nystrom.models.files.tokenizer import load_tokenizer
 from nystrom.models.heads.language import EncoderForMaskedLM
 from nystrom_lab.measure.rows import Row, cpu_name, new_row
-from nystrom_lab.report.plots.canvas import COLUMN, REFERENCE, figure_of, method_look
-from nystrom_lab.report.summary import Verdict
 from nystrom_lab.report.table import Table
-from nystrom_lab.studies.reproduce.study import Part, Plan, Setting, Study
+from nystrom_lab.studies.reproduce.declared import Claim, Found, Lines, declare, each
+from nystrom_lab.studies.reproduce.study import Part, Plan, Setting
 from nystrom_lab.training.run.progress import no_file_bars
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 SENTENCE = "Paris is the [MASK] of France."
 PRINTED: dict[str, float] = {
@@ -84,64 +78,49 @@ def _measure(model: Path, folder: Path) -> Iterable[Row]:
     ]
 
 
-def _filled(rows: Sequence[Row]) -> list[tuple[str, float]]:
-    """Words and scores, the most probable first."""
-    ranked = sorted(rows, key=lambda row: int(row.facts["rank"]))
-    return [(row.facts["word"], row.value) for row in ranked]
+def _filled(rows: pd.DataFrame) -> list[Any]:
+    return sorted(each(rows, _QUANTITY), key=lambda row: int(row.rank))
 
 
-def _tables(rows: Sequence[Row]) -> Sequence[Table]:
+def _table(rows: pd.DataFrame) -> list[Table]:
     lines = [
-        [str(rank), printed, f"{score:.4f}", word, f"{value:.4f}"]
-        for rank, ((printed, score), (word, value)) in enumerate(zip(PRINTED.items(), _filled(rows), strict=True), 1)
+        [row.rank, printed, f"{score:.4f}", row.word, f"{row.value:.4f}"]
+        for (printed, score), row in zip(PRINTED.items(), _filled(rows), strict=True)
     ]
     return [Table(SENTENCE, ["rank", "printed", "score", "here", "score here"], lines)]
 
 
-def _verdicts(rows: Sequence[Row]) -> Sequence[Verdict]:
-    filled = _filled(rows)
+def _as_printed(rows: pd.DataFrame) -> Found:
+    """The same words in the same order, and each score as near as other kernels leave it."""
+    filled = [(row.word, row.value) for row in _filled(rows)]
     if len(filled) < len(PRINTED):
-        claim = "The five words and their scores are those of the post."
-        return [Verdict(claim, None, f"of {len(PRINTED)} words {len(filled)} are there.")]
-    same = [word for word, _ in filled] == list(PRINTED)
-    furthest = max(abs(value - PRINTED[word]) for word, value in filled) if same else None
-    return [
-        Verdict(
-            "The five words and their scores are those of the post.",
-            furthest is not None and furthest <= _WITHIN,
-            f"the words here are {', '.join(word for word, _ in filled)}"
-            + ("." if furthest is None else f", and the scores differ by {furthest:.5f} at most."),
-        )
-    ]
-
-
-def _figures(rows: Sequence[Row], folder: Path) -> "Mapping[str, Figure]":
-    figure = figure_of(COLUMN, 2.2)
-    axes = figure.subplots()
-    filled, places = _filled(rows), range(len(PRINTED))
-    look = method_look("nystrom")
-    axes.plot(list(PRINTED.values()), places, "D", color=REFERENCE, markersize=6, markerfacecolor="none", label="post")
-    axes.plot([value for _, value in filled], places, look.marker, color=look.colour, label="here")
-    pairs = zip(PRINTED, filled, strict=True)
-    labels = [word if word == printed else f"{word} ({printed})" for printed, (word, _) in pairs]
-    axes.set_yticks(places, labels)
-    axes.invert_yaxis()
-    axes.set_xscale("log")
-    axes.set_xlabel("score (probability of the word)")
-    axes.set_title(SENTENCE)
-    axes.grid(True, axis="x")
-    axes.legend()
-    return {"": figure}
+        return None, f"of {len(PRINTED)} words {len(filled)} are there."
+    numbers = f"the words here are {', '.join(word for word, _ in filled)}"
+    if [word for word, _ in filled] != list(PRINTED):
+        return False, f"{numbers}."
+    furthest = max(abs(value - PRINTED[word]) for word, value in filled)
+    return furthest <= _WITHIN, f"{numbers}, and the scores differ by {furthest:.5f} at most."
 
 
 STUDIES = {
-    "blog": Study(
+    "blog": declare(
         shows="the masked word of the Hugging Face post, its five scores",
         source="Hugging Face, post on Nyströmformer",
         needs="--model with a published Nyströmformer",
         plan=_plan,
-        tables=_tables,
-        verdicts=_verdicts,
-        figures=_figures,
+        tables=[_table],
+        claims=[
+            Claim(
+                "The five words and their scores are those of the post.",
+                "Hugging Face, post on Nyströmformer", _as_printed,
+                "a word is another, or a score is off by more than .0005; unknown with fewer than five words",
+            )
+        ],
+        figures={
+            "": Lines(
+                of={"quantity": _QUANTITY}, over="rank", panel=SENTENCE, x_label="rank", y_label="score of the word",
+                band="", options={"log_x": False},
+            )
+        },
     )
-}
+}  # fmt: skip

@@ -21,7 +21,7 @@ from nystrom_lab.measure.rows import Row
 from nystrom_lab.report.summary import OURS
 from nystrom_lab.studies.reproduce.declared import Claim, Found, Lines, Pivot, cells, declare, each
 from nystrom_lab.studies.reproduce.encoders import Encoder, find_encoder
-from nystrom_lab.studies.reproduce.known import most, share_of
+from nystrom_lab.studies.reproduce.known import most, share_in
 from nystrom_lab.studies.reproduce.spread import spread_row
 from nystrom_lab.studies.reproduce.study import Part, Plan, Setting, beside_none
 
@@ -70,7 +70,7 @@ def _share(quantity: str, low: float, high: float, rows: pd.DataFrame) -> Found:
     if {share.method for share in shares} != set(rows["method"]) or not shares:
         return None, f"a method has no row at {_DECIDES} queries."
     said = ", ".join(f"{share.value:.3f} ({share.method})" for share in shares)
-    return most(share_of(share.value, share.repeats).within(low, high) for share in shares), f"shares: {said}."
+    return most(share_in(share).within(low, high) for share in shares), f"shares: {said}."
 
 
 STUDIES = {

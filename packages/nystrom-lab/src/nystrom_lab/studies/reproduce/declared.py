@@ -50,7 +50,7 @@ def frame_of(rows: Sequence[Row]) -> pd.DataFrame:
     facts = [name for name in frame if name not in _FIELDS]
     frame[facts] = frame[facts].fillna("")
     if "layer" in facts:
-        frame["number"] = [str(int(layer) + 1) if layer else "" for layer in frame["layer"]]
+        frame["number"] = [str(int(layer) + 1) if layer.isdigit() else layer for layer in frame["layer"]]
     frame["value"] = frame["value"].astype(float)
     for end in ("low", "high"):
         frame[end] = frame[end].astype(float).fillna(frame["value"])

@@ -14,7 +14,8 @@ Rows are those of `nystrom_lab.measure.rows`, or the lines of a frame of `nystro
 """
 
 import math
-from collections.abc import Iterable
+import statistics
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 # In standard errors.
@@ -57,6 +58,19 @@ def mean_of(row: Any) -> Known:
     farther = max(abs(end - row.value) for end in quartiles_of(row))
     error = _WIDTH * farther / _QUARTILE / math.sqrt(row.repeats)
     return Known(row.value - error, row.value + error)
+
+
+def mean_over(values: Sequence[float]) -> Known:
+    """The interval of a mean over seeds, of which one alone decides nothing."""
+    if len(values) < 2:
+        return Known(-math.inf, math.inf)
+    mean, error = statistics.fmean(values), _WIDTH * error_over(values)
+    return Known(mean - error, mean + error)
+
+
+def error_over(values: Sequence[float]) -> float:
+    """The standard error of a mean over several seeds."""
+    return statistics.stdev(values) / math.sqrt(len(values))
 
 
 def share_of(share: float, count: int) -> Known:

@@ -9,14 +9,6 @@ below 1 means that the method is more stable than self-attention.
 
 The learning rate follows torch's OneCycleLR, as in the authors' code: it is about a 25th of its peak in these steps.
 
-Claims and the rules that decide them. A mean over s seeds is known to two of its standard errors, the standard
-deviation / sqrt(s) each; one seed decides nothing.
-
-- "Both kernelized attention and Skyformer consistently have a lower instability score than self-attention": in every
-  measured task the mean ratio of each over the seeds is below 1.
-- Nyströmformer's "fluctuates around 1 in all the tasks": in every measured task the mean ratio of Nyström attention
-  lies between 0.9 and 1.1.
-
 Source: Chen et al. (2021), arXiv:2111.00035, section 4.1, and its Appendix F, in the file that NeurIPS publishes beside
 the paper.
 Beside the paper's methods there is near_far with its defaults; no claim rests on it.
@@ -25,13 +17,14 @@ from each segment instead of independently.
 """
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from functools import partial
 from pathlib import Path
-from statistics import fmean, stdev
+from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import pandas as pd
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
@@ -40,13 +33,12 @@ from nystrom.whole_files import whole_bytes
 from nystrom_lab.bench.training_step import TrainingStep
 from nystrom_lab.data.lra.facts import LRA
 from nystrom_lab.measure.rows import Row
-from nystrom_lab.report.plots.canvas import PAGE, REFERENCE, figure_of, method_look
 from nystrom_lab.report.printed import SKYFORMER_APPENDIX_F
-from nystrom_lab.report.summary import Verdict
 from nystrom_lab.report.table import Table
-from nystrom_lab.studies.reproduce.known import Known, most
+from nystrom_lab.studies.reproduce.declared import Claim, Found, Lines, declare, each
+from nystrom_lab.studies.reproduce.known import mean_over, most
 from nystrom_lab.studies.reproduce.spread import spread_row
-from nystrom_lab.studies.reproduce.study import Part, Plan, Setting, Study
+from nystrom_lab.studies.reproduce.study import Part, Plan, Setting
 from nystrom_lab.studies.stability.arena import (
     ArenaTask,
     Batch,
@@ -173,127 +165,90 @@ def _embedding(encoder: nn.Module, batch: Batch) -> Float[Tensor, "b n w"]:
     return x if keep is None else x * keep[..., None]
 
 
-def _ratios(rows: Sequence[Row]) -> dict[str, dict[str, list[float]]]:
+def _ratios(rows: pd.DataFrame) -> dict[str, dict[str, list[float]]]:
     """Mean ratios of the seeds, by task and method."""
     found: dict[str, dict[str, list[float]]] = {}
-    for row in rows:
-        if row.quantity == _RATIO and row.method != "softmax":
-            found.setdefault(_task(row), {}).setdefault(row.method, []).append(row.value)
+    for row in each(rows, _RATIO, method=METHODS[1:]):
+        found.setdefault(row.task, {}).setdefault(row.method, []).append(row.value)
     return found
 
 
-def _task(row: Row) -> str:
-    return row.facts["task"]
-
-
-def _tables(rows: Sequence[Row]) -> Sequence[Table]:
-    ratios = _ratios(rows)
+def _table(rows: pd.DataFrame) -> list[Table]:
+    """The methods, other than self-attention, that every task has."""
+    ratios, printed = _ratios(rows), SKYFORMER_APPENDIX_F
     lines = [
-        [method, *(f"{fmean(ratios[t][method]):.2f} / {_printed(method, t)}" for t in ratios)]
-        for method in _measured(ratios)
+        [
+            name,
+            *(
+                f"{fmean(of[name]):.2f} / {f'{printed[name][task]:.2f}' if name in printed else '–'}"
+                for task, of in ratios.items()
+            ),
+        ]
+        for name in METHODS[1:]
+        if all(name in of for of in ratios.values())
     ]
     return [
         Table("mean ratio of the instability score to self-attention's, here / printed", ["method", *ratios], lines)
     ]
 
 
-def _measured(ratios: Mapping[str, Mapping[str, object]]) -> list[str]:
-    """The methods, other than self-attention, that every task has."""
-    return [method for method in METHODS[1:] if all(method in each for each in ratios.values())]
+def _lies(names: tuple[str, ...], least: float, limit: float, rows: pd.DataFrame) -> Found:
+    """The mean over the seeds lies between two limits in every task; one seed decides nothing."""
+    answers, said = [], []
+    for name in names:
+        of_tasks = {task: (fmean(of[name]), mean_over(of[name])) for task, of in _ratios(rows).items()}
+        answers += [known.within(least, limit) for _, known in of_tasks.values()]
+        shown = (f"{mean:.2f}, {low:.2f} to {high:.2f} ({task})" for task, (mean, (low, high)) in of_tasks.items())
+        said.append(f"{name} {', '.join(shown)}")
+    return most(answers), f"{'; '.join(said)}."
 
 
-def _printed(method: str, task: str) -> str:
-    return f"{SKYFORMER_APPENDIX_F[method][task]:.2f}" if method in SKYFORMER_APPENDIX_F else "–"
-
-
-def _verdicts(rows: Sequence[Row]) -> Sequence[Verdict]:
-    ratios = _ratios(rows)
-
-    def said(method: str) -> str:
-        return f"{method} " + ", ".join(
-            f"{fmean(each[method]):.2f}, {known.low:.2f} to {known.high:.2f} ({task})"
-            for task, each in ratios.items()
-            for known in (_known(each[method]),)
-        )
-
-    kernels = [
-        _known(each[method]).within(most=1) for each in ratios.values() for method in ("kernelized", "skyformer")
-    ]
-    nystrom = [_known(each["nystrom"]).within(0.9, 1.1) for each in ratios.values()]
-    return [
-        Verdict(
-            "Kernelized attention and Skyformer have a lower instability score than self-attention in every task.",
-            most(kernels),
-            f"{said('kernelized')}; {said('skyformer')}.",
-        ),
-        Verdict(
-            "Nyströmformer's fluctuates around 1 in all the tasks.",
-            most(nystrom),
-            f"{said('nystrom')}.",
-        ),
-    ]
-
-
-def _known(values: Sequence[float]) -> Known:
-    """What is known of a mean over seeds."""
-    if len(values) < 2:
-        return Known(-math.inf, math.inf)
-    mean, error = fmean(values), 2 * stdev(values) / math.sqrt(len(values))
-    return Known(mean - error, mean + error)
-
-
-def _figures(rows: Sequence[Row], folder: Path) -> "Mapping[str, Figure]":
-    ratios = _ratios(rows)
-    columns = min(3, 1 + len(ratios))
-    figure = figure_of(PAGE, 0.6 + 2.2 * -(-(1 + len(ratios)) // columns))
-    grid = figure.subplots(-(-(1 + len(ratios)) // columns), columns, squeeze=False).ravel()
-    for place, method in enumerate(METHODS[1:]):
-        look, offset = method_look(method), 0.16 * (place - 1.5)
-        xs = [i + offset for i in range(len(ratios))]
-        means = [fmean(each[method]) for each in ratios.values()]
-        ends = [[abs(end(each[method]) - mean) for each, mean in zip(ratios.values(), means, strict=True)]
-                for end in (min, max)]  # fmt: skip
-        grid[0].errorbar(xs, means, ends, fmt=look.marker, color=look.colour, elinewidth=1.2, label=method)
-        if method in SKYFORMER_APPENDIX_F:
-            printed = [SKYFORMER_APPENDIX_F[method][task] for task in ratios]
-            grid[0].plot(xs, printed, "_", color="black", markersize=9, label="printed" if place == 2 else None)
-    grid[0].set_xticks(range(len(ratios)), list(ratios), rotation=0 if len(ratios) < 3 else 30)
-    grid[0].set_xlim(-0.5, len(ratios) - 0.5)
-    grid[0].set_title("mean of 20 steps")
-    for axes, task in zip(grid[1:], ratios, strict=False):
-        seeds = sorted({row.seed or 0 for row in rows if _task(row) == task})
+def _by_step(rows: pd.DataFrame, folder: Path) -> "Mapping[str, Figure]":
+    """The ratio of each step, the mean over the seeds and its range."""
+    points = []
+    for task in rows["task"].unique():
+        seeds = sorted({row.seed or 0 for row in each(rows, _RATIO, task=task)})
         arrays = [np.load(_file(folder, task, seed)) for seed in seeds]
         for method in METHODS[1:]:
-            look = method_look(method)
-            values = np.stack([array[method] / array["softmax"] for array in arrays])
-            steps = np.arange(1, values.shape[1] + 1)
-            axes.plot(steps, values.mean(axis=0), color=look.colour, linestyle=look.line)
-            axes.fill_between(steps, values.min(axis=0), values.max(axis=0), color=look.colour, alpha=0.15, linewidth=0)
-        axes.set_title(task)
-        axes.set_xlabel("step i")
-    for axes in grid:
-        axes.axhline(1, color=REFERENCE, linestyle="--", linewidth=1)
-        axes.grid(True, axis="y")
-    for axes in grid[1 + len(ratios) :]:
-        axes.set_visible(False)
-    grid[0].set_ylabel("score over self-attention's")
-    figure.legend(
-        *grid[0].get_legend_handles_labels(), loc="outside lower center", ncols=5,
-        title="markers and lines: means; bars and bands: range of the seeds", title_fontsize=7.5,
-    )  # fmt: skip
-    return {"": figure}
+            ratios = np.stack([array[method] / array["softmax"] for array in arrays])
+            ends = zip(ratios.mean(axis=0), ratios.min(axis=0), ratios.max(axis=0), strict=True)
+            points += [
+                {"quantity": _RATIO, "method": method, "task": task, "n": 0, "step": step}
+                | dict(zip(_ENDS, of, strict=True))
+                for step, of in enumerate(ends, start=1)
+            ]
+    figure = _STEPS.draw(pd.DataFrame(points))
+    return {} if figure is None else {"": figure}
+
+
+_ENDS = ("value", "low", "high")
+_STEPS = Lines(
+    of={"quantity": _RATIO}, over="step", panel="{task}", x_label="step i", y_label="score over self-attention's",
+    band="range of the seeds", level=1.0, options={"log_x": False, "log_y": False},
+)  # fmt: skip
 
 
 STUDIES = {
-    "skyformer-appendix-f": Study(
+    "skyformer-appendix-f": declare(
         shows="instability of training, relative to softmax attention",
         source="Skyformer, arXiv:2111.00035, section 4.1, and Appendix F in NeurIPS' file of appendices",
         paper_needs="--data with text, retrieval and image",
         minutes=3,
         trains=True,
         plan=_plan,
-        tables=_tables,
-        verdicts=_verdicts,
-        figures=_figures,
+        tables=[_table],
+        claims=[
+            Claim(
+                "Kernelized attention and Skyformer have a lower instability score than self-attention in every task.",
+                "Skyformer, section 4.1", partial(_lies, ("kernelized", "skyformer"), -math.inf, 1.0),
+                "in some task the mean ratio of one of them is above 1, by two standard errors over the seeds",
+            ),
+            Claim(
+                "Nyströmformer's fluctuates around 1 in all the tasks.",
+                "Skyformer, section 4.1", partial(_lies, ("nystrom",), 0.9, 1.1),
+                "in some task its mean ratio is below 0.9 or above 1.1, by two standard errors over the seeds",
+            ),
+        ],
+        figures=_by_step,
     )
-}
+}  # fmt: skip
