@@ -10,7 +10,6 @@ from nystrom_lab.measure.rows import new_row, read_rows
 from nystrom_lab.studies.approximation.attention_maps import STUDIES, similarity
 from nystrom_lab.studies.approximation.real_heads.pictures import block_means, read_pictures
 from nystrom_lab.studies.approximation.real_heads.recorded import find_heads
-from nystrom_lab.studies.approximation.real_heads.selection import rows_of
 from nystrom_lab.studies.reproduce.run import check_study, run_study
 
 STUDY = STUDIES["nystromformer-figure-3"]
@@ -43,7 +42,10 @@ def test_an_interrupted_study_goes_on_and_its_maps_are_those_of_the_attention(ti
     rows = read_rows(job.folder / "rows.csv")
     assert rows[: len(before)] == before
     # Three layers with two kinds of weights, and six heads.
-    assert [sum(r.method == m for r in rows_of(rows, "cosine similarity")) for m in ("nystrom", "near_far")] == [6, 6]
+    assert [sum((r.quantity, r.method) == ("cosine similarity", m) for r in rows) for m in ("nystrom", "near_far")] == [
+        6,
+        6,
+    ]
     assert [sum(line[0] == m for line in summary.tables[1].lines) for m in ("nystrom", "near_far")] == [6, 6]
     (heads,) = find_heads(tiny_setting).layers("pretrained", (1,))
     pictures = read_pictures(job.folder)["layer 2, head 4"]
@@ -77,4 +79,4 @@ def test_the_rule_decides_where_the_share_is_known_to_be_on_one_side(share, head
 
 
 def test_figure_2_claims_nothing():
-    assert STUDIES["nystromformer-figure-2"].verdicts(rows_of_share(0.4)) == ()
+    assert STUDIES["nystromformer-figure-2"].verdicts(rows_of_share(0.4)) == []

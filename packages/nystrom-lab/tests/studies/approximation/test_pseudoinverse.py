@@ -25,7 +25,6 @@ from nystrom_lab.studies.approximation.convergence import (
 )
 from nystrom_lab.studies.approximation.pseudoinverse import STUDIES
 from nystrom_lab.studies.approximation.real_heads.recorded import LayerHeads
-from nystrom_lab.studies.approximation.real_heads.selection import rows_of
 from nystrom_lab.studies.reproduce.run import check_study, run_study
 
 CONVERGENCE, SIX = STUDIES["supplement-figure-3"], STUDIES["supplement-figure-4"]
@@ -47,7 +46,11 @@ def rows(layers):
 
 
 def one(rows, quantity, method="paper", dtype="float64", **words):
-    (row,) = [row for row in rows_of(rows, quantity, **words) if (row.method, row.dtype) == (method, dtype)]
+    (row,) = [
+        row
+        for row in rows
+        if (row.quantity, row.method, row.dtype) == (quantity, method, dtype) and row.facts.items() >= words.items()
+    ]
     return row
 
 

@@ -212,7 +212,7 @@ def test_an_interrupted_study_goes_on_and_equals_an_uninterrupted_one(tiny_bert,
     whole = check_study("skyformer-theorem-2", job.setting, tmp_path / "b")
     again = run_study(whole._replace(plan=whole.plan._replace(parts=parts)))
     assert (summary.tables, summary.verdicts) == (again.tables, again.verdicts)
-    assert len(summary.tables) == 6
+    assert len(summary.tables) == 7
     assert summary.figures == [f"skyformer-theorem-2{which}.png" for which in ("", "-draws")]
 
 

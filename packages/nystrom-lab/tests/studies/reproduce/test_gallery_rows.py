@@ -39,6 +39,18 @@ def test_tables_and_verdicts_of_the_page_are_those_of_the_rows(name):
         assert told in section.partition("\n## ")[0]
 
 
+# Pictures of matrices, of which no file of rows holds the numbers.
+PICTURES = {f"nystromformer-figure-{n}" for n in "23"} | {f"supplement-figure-{n}" for n in "1234"}
+
+
+@pytest.mark.parametrize("name", [name for name in ROWS if name not in PICTURES | {"skyformer-appendix-f"}])
+def test_the_figures_of_the_page_are_drawn_from_the_rows(name, tmp_path):
+    drawn = [f"{name}{'-' if which else ''}{which}.png" for which in find_study(name).figures(ROWS[name], tmp_path)]
+    kept = read_summary(ROOT / "docs" / "gallery", f"{name}.json")
+    assert kept is not None
+    assert drawn == kept.figures
+
+
 def test_the_rows_of_a_study_are_of_one_clean_commit_but_for_trainings():
     for name, rows in ROWS.items():
         commits = {row.commit for row in rows}

@@ -1,5 +1,5 @@
 from nystrom_lab.measure.rows import new_row
-from nystrom_lab.studies.approximation.real_heads.selection import over_layers, rows_of, step_of
+from nystrom_lab.studies.approximation.real_heads.selection import over_layers
 
 
 def row_of(value, facts, quantity="error", **spread):
@@ -17,9 +17,3 @@ def test_layers_become_one_row_with_the_mean_of_all_heads():
     first, second = over_layers(rows)
     assert (first.value, first.low, first.high, first.repeats) == (2.0, 1.0, 3.0, 8)
     assert (first.words, second.words, second.value) == ("weights=pretrained", "weights=initialised", 9.0)
-
-
-def test_rows_are_chosen_by_their_facts():
-    rows = [row_of(0.0, {"layer": 1, "k": 3}), row_of(1.0, {"layer": 1, "k": 12}), row_of(2.0, {"k": 3}, "bound")]
-    assert rows_of(rows, "error", k="3") == rows[:1]
-    assert [step_of(row) for row in [*rows, row_of(0.0, {})]] == [3, 12, 3, None]

@@ -1,35 +1,10 @@
-"""Selection of rows by their facts, such as weights="pretrained", layer="3"."""
+"""Rows of the layers of a model, merged to one over all of its heads."""
 
 from collections.abc import Iterable
 from dataclasses import replace
 from statistics import fmean
 
 from nystrom_lab.measure.rows import Row
-
-
-def rows_of(rows: Iterable[Row], quantity: str, **facts: str) -> list[Row]:
-    """Rows of a quantity that have these facts."""
-    return [row for row in rows if row.quantity == quantity and row.facts.items() >= facts.items()]
-
-
-def step_of(row: Row) -> int | None:
-    """The step of the iteration that a row belongs to: its fact `k`."""
-    return int(step) if (step := row.fact("k")) else None
-
-
-def only_row(rows: Iterable[Row], what: str) -> Row:
-    """The only row among some, which `what` describes.
-
-    Raises:
-        ValueError: There is none, or there are several.
-    """
-    found = list(rows)
-    if len(found) != 1:
-        raise ValueError(
-            f"there are {len(found)} rows of {what}; expected one, as in a finished study: `nystrom reproduce` "
-            "continues it."
-        )
-    return found[0]
 
 
 def over_layers(rows: Iterable[Row]) -> list[Row]:
