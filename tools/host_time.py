@@ -28,6 +28,7 @@ import torch
 
 from nystrom import near_far_attention, nystrom_attention, skyformer_attention
 from nystrom.gpu import launch
+from nystrom.turns import in_turns
 from tools.kernel_accounting.analysis import SHARED_MEMORY
 from tools.kernel_accounting.driver import OfflineDriver, Shape
 
@@ -55,15 +56,14 @@ def main(words: Sequence[str] | None = None) -> None:
 def host_times(repeats: int) -> dict[str, list[float]]:
     """Seconds of each call, by method and pass, taken in turns."""
     calls = {f"{name} {way}": call for name in _METHODS for way, call in _calls(name).items()}
-    times: dict[str, list[float]] = {name: [] for name in calls}
     with _compiled_only():
-        for turn in range(-3, repeats):
-            for name, call in calls.items():
-                start = time.thread_time()
-                call()
-                if turn >= 0:
-                    times[name].append(time.thread_time() - start)
-    return times
+        return in_turns({name: functools.partial(_seconds, call) for name, call in calls.items()}, repeats)
+
+
+def _seconds(call: Callable[[], object]) -> float:
+    start = time.thread_time()
+    call()
+    return time.thread_time() - start
 
 
 def _calls(name: str) -> dict[str, Callable[[], object]]:
