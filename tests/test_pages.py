@@ -14,7 +14,7 @@ from nystrom import __version__
 from nystrom.attention.registry import METHODS
 from nystrom_lab.measure.rows import read_rows
 from nystrom_lab.report.tables import of_device
-from nystrom_lab.training.presets.published import PRESETS
+from nystrom_lab.training.presets import PRESETS
 
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"

@@ -224,7 +224,7 @@ for step in STEPS:
         inspect.signature(found).bind(**step.given, to=pathlib.Path())
     elif step.words[1].startswith("tools/"):
         importlib.import_module(step.words[1].removesuffix(".py").replace("/", "."))
-importlib.import_module("nystrom_lab.training.run.train_model")
+importlib.import_module("nystrom_lab.training.arena")
 import pytest
 
 tests = [word for step in STEPS for word in step.words if word.startswith("packages/")]

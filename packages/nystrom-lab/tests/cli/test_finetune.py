@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from nystrom_lab.cli.main import main
+from nystrom_lab.config import SearchGrid
 from nystrom_lab.training.finetune.finetune import finetune
-from nystrom_lab.training.finetune.finetune_settings import SearchGrid
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.testing import assert_close
 
 from nystrom_lab.measure.rows import read_rows
-from nystrom_lab.training.run.trainer import EncoderTrainer
+from nystrom_lab.training.arena import EncoderTrainer
 from nystrom_lab.training.train import train
 
 _RANK = Path(__file__).with_name("rank.py")

@@ -4,15 +4,17 @@ import functools
 import json
 import shlex
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from nystrom_lab.cli.main import main
+from nystrom_lab.config import TrainOptions, command_line
 from nystrom_lab.measure.rows import read_rows
-from nystrom_lab.training.command import command_line, train_words
-from nystrom_lab.training.options import TrainOptions
 from nystrom_lab.training.run_settings import settle
 from nystrom_lab.training.train import train
+
+PLACES = {"data": Path("data/x"), "to": Path("runs/x")}
 
 
 @pytest.fixture
@@ -56,7 +58,7 @@ def settings_of(task="listops", **asked):
 )
 def test_the_words_make_the_settings(given, trained):
     settings = settings_of(**given)
-    assert main(train_words(settings, data="data/x", to="runs/x", threads=2)) == 0
+    assert main(replace(settings, **PLACES, threads=2).words()) == 0
     assert (str(trained["data"]), str(trained["to"]), trained["threads"]) == ("data/x", "runs/x", 2)
     assert settle(TrainOptions(**trained)) == settings
 
@@ -79,11 +81,11 @@ def test_several_processes_are_in_the_command():
 
 def test_the_words_of_a_pretraining_and_of_what_starts_from_it_make_the_settings(trained):
     settings = settings_of(mask_share=0.2)
-    words = train_words(settings, data="data/x", to="runs/x")
+    words = replace(settings, **PLACES).words()
     assert words[:2] == ["pretrain", "listops"]
     assert main(words) == 0
     assert trained["mask_share"] == 0.2
-    words = train_words(replace(settings, mask_share=0.0, model="runs/pre/best"), data="data/x", to="runs/x")
+    words = replace(settings, **PLACES, mask_share=0.0, model=Path("runs/pre/best")).words()
     assert words[:2] == ["train", "listops"]
     assert main(words) == 0
     assert (trained["mask_share"], str(trained["model"])) == (0.0, "runs/pre/best")

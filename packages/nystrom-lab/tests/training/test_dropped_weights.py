@@ -2,7 +2,7 @@
 
 import pytest
 
-from nystrom_lab.training.options import TrainOptions
+from nystrom_lab.config import TrainOptions
 from nystrom_lab.training.run_settings import settle
 
 

@@ -9,6 +9,7 @@ from safetensors.torch import load_file
 from torch.testing import assert_close
 
 from nystrom.models import EncoderForSequenceClassification
+from nystrom_lab.config import TrainOptions
 from nystrom_lab.data.lra.pathfinder import task as lra_pathfinder
 from nystrom_lab.data.lra.pathfinder.task import Pathfinder, prepare_pathfinder
 from nystrom_lab.data.store.picture_files import Pictures, write_pictures
@@ -16,8 +17,7 @@ from nystrom_lab.data.store.prepared_folder import new_folder
 from nystrom_lab.measure.rows import read_rows
 from nystrom_lab.training.grid.run_grid import run_grid
 from nystrom_lab.training.lengths import data_positions, lengthened
-from nystrom_lab.training.options import TrainOptions
-from nystrom_lab.training.presets.published import PRESETS, find_preset
+from nystrom_lab.training.presets import PRESETS, find_preset
 from nystrom_lab.training.run_settings import settle
 from nystrom_lab.training.train import evaluate
 
@@ -93,7 +93,7 @@ def test_the_other_tasks_have_the_positions_of_their_preset(data, tmp_path):
 def test_the_longest_sequence_of_a_method_follows_the_data(preset, positions):
     settings = _settled("linformer", preset, positions)
     assert settings.options["max_length"] == positions
-    assert settings.encoder_config().max_position_embeddings == settings.max_length == positions
+    assert settings.encoder_config().max_position_embeddings == settings.longest == positions
     # Nothing else does.
     assert "max_length" not in _settled("nystrom", preset, positions).options
     plain = _settled("linformer", preset, None)
@@ -103,9 +103,9 @@ def test_the_longest_sequence_of_a_method_follows_the_data(preset, positions):
 @pytest.mark.parametrize(("preset", "positions"), [("official", None), ("official", 4_096), ("skyformer", 4_096)])
 def test_the_token_of_the_class_is_one_more(preset, positions):
     settings = _settled("linformer", preset, positions, pooling="cls")
-    assert settings.options["max_length"] == settings.max_length + 1
+    assert settings.options["max_length"] == settings.longest + 1
     assert not [name for name in settings.changes() if name.startswith("options.")]
-    assert _settled("linformer", preset, positions, pooling="mean").options["max_length"] == settings.max_length
+    assert _settled("linformer", preset, positions, pooling="mean").options["max_length"] == settings.longest
     with pytest.raises(ValueError, match="the model sees sequences of 1025 tokens"):
         _settled("linformer", preset, None, {"max_length": 1024}, pooling="cls")
 

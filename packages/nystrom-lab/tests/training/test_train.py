@@ -12,9 +12,8 @@ from nystrom.models import EncoderForSequenceClassification
 from nystrom_lab.data.lra.listops.task import ListOps, first_operator_share, prepare_listops
 from nystrom_lab.measure.rows import read_rows
 from nystrom_lab.report.lra.runs import FIRST_OPERATOR
-from nystrom_lab.training.presets.published import PRESETS, DataSizes
-from nystrom_lab.training.run import outputs
-from nystrom_lab.training.run.outputs import score_best
+from nystrom_lab.training.arena import EncoderTrainer
+from nystrom_lab.training.presets import PRESETS, DataSizes
 from nystrom_lab.training.train import evaluate, train
 
 
@@ -64,11 +63,13 @@ def test_rows_record_the_results(whole, data):
 
 
 def test_the_training_time_holds_no_scoring_of_the_test(tmp_path, small_run, monkeypatch, capsys):
+    score_best = EncoderTrainer.score_best
+
     def after_an_hour(trainer, *given):
         trainer._seconds += 3600
         return score_best(trainer, *given)
 
-    monkeypatch.setattr(outputs, "score_best", after_an_hour)
+    monkeypatch.setattr(EncoderTrainer, "score_best", after_an_hour)
     run = small_run(tmp_path / "run", steps=3)
     [row] = [row for row in read_rows(run / "rows.csv") if row.quantity == "training time"]
     assert 0 < row.value < 3600

@@ -25,7 +25,9 @@ from nystrom.models import EncoderConfig
 from nystrom.progress import Progress
 from nystrom.turns import quartiles
 from nystrom_lab.bench.training_step import TrainingStep
+from nystrom_lab.config import Device, Precision, TrainOptions
 from nystrom_lab.measure.rows import Row, append_rows, check_rows
+from nystrom_lab.training.arena import EncoderTrainer
 from nystrom_lab.training.data.batches import TrainingOrder
 from nystrom_lab.training.data.tasks import (
     Splits,
@@ -36,15 +38,12 @@ from nystrom_lab.training.data.tasks import (
     open_splits,
     prepare_if_missing,
 )
-from nystrom_lab.training.hardware import Device, Precision
 from nystrom_lab.training.lengths import data_positions
-from nystrom_lab.training.options import TrainOptions
-from nystrom_lab.training.presets.published import Preset, find_preset
+from nystrom_lab.training.presets import Preset, find_preset
 from nystrom_lab.training.results import Place, result_row, setting_facts
-from nystrom_lab.training.run.arguments import training_arguments
 from nystrom_lab.training.run.folder import RunFolder
 from nystrom_lab.training.run.progress import RunProgress
-from nystrom_lab.training.run.trainer import EncoderTrainer
+from nystrom_lab.training.run.run_trainer import training_arguments
 from nystrom_lab.training.run_settings import Settings, settle
 
 # Steps before the measured ones: memory is allocated, kernels are chosen.
@@ -86,16 +85,16 @@ def measure_turns(
         torch.set_num_threads(threads)
     folder = default_folder(base.data) if data is None else data
     prepare_if_missing(task, folder, base.data)
-    splits = open_splits(task, folder, positions=settings.max_length, batch_size=settings.batch_size)
+    splits = open_splits(task, folder, positions=settings.longest, batch_size=settings.batch_size)
     set_seed(seed)
     config = settings.encoder_config(class_names(splits.train))
     with tempfile.TemporaryDirectory() as place:
         run = RunFolder(Path(place))
-        arguments = training_arguments(settings, base, run, reports=[])
+        arguments = training_arguments(settings, base, run, adam_epsilon=base.adam_epsilon, reports=[])
         arguments.eval_strategy = arguments.save_strategy = IntervalStrategy.NO
         model = find_task(task).model(config)
         bare = BareLoop(copy.deepcopy(model), settings, base, splits)
-        trainer = EncoderTrainer(model, arguments, settings=settings, preset=base, splits=splits, run=run)
+        trainer = EncoderTrainer(model, arguments, settings=settings, splits=splits, run=run)
         turns = _Turns(bare, whole)
         trainer.remove_callback(RunProgress)
         trainer.add_callback(turns)
@@ -134,7 +133,7 @@ class BareLoop:
             batch_size=settings.batch_size,
             sampler=order,
             # The same lengths as in the engine, so that both have the same work.
-            collate_fn=partial(find_task(settings.task).collate, most=settings.max_length),
+            collate_fn=partial(find_task(settings.task).collate, most=settings.longest),
             pin_memory=settings.device != "cpu",
         )
         self.batches = iter(loader)

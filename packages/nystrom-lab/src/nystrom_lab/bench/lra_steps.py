@@ -27,7 +27,7 @@ from nystrom_lab.bench.training_step import TrainingStep
 from nystrom_lab.data.lra.facts import LRA, TaskFacts
 from nystrom_lab.measure.memory import allocator
 from nystrom_lab.measure.rows import Row, new_row
-from nystrom_lab.training.presets.published import find_preset
+from nystrom_lab.training.presets import find_preset
 
 LAYERS, WIDTH, HEADS, HIDDEN = 2, 64, 2, 128
 # A step is first tried with the batch divided by this.

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from nystrom.checks import check_at_least, check_choice, check_seed
+from nystrom_lab.config import option_words
 from nystrom_lab.measure.rows import cpu_name
-from nystrom_lab.training.command import option_words
 
 if TYPE_CHECKING:
     import torch

@@ -13,8 +13,8 @@ ahead.
 from pathlib import Path
 
 from nystrom.checks import check_at_least
+from nystrom_lab.config import Device, Precision
 from nystrom_lab.measure.rows import Row
-from nystrom_lab.training.hardware import Device, Precision
 
 
 def run_overhead(

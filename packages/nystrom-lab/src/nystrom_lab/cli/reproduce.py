@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 def reproduce_study(words: list[str]) -> None:
     """Run a study of the papers."""
-    from nystrom_lab.training.grid.request import NO_SLURM, Slurm, Where
+    from nystrom_lab.config import NO_SLURM, Slurm, Where
 
     def reproduce(
         name: str | None = None,

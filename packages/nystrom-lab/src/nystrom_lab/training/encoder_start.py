@@ -4,7 +4,7 @@ Heads are never taken over: the encoder may have been trained to predict masked 
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,7 @@ from nystrom.models import EncoderConfig
 from nystrom.models.files.json_object import read_json
 from nystrom_lab.data.lra.facts import LRA
 from nystrom_lab.training.lengths import has_longest
-from nystrom_lab.training.presets.preset import Preset
+from nystrom_lab.training.presets import Preset
 from nystrom_lab.training.start import StartModel, find_start
 
 # Of an encoder, by their names in presets and in `EncoderConfig`.
@@ -42,19 +42,6 @@ class StartEncoder(StartModel):
         names = ("positions", "rotary_share", "rotary_across_heads", "feed_forward", "design")
         taps = self.config.short_conv_kernel_size or 0
         return {name: getattr(self.config, name) for name in names} | {"short_conv_kernel_size": taps}
-
-    def within(self, base: Preset) -> Preset:
-        """A preset with the settings of the encoder."""
-        config = self.config
-        return replace(
-            base,
-            position_kind=config.positions,
-            rotary_share=config.rotary_share,
-            rotary_across_heads=config.rotary_across_heads,
-            short_conv_kernel_size=config.short_conv_kernel_size or 0,
-            feed_forward=config.feed_forward,
-            design=config.design,
-        )
 
     def positions(self, base: Preset, of_data: int | None) -> int | None:
         """The positions of the model: the encoder's, or those of longer data if it has no weights per position.

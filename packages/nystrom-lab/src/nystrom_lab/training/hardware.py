@@ -4,15 +4,10 @@ torch is imported only where it is needed, so that reading the choices costs not
 """
 
 import os
-from typing import Literal, cast, get_args
+from typing import cast, get_args
 
 from nystrom.checks import check_choice
-
-# Seconds that a process waits for the others, as torch has it.
-TIMEOUT = 1800
-
-Precision = Literal["auto", "float32", "bfloat16", "float16"]
-Device = Literal["auto", "cpu", "cuda"]
+from nystrom_lab.config import Device, Precision
 
 
 def usable_device(device: str) -> Device:

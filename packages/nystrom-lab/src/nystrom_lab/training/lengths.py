@@ -14,7 +14,7 @@ from nystrom.attention.method_names import NO_ATTENTION
 from nystrom.attention.registry import METHODS
 from nystrom.checks import check_at_least, check_names
 from nystrom_lab.data.lra.facts import LRA
-from nystrom_lab.training.presets.published import Preset
+from nystrom_lab.training.presets import Preset
 
 # The option by which a method sets the longest sequence that it takes, if it has one.
 _LONGEST = "max_length"

@@ -17,7 +17,6 @@ import torch
 from nystrom.attention.method_names import SIZES, sized_name
 from nystrom.models import EncoderConfig
 from nystrom_lab.measure.rows import Row, cpu_name, new_row
-from nystrom_lab.report.lra.runs import PROJECTIONS
 from nystrom_lab.training.run_settings import Settings
 
 # Changes of a preset that rows record elsewhere, or that affect when results are looked at but not what is trained.
@@ -94,7 +93,7 @@ def result_row(
         "heads": config.num_attention_heads,
     }
     if config.attention == "linformer":
-        model |= {PROJECTIONS: "frozen" if config.attention_options.get("frozen", False) else "trained"}
+        model |= {"projections": "frozen" if config.attention_options.get("frozen", False) else "trained"}
     return new_row(
         study=f"train {config.task}" if study is None else study,
         quantity=quantity,

@@ -14,11 +14,11 @@ from torch.utils.data import DataLoader
 from nystrom.models import EncoderConfig
 from nystrom.models.files.loading import check_fit
 from nystrom.progress import Progress
+from nystrom_lab.config import EvaluateOptions
 from nystrom_lab.data.lra.facts import LRA
 from nystrom_lab.data.store.prepared_folder import verify
 from nystrom_lab.measure.rows import Row
 from nystrom_lab.training.data.batches import shortest_first
-from nystrom_lab.training.data.columns import Columns
 from nystrom_lab.training.data.tasks import (
     LabelledSplit,
     Model,
@@ -35,32 +35,22 @@ from nystrom_lab.training.run.progress import no_file_bars
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
-def score(
-    task: str,
-    model: Path,
-    data: Path,
-    *,
-    columns: Columns,
-    split: str,
-    batch_size: int,
-    precision: str,
-    device: str,
-) -> Row:
+def score(asked: EvaluateOptions) -> Row:
     """Evaluate a saved model; see `nystrom_lab.training.train.evaluate`."""
-    wanted = find_task(task)
-    folder = prepared_folder(task, data, max_length=positions(model), columns=columns)
-    verify(folder, task=task)
-    samples = wanted.open(folder, split)
+    task, model, device, precision = find_task(asked.task), asked.model, asked.device, asked.precision
+    folder = prepared_folder(asked.task, asked.data, max_length=positions(model), columns=asked)
+    verify(folder, task=asked.task)
+    samples = task.open(folder, asked.split)
     if len(samples) == 0:
         raise ValueError(
-            f"data {folder} holds no samples in {split}; expected at least one: name another with --split."
+            f"data {folder} holds no samples in {asked.split}; expected at least one: name another with --split."
         )
     with no_file_bars():
-        loaded = load_model(model, task, classes=class_names(samples))
-    check_lengths(folder, split, samples, loaded.config.max_position_embeddings)
-    share = accuracy(loaded, samples, wanted, batch_size=batch_size, device=device, precision=precision)
+        loaded = load_model(model, asked.task, classes=class_names(samples))
+    check_lengths(folder, asked.split, samples, loaded.config.max_position_embeddings)
+    share = accuracy(loaded, samples, task, batch_size=asked.batch_size, device=device, precision=precision)
     place = Place(device=device, precision=precision, seed=None)
-    return accuracy_row(loaded.config, f"{split} accuracy", share, len(samples), place)
+    return accuracy_row(loaded.config, f"{asked.split} accuracy", share, len(samples), place)
 
 
 def load_model(folder: Path, task: str, *, classes: Sequence[str]) -> Model:

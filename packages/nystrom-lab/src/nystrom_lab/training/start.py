@@ -15,7 +15,7 @@ from nystrom.models.files.json_object import read_json
 from nystrom.models.files.loading import check_weights
 from nystrom.models.files.published import PUBLISHED_TYPE
 from nystrom.sums import sha256
-from nystrom_lab.training.presets.preset import MethodSetting
+from nystrom_lab.training.presets import MethodSetting
 
 OWN_TYPES = (EncoderConfig.model_type, PUBLISHED_TYPE)
 

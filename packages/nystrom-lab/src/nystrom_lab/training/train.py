@@ -1,22 +1,21 @@
 """Train a model on a task, and evaluate a saved one.
 
 Everything that determines the result is resolved and checked here; the data, the model and the Trainer follow in
-`nystrom_lab.training.run.train_model`, which is imported only then, so that this module needs no torch. On the same
+`nystrom_lab.training.arena`, which is imported only then, so that this module needs no torch. On the same
 machine and with the same number of processes, a run that was killed and resumed ends with the weights and the curves of
 one that was not; up to rounding with more than two processes, which add gradients in an order that is not fixed.
 """
 
-from dataclasses import KW_ONLY, dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 from nystrom.checks import check_at_least
 from nystrom.command_options import taking
+from nystrom_lab.config import EvaluateOptions, TrainOptions
 from nystrom_lab.measure.rows import Row
-from nystrom_lab.training.data.columns import Columns
-from nystrom_lab.training.hardware import Device, Precision, is_main, usable_device, usable_precision
+from nystrom_lab.training.hardware import is_main, usable_device, usable_precision
 from nystrom_lab.training.lengths import data_positions, lengthened
-from nystrom_lab.training.options import TrainOptions
-from nystrom_lab.training.presets.published import find_preset
+from nystrom_lab.training.presets import find_preset
 from nystrom_lab.training.run.folder import RunFolder
 from nystrom_lab.training.run_settings import settle
 
@@ -40,85 +39,37 @@ def train(asked: TrainOptions) -> Path:
     """
     from nystrom_lab.training.data.tasks import check_data
 
-    task, model, max_length = asked.task, asked.model, asked.max_length
+    task, max_length = asked.task, asked.max_length
     start = None
-    if model is not None:
+    if asked.model is not None:
         from nystrom_lab.training.encoder_start import find_encoder
 
-        start = find_encoder(Path(model))
-    preset = asked.preset or (start and start.preset) or "nystromformer"
-    chosen = find_preset(task, preset) if max_length is None else lengthened(find_preset(task, preset), max_length)
+        start = find_encoder(Path(asked.model))
+    name = asked.preset or (start and start.preset) or "nystromformer"
+    preset = find_preset(task, name) if max_length is None else lengthened(find_preset(task, name), max_length)
     if asked.mask_share:
-        check_no_class(
-            pooling=asked.pooling,
-            pooled_norm=asked.pooled_norm,
-            label_smoothing=asked.label_smoothing,
-            denoise=asked.denoise,
-        )
+        for about in ("pooling", "pooled_norm", "label_smoothing", "denoise"):
+            if value := getattr(asked, about):
+                raise ValueError(f"{about} is {value!r}, but masked tokens have no class: leave it out.")
     shown = asked.attention or ("nystrom" if start is None else start.config.attention)
     parts = ["pretrain"] if asked.mask_share else []
-    parts += [task, shown, preset, *(["pretrained"] if model else []), *([str(max_length)] if max_length else [])]
+    parts += [task, shown, name, *(["pretrained"] if start else []), *([str(max_length)] if max_length else [])]
     run = RunFolder(Path("runs") / "-".join([*parts, f"seed{asked.seed}"]) if asked.to is None else Path(asked.to))
-    data, columns = asked.data, Columns(asked.text_field, asked.label_field, asked.pair_field)
+    data = None if asked.data is None else Path(asked.data)
     if data is None:
-        columns.check_unused("no data are named with --data")
+        asked.check_no_columns("no data are named with --data")
         data = run.data_folder()
-    data = None if data is None else Path(data)
     check_data(task, data)
     settings = settle(
-        replace(asked, preset=preset),
-        positions=data_positions(chosen, data) if max_length is None else max_length,
+        replace(asked, preset=name, data=data, to=run.path, resume=run.is_resumed(asked.resume)),
+        positions=data_positions(preset, data) if max_length is None else max_length,
         start=start,
     )
-    resume = run.is_resumed(asked.resume)
-    with run.held(settings, resume=resume, main=is_main()):
-        from nystrom_lab.training.run.train_model import train_model
+    with run.held(settings, resume=settings.resume, main=is_main()):
+        from nystrom_lab.training.arena import train_model
 
-        train_model(
-            settings, chosen, data, run, columns=columns, resume=resume, threads=asked.threads, timeout=asked.timeout
-        )
+        train_model(settings, preset, run)
     return run.path
-
-
-def check_no_class(**given: object) -> None:
-    """Check that a run on masked tokens gets no options about classes.
-
-    Raises:
-        ValueError: It gets one.
-    """
-    for name, value in given.items():
-        if value:
-            raise ValueError(f"{name} is {value!r}, but masked tokens have no class: leave it out.")
-
-
-@dataclass(frozen=True)
-class EvaluateOptions:
-    """Options of `nystrom evaluate`.
-
-    Attributes:
-        task: Task, such as "listops".
-        model: Folder of a saved model, such as RUN/best.
-        data: Prepared data, or your own texts, as for `nystrom train`.
-        text_field: Column of the texts, or of the first text of each pair, in your own files. Default: the usual names.
-        label_field: Column of the labels in your own files.
-        pair_field: Column of the second text of each pair, for retrieval.
-        split: train, val or test.
-        batch_size: Samples per batch; affects only speed and memory.
-        precision: "auto" is bfloat16 autocast on an accelerator that has it, and float32 elsewhere.
-        device: "auto" uses an accelerator if there is one.
-    """
-
-    task: str
-    _: KW_ONLY
-    model: Path
-    data: Path
-    text_field: str | None = None
-    label_field: str | None = None
-    pair_field: str | None = None
-    split: str = "test"
-    batch_size: int = 64
-    precision: Precision = "auto"
-    device: Device = "auto"
 
 
 @taking(EvaluateOptions)
@@ -139,13 +90,4 @@ def evaluate(asked: EvaluateOptions) -> Row:
     from nystrom_lab.training.scoring import score
 
     check_data(asked.task, Path(asked.data))
-    return score(
-        asked.task,
-        Path(asked.model),
-        Path(asked.data),
-        columns=Columns(asked.text_field, asked.label_field, asked.pair_field),
-        split=asked.split,
-        batch_size=asked.batch_size,
-        precision=precision,
-        device=device,
-    )
+    return score(replace(asked, model=Path(asked.model), data=Path(asked.data), device=device, precision=precision))

@@ -1,11 +1,12 @@
 """The ablation of the arena: its arms can be trained, and its rules decide both ways on rows made by hand."""
 
 import json
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from nystrom_lab.config import TrainOptions
 from nystrom_lab.data.lra.listops.task import prepare_listops
 from nystrom_lab.data.lra.texts.reviews import prepare_text
 from nystrom_lab.measure.rows import append_rows, new_row, read_rows
@@ -15,7 +16,6 @@ from nystrom_lab.studies.arena.ablation_report import CLAIMS, NAMES, TASKS
 from nystrom_lab.studies.reproduce.run import check_study, run_study
 from nystrom_lab.studies.reproduce.study import Setting
 from nystrom_lab.studies.training.runs import Training, train
-from nystrom_lab.training.options import TrainOptions
 from nystrom_lab.training.run_settings import settle
 
 STUDY = STUDIES["arena-ablation"]
@@ -142,7 +142,7 @@ def test_every_arm_is_a_training_that_settles_and_is_found_again(data, tmp_path)
         run = tmp_path / training.name
         run.mkdir()
         (run / "run.json").write_text(
-            json.dumps({"settings": asdict(settings), "data": {"folder": "data", "fingerprint": "a"}})
+            json.dumps({"settings": settings.record(), "data": {"folder": "data", "fingerprint": "a"}})
         )
         append_rows(run / "rows.csv", rows_of("text", "none", 0.5))
         assert train(training, tmp_path).is_finished

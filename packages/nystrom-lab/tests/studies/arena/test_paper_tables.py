@@ -12,7 +12,7 @@ from nystrom_lab.report.printed import LRA_TASKS, NYSTROMFORMER_TABLE_3, SKYFORM
 from nystrom_lab.studies.arena.paper_tables import STUDIES
 from nystrom_lab.studies.reproduce.run import check_study, run_study
 from nystrom_lab.studies.reproduce.study import Setting
-from nystrom_lab.training.presets.published import DEPARTURES, DRAWN_BY_SEGMENTS
+from nystrom_lab.training.presets import DEPARTURES, DRAWN_BY_SEGMENTS
 from nystrom_lab.training.run.folder import RunFolder
 
 NYSTROMFORMER, SKYFORMER = STUDIES["nystromformer-table-3"], STUDIES["skyformer-table-1"]

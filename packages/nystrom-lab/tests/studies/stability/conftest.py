@@ -1,7 +1,7 @@
 import pytest
 
 from nystrom_lab.studies.stability.arena import ArenaTask
-from nystrom_lab.training.presets.sizes import DataSizes
+from nystrom_lab.training.presets import DataSizes
 
 
 @pytest.fixture

@@ -2,7 +2,7 @@ import pytest
 import torch
 
 from nystrom_lab.studies.stability.arena import ArenaTask, find_sources, new_model, random_batches
-from nystrom_lab.training.presets.sizes import DataSizes
+from nystrom_lab.training.presets import DataSizes
 
 TINY = DataSizes(folder="listops", train=12, val=3, test=2, min_length=5, max_length=40)
 

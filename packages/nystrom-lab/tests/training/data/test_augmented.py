@@ -5,9 +5,9 @@ import torch
 from torch.utils.data import DataLoader
 
 from nystrom_lab.data.lra.listops.task import ListOps
-from nystrom_lab.training.data.augmented import AugmentedSplit, PassOrder
 from nystrom_lab.training.data.batches import TrainingOrder, collate
 from nystrom_lab.training.data.tasks import find_task
+from nystrom_lab.training.data.varied import AugmentedSplit, PassOrder
 
 
 def varied(data, workers, seed=3):

@@ -9,7 +9,7 @@ from nystrom.models import EncoderForSequenceClassification
 from nystrom_lab.data.lra.pathfinder.task import Pathfinder, prepare_pathfinder
 from nystrom_lab.measure.rows import read_rows
 from nystrom_lab.training.data.tasks import prepare_if_missing
-from nystrom_lab.training.presets.published import find_preset
+from nystrom_lab.training.presets import find_preset
 
 
 @pytest.fixture(scope="module")

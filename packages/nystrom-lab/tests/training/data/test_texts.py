@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from nystrom.models import EncoderForSequenceClassification
+from nystrom_lab.config import Columns
 from nystrom_lab.data.lra.texts.reviews import Text, prepare_text
 from nystrom_lab.measure.rows import read_rows
 from nystrom_lab.training.data.tasks import prepared_folder
@@ -63,7 +64,7 @@ def test_texts_that_changed_are_other_data(own, small_run, tmp_path):
 
 
 def test_a_prepared_folder_is_used_as_it_is(data):
-    assert prepared_folder("listops", data, max_length=512) == data
+    assert prepared_folder("listops", data, max_length=512, columns=Columns()) == data
 
 
 def test_a_model_of_other_classes_is_not_scored(own, small_run, tmp_path):

@@ -19,13 +19,12 @@ from safetensors.torch import load_file
 from torch.testing import assert_close
 
 from nystrom_lab.cli.main import main
+from nystrom_lab.config import Slurm, TrainOptions
 from nystrom_lab.data.lra.listops.task import prepare_listops
 from nystrom_lab.measure.rows import read_rows
 from nystrom_lab.report.lra.tables import lra_lines
-from nystrom_lab.training.grid.request import Slurm
 from nystrom_lab.training.grid.run_grid import run_grid
 from nystrom_lab.training.grid.runs import Planned, run_of
-from nystrom_lab.training.options import TrainOptions
 from nystrom_lab.training.run_settings import settle
 from nystrom_lab.training.train import train
 

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 from transformers import BertConfig
 
-from nystrom_lab.training.options import PretrainOptions
-from nystrom_lab.training.presets.pretraining import PRETRAINING, find_pretraining
+from nystrom_lab.config import PretrainOptions
+from nystrom_lab.training.pretrain.presets import PRETRAINING, find_pretraining
 from nystrom_lab.training.pretrain.pretrain_settings import settle
 from nystrom_lab.training.start import StartModel
 

@@ -10,9 +10,9 @@ from nystrom.attention.method_names import NO_ATTENTION
 from nystrom.attention.registry import METHODS
 from nystrom.gpu import launch
 from nystrom.models import EncoderForSequenceClassification
+from nystrom_lab.config import TrainOptions
 from nystrom_lab.training.hardware import usable_precision
-from nystrom_lab.training.options import TrainOptions
-from nystrom_lab.training.presets.published import PRESETS, find_preset
+from nystrom_lab.training.presets import PRESETS, find_preset
 from nystrom_lab.training.run_settings import settle
 from nystrom_lab.training.train import train
 
@@ -32,7 +32,7 @@ def test_the_papers_share_one_model_and_optimiser(task, name):
     assert (preset.num_hidden_layers, preset.hidden_size, preset.intermediate_size, preset.num_attention_heads) == (
         *(2, 64, 128, 2),
     )
-    assert (preset.norm, preset.pooling, preset.hidden_dropout_prob) == ("pre", "mean", 0.1)
+    assert (preset.norm, preset.pooling, preset.dropout) == ("pre", "mean", 0.1)
     assert (preset.adam_betas, preset.adam_epsilon, preset.weight_decay) == ((0.9, 0.999), 1e-6, 0)
     assert (preset.design, preset.drop_weights) == ("transformers" if name == "demo" else "authors", False)
 
@@ -200,7 +200,7 @@ def test_modern_has_the_sizes_of_mega_and_the_rates_of_attention(task, sizes, tr
     preset = find_preset(task, "modern")
     assert (preset.num_hidden_layers, preset.hidden_size, preset.intermediate_size) == sizes
     assert (preset.batch_size, preset.learning_rate, preset.warmup_steps, preset.steps) == training[:4]
-    assert (preset.hidden_dropout_prob, preset.weight_decay) == training[4:]
+    assert (preset.dropout, preset.weight_decay) == training[4:]
     assert (preset.clip_norm, preset.adam_betas, preset.schedule) == (1.0, (0.9, 0.98), "linear")
     config = settled("modern", task=task).encoder_config()
     assert (config.positions, config.rotary_share, config.rotary_across_heads) == ("rotary", 0.5, True)

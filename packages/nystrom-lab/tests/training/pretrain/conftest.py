@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from nystrom_lab.data.language.mlm_sop.task import prepare_mlm_sop
+from nystrom_lab.training.pretrain.masked_language import PretrainingTrainer
 from nystrom_lab.training.pretrain.pretrain import pretrain
-from nystrom_lab.training.pretrain.trainer import PretrainingTrainer
 
 SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 WORDS = ("one", "two", "three", "four", "five", "six", ".")

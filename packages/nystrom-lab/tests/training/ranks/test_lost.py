@@ -11,7 +11,7 @@ pytestmark = pytest.mark.slow
 FAILING = """
 import os, signal, sys, time
 from nystrom_lab.cli.main import main
-from nystrom_lab.training.run.trainer import EncoderTrainer
+from nystrom_lab.training.arena import EncoderTrainer
 inner = EncoderTrainer.training_step
 def training_step(self, *given):
     if os.environ["RANK"] == "1" and os.environ["TORCHELASTIC_RESTART_COUNT"] == "0" and self.state.global_step == 7:

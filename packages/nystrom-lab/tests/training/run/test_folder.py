@@ -7,7 +7,7 @@ import shutil
 import pytest
 
 from nystrom.sums import sha256
-from nystrom_lab.training.options import TrainOptions
+from nystrom_lab.config import TrainOptions
 from nystrom_lab.training.run.folder import Point, RunFolder
 from nystrom_lab.training.run_settings import settle
 
@@ -58,7 +58,7 @@ def test_a_checkpoint_of_another_run_or_step_is_none_of_this_one(tmp_path, setti
     mine, other = RunFolder(tmp_path / "mine"), RunFolder(tmp_path / "other")
     for run, data in ((mine, "a"), (other, "b")):
         run.path.mkdir()
-        run.start(settings, {"folder": "data", "fingerprint": data}, {})
+        run.start(settings, folder="data", fingerprint=data)
     save(mine, 9, global_step=9)
     save(other, 18, global_step=18)
     shutil.copytree(other.checkpoint(18), mine.checkpoint(18))
@@ -80,7 +80,7 @@ def test_a_checkpoint_of_another_run_or_step_is_none_of_this_one(tmp_path, setti
     ],
 )
 def test_a_run_json_that_was_written_anew_loses_no_checkpoint(run, settings, edit):
-    run.start(settings, {"folder": "data", "fingerprint": "a-b"}, {"torch": "2"})
+    run.start(settings, folder="data", fingerprint="a-b")
     save(run, 9, global_step=9)
     file = run.path / "run.json"
     file.write_text(json.dumps(edit(json.loads(file.read_text())), indent=4) + "\n\n")
@@ -90,7 +90,7 @@ def test_a_run_json_that_was_written_anew_loses_no_checkpoint(run, settings, edi
 
 
 def test_a_checkpoint_of_a_version_that_summed_run_json_counts_however_that_is_indented(run, settings):
-    run.start(settings, {"folder": "data", "fingerprint": "a"}, {})
+    run.start(settings, folder="data", fingerprint="a")
     save(run, 9, global_step=9)
     file, record = run.path / "run.json", run.checkpoint(9) / "complete.json"
     (run.checkpoint(9) / "run.json").unlink()
@@ -155,7 +155,7 @@ def test_the_last_two_and_the_best_stay(run):
 def test_what_a_run_has_not_written_is_never_removed(run, settings, tmp_path_factory):
     elsewhere = RunFolder(tmp_path_factory.mktemp("elsewhere"))
     for each, data in ((run, "a"), (elsewhere, "b")):
-        each.start(settings, {"folder": "data", "fingerprint": data}, {})
+        each.start(settings, folder="data", fingerprint=data)
     for step in (3, 6, 9, 12, 15):
         save(run, step, global_step=step)
     (run.checkpoint(7)).mkdir()
@@ -199,7 +199,7 @@ def hold(run, settings, *, resume):
 
 def start(run, settings):
     hold(run, settings, resume=False)
-    run.start(settings, {"folder": "data", "fingerprint": "00000000"}, {})
+    run.start(settings, folder="data", fingerprint="00000000")
 
 
 def test_a_folder_that_holds_a_run_is_only_resumed(run, settings):
@@ -224,7 +224,7 @@ def test_a_run_that_began_before_there_was_a_setting_had_its_default(run, settin
     del content["settings"]["compile"], content["settings"]["positions"]
     (run.path / "run.json").write_text(json.dumps(content))
     hold(run, settings, resume=True)
-    other = dataclasses.replace(settings, compile=True, positions=4096)
+    other = dataclasses.replace(settings, compile=True, max_length=4096)
     says = r"compile is True but was False; positions is 4096 \(--max-length\) but was 512 \(the preset's\)"
     with pytest.raises(ValueError, match=says):
         hold(run, other, resume=True)
@@ -276,7 +276,7 @@ def test_links_in_a_folder_are_not_written_through(run, settings, tmp_path):
     for name in (".run.json.partial", "run.partial", "curves.partial", "rows.partial"):
         (run.path / name).symlink_to(victim)
     hold(run, settings, resume=False)
-    run.start(settings, {}, {})
+    run.start(settings, folder="", fingerprint="")
     run.write_curves([])
     run.write_rows([])
     assert victim.read_text() == "mine"

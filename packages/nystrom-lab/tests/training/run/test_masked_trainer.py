@@ -12,9 +12,9 @@ from torch.testing import assert_close
 from nystrom.models import EncoderModel
 from nystrom_lab.data.lra.facts import LRA
 from nystrom_lab.measure.rows import read_rows
-from nystrom_lab.training.data.masked import masking, unmasked
+from nystrom_lab.training.arena import MaskedTrainer
+from nystrom_lab.training.data.varied import masking, unmasked
 from nystrom_lab.training.grid.status import status_lines
-from nystrom_lab.training.run.masked_trainer import MaskedTrainer
 
 SHORT = {"steps": 6, "warmup_steps": 2, "evaluate_every": 3, "mask_share": 0.1}
 

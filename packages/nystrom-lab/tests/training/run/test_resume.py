@@ -21,7 +21,7 @@ def test_a_killed_run_continues_to_the_same_result(whole, small_run, data, tmp_p
 import time
 from pathlib import Path
 from nystrom_lab.training.train import train
-from nystrom_lab.training.run.trainer import EncoderTrainer
+from nystrom_lab.training.arena import EncoderTrainer
 inner = EncoderTrainer.training_step
 def training_step(self, *given):
     while self.state.global_step == 7:

@@ -46,7 +46,7 @@ from nystrom_lab.studies.arena.ablation_report import GUESSES, figures, tables, 
 from nystrom_lab.studies.reproduce.study import Part, Plan, Setting, Study, beside_none
 from nystrom_lab.studies.training.runs import Training, train
 from nystrom_lab.training.data.tasks import find_task, prepare_if_missing
-from nystrom_lab.training.presets.published import find_preset
+from nystrom_lab.training.presets import find_preset
 
 SEEDS = (0, 1, 2)
 PRESET = "modern-small"

@@ -4,7 +4,7 @@ from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
 from nystrom_lab.report.printed import LRA_TASKS
-from nystrom_lab.training.presets.published import DEPARTURES, DRAWN_BY_SEGMENTS, PRESETS
+from nystrom_lab.training.presets import DEPARTURES, DRAWN_BY_SEGMENTS, PRESETS
 
 
 class Ran(NamedTuple):

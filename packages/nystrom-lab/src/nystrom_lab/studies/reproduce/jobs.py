@@ -6,10 +6,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from nystrom_lab.config import Slurm
 from nystrom_lab.studies.reproduce.run import Job, check_study, is_measured, run_study
 from nystrom_lab.studies.reproduce.study import Setting
 from nystrom_lab.training.grid.processes import Failure
-from nystrom_lab.training.grid.request import Slurm
 from nystrom_lab.training.grid.slurm import Jobs, Work
 
 

@@ -40,7 +40,7 @@ from nystrom_lab.report.table import Table
 from nystrom_lab.studies.reproduce.declared import Claim, Found, each, frame_of
 from nystrom_lab.studies.reproduce.known import UNKNOWN, Known, most, quartiles_of, roughly
 from nystrom_lab.studies.reproduce.study import Part, Plan, Setting, Study
-from nystrom_lab.training.presets.published import find_preset
+from nystrom_lab.training.presets import find_preset
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -13,12 +13,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from nystrom_lab.config import TrainOptions
 from nystrom_lab.data.lra.facts import LRA
 from nystrom_lab.data.store.header import HEADER
 from nystrom_lab.training.data.tasks import LabelledSplit, Model, find_task
-from nystrom_lab.training.options import TrainOptions
-from nystrom_lab.training.presets.published import Preset, find_preset
-from nystrom_lab.training.presets.sizes import DataSizes
+from nystrom_lab.training.presets import DataSizes, Preset, find_preset
 from nystrom_lab.training.run_settings import settle
 
 Batch = dict[str, Tensor]

@@ -50,8 +50,7 @@ from nystrom_lab.studies.stability.arena import (
     sources_text,
 )
 from nystrom_lab.training.data.tasks import Model
-from nystrom_lab.training.presets.published import DRAWN_BY_SEGMENTS
-from nystrom_lab.training.presets.sizes import DataSizes
+from nystrom_lab.training.presets import DRAWN_BY_SEGMENTS, DataSizes
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

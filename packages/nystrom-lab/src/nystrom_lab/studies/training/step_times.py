@@ -17,7 +17,7 @@ from nystrom_lab.measure.timing import timed_rows
 from nystrom_lab.training.data.batches import TrainingOrder
 from nystrom_lab.training.finetune.classifier import find_classifier, make_classifier, takes_segments
 from nystrom_lab.training.finetune.encoding import EncodedSplit, collator, padding_of
-from nystrom_lab.training.finetune.finetune_settings import PRESET
+from nystrom_lab.training.finetune.finetune_settings import BATCH_SIZE
 from nystrom_lab.training.scoring import DTYPES
 
 BATCHES, ROUNDS = 3, 5
@@ -48,9 +48,9 @@ def step_times(task: str, arguments: Mapping[str, Mapping[str, Any]], *, precisi
         if not batches:
             segments = start.segments and takes_segments(model) and train.pairs is not None
             split = EncodedSplit(train, start.tokenizer, max_length=max_length, segments=segments)
-            order = list(TrainingOrder(split.lengths, batch_size=PRESET.batch_size, steps=BATCHES, seed=0))
+            order = list(TrainingOrder(split.lengths, batch_size=BATCH_SIZE, steps=BATCHES, seed=0))
             collate = collator(padding_of(start.tokenizer))
-            picked = np.array(order).reshape(BATCHES, PRESET.batch_size)
+            picked = np.array(order).reshape(BATCHES, BATCH_SIZE)
             batches = [collate([split[place] for place in places]) for places in picked.tolist()]
 
     def passes(method: str) -> None:
@@ -64,7 +64,7 @@ def step_times(task: str, arguments: Mapping[str, Mapping[str, Any]], *, precisi
     times = in_turns({method: partial(seconds, call, _CPU) for method, call in calls.items()}, ROUNDS)
     exact, *_ = ([value / BATCHES for value in taken] for taken in times.values())
     tokens = sum(batch["input_ids"].numel() for batch in batches)
-    facts = {"model": Path(first["model"]).name, "b": PRESET.batch_size, "batches": BATCHES, "tokens": tokens}
+    facts = {"model": Path(first["model"]).name, "b": BATCH_SIZE, "batches": BATCHES, "tokens": tokens}
     shared = {"device": cpu_name(), "dtype": precision, "facts": facts, "n": max_length, "seed": 0}
     for method, measured in times.items():
         memory, taken = peak_bytes(calls[method], _CPU) / 1e6, [value / BATCHES for value in measured]

@@ -12,7 +12,7 @@ from nystrom_lab.data.language.labelled.splits import read_labelled
 from nystrom_lab.measure.rows import Row, cpu_name, new_row
 from nystrom_lab.training.finetune.classifier import find_classifier, make_classifier, takes_segments
 from nystrom_lab.training.finetune.encoding import EncodedSplit, collator, padding_of
-from nystrom_lab.training.finetune.finetune_settings import PRESET
+from nystrom_lab.training.finetune.finetune_settings import BATCH_SIZE, MAX_LENGTH
 from nystrom_lab.training.finetune.inference import forget_kept, logits_of
 from nystrom_lab.training.finetune.scores import predicted, scores
 from nystrom_lab.training.results import wilson
@@ -50,16 +50,16 @@ def swapped_rows(
         model = make_classifier(start, classes=found.classes, task=task, pairs=texts.pairs is not None)
         if split is None:
             segments = start.segments and takes_segments(model) and texts.pairs is not None
-            split = EncodedSplit(texts, start.tokenizer, max_length=PRESET.max_length, segments=segments)
+            split = EncodedSplit(texts, start.tokenizer, max_length=MAX_LENGTH, segments=segments)
         collate = collator(padding_of(start.tokenizer))
         kept.append(best.parent / "predictions" / f"{which}-{method}.safetensors")
         logits = logits_of(
-            model, split, collate, batch_size=PRESET.batch_size, device="cpu", precision=precision, kept=kept[-1]
+            model, split, collate, batch_size=BATCH_SIZE, device="cpu", precision=precision, kept=kept[-1]
         )
         guess = predicted(logits, classes=found.classes is not None)
         first = guess if first is None else first
         shared: dict[str, Any] = {
-            "study": "", "method": method, "unit": "", "n": PRESET.max_length, "repeats": len(split),
+            "study": "", "method": method, "unit": "", "n": MAX_LENGTH, "repeats": len(split),
             "facts": {"model": name, "splits": "published" if found.published else "own"},
             "dtype": precision, "device": cpu_name(), "seed": 0,
         }  # fmt: skip

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from nystrom.checks import check_names
 from nystrom.models import EncoderForSequenceClassification
 from nystrom.models.heads.pairs import EncoderForPairClassification
+from nystrom_lab.config import Columns
 from nystrom_lab.data.lra.augmentation import crop_text, crop_texts, mirror_picture, vary_picture
 from nystrom_lab.data.lra.facts import LRA
 from nystrom_lab.data.lra.image import Image
@@ -31,8 +32,7 @@ from nystrom_lab.data.store.picture_files import PictureSplit
 from nystrom_lab.data.store.prepared_folder import verify
 from nystrom_lab.data.store.split import ByteSplit
 from nystrom_lab.training.data.batches import Collate, collate, collate_pairs, collate_whole
-from nystrom_lab.training.data.columns import NO_COLUMNS, Columns
-from nystrom_lab.training.presets.sizes import DataSizes
+from nystrom_lab.training.presets import DataSizes
 
 Model = EncoderForSequenceClassification | EncoderForPairClassification
 
@@ -185,7 +185,7 @@ def check_data(task: str, data: Path | None) -> None:
         raise ValueError(f"data is {data}, a file; expected a folder that `nystrom data prepare {task}` made.")
 
 
-def prepared_folder(task: str, data: Path, *, max_length: int, columns: Columns = NO_COLUMNS) -> Path:
+def prepared_folder(task: str, data: Path, *, max_length: int, columns: Columns) -> Path:
     """The prepared folder for the data that a user names; the user's own files are prepared first.
 
     Args:
@@ -198,9 +198,16 @@ def prepared_folder(task: str, data: Path, *, max_length: int, columns: Columns 
         ValueError: It is neither, or columns are named for data that are already prepared.
     """
     if not find_task(task).takes_own_texts or (data / HEADER).is_file():
-        columns.check_unused(f"data {data} is not a file of texts")
+        columns.check_no_columns(f"data {data} is not a file of texts")
         return data
-    folder = prepare_own(task, data, max_length=max_length, **columns._asdict())
+    folder = prepare_own(
+        task,
+        data,
+        max_length=max_length,
+        text_field=columns.text_field,
+        label_field=columns.label_field,
+        pair_field=columns.pair_field,
+    )
     print(f"The data of {data} are in {folder}.")
     return folder
 

@@ -10,9 +10,9 @@ from pathlib import Path
 from nystrom.attention.plan import PLAN, read_plan
 from nystrom.checks import check_at_least
 from nystrom.command_options import taking
-from nystrom_lab.training.command import asked_words
-from nystrom_lab.training.finetune.finetune_settings import PAPER_GRID, SearchGrid, model_name
-from nystrom_lab.training.finetune.request import FinetuneOptions, Request
+from nystrom_lab.config import PAPER_GRID, FinetuneOptions, SearchGrid, asked_words
+from nystrom_lab.training.finetune.finetune_settings import check_extent, model_name
+from nystrom_lab.training.finetune.request import OWN, Request, chosen_task
 from nystrom_lab.training.grid.slurm import Jobs
 from nystrom_lab.training.hardware import is_main, usable_device, usable_precision
 from nystrom_lab.training.run.folder import RunFolder
@@ -37,7 +37,9 @@ def finetune(asked: FinetuneOptions) -> Path:
             "plan sets the method of each layer, and attention or its options are also given: leave one out."
         )
     planned = None if asked.plan is None else read_plan(asked.plan)
-    _, texts = asked.extent, asked.texts
+    asked = replace(asked, data=tuple(asked.data))
+    check_extent(asked)
+    chosen_task(asked)
     if asked.search and asked.grid:
         raise ValueError(
             f"search asks for the paper's grid, and {', '.join(f'search.{name}' for name in asked.grid.values())} for "
@@ -48,7 +50,9 @@ def finetune(asked: FinetuneOptions) -> Path:
         _check_searched(wanted, asked)
     _check_jobs(asked, searches=wanted is not None)
     method = asked.attention if planned is None else "plan"
-    name = "-".join(["finetune", texts.name, model_name(asked.model).replace("/", "-"), *([method] if method else [])])
+    name = "-".join(
+        ["finetune", asked.task or OWN, model_name(asked.model).replace("/", "-"), *([method] if method else [])]
+    )
     run = RunFolder(Path(asked.to or Path("runs") / f"{name}-seed{asked.seed}"))
     elsewhere, slurm = asked.on == "slurm", asked.slurm
     device = slurm.device(asked.device, asked.precision) if elsewhere else usable_device(asked.device)
@@ -61,7 +65,7 @@ def finetune(asked: FinetuneOptions) -> Path:
         cluster = Jobs(run.path, slurm, cpus=asked.threads or 1, at_once=asked.jobs)
     if planned is not None:
         asked = replace(asked, attention=PLAN, options=planned.options, plan=None)
-    request = Request(asked, texts, run.path if cluster is None else cluster.to, wanted, words)
+    request = Request(asked, run.path if cluster is None else cluster.to, wanted, words)
     material = request.read()
     if is_main():
         for remark in material.data.remarks:

@@ -23,7 +23,7 @@ from nystrom.whole_files import remove_leftovers, whole_file
 from nystrom_lab.training.data.batches import shortest_first
 from nystrom_lab.training.finetune.encoding import EncodedSplit
 from nystrom_lab.training.finite import check_outputs
-from nystrom_lab.training.run.writing import written
+from nystrom_lab.training.run.folder import written
 from nystrom_lab.training.scoring import DTYPES
 
 # Seconds between two writings of what is scored, each with a line.

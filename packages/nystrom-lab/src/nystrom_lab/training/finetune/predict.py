@@ -9,7 +9,6 @@ import json
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from typing import Any, TextIO
@@ -18,39 +17,13 @@ from nystrom.checks import check_at_least
 from nystrom.command_options import taking
 from nystrom.progress import Progress
 from nystrom.whole_files import check_folder, check_new, whole_text
+from nystrom_lab.config import PredictOptions
 from nystrom_lab.data.language.labelled.glue import TASKS, LabelledTask, own_task
 from nystrom_lab.data.language.labelled.rows import read_texts, spoilt_rows
-from nystrom_lab.training.hardware import Device, Precision, usable_device, usable_precision
+from nystrom_lab.training.hardware import usable_device, usable_precision
 
 _POOL = 50
 _ENDINGS = (".tsv", ".csv", ".jsonl")
-
-
-@dataclass(frozen=True, kw_only=True)
-class PredictOptions:
-    """Options of `nystrom predict`.
-
-    Attributes:
-        model: Folder of a fine-tuned model, such as RUN/best.
-        data: The texts: a .txt file with one text per line, or .tsv, .csv, .jsonl, .parquet; may be compressed.
-        to: File to write, .tsv, .csv or .jsonl; must not exist yet. Default: standard output.
-        text_field: Column of the texts, or of the first text of each pair. Default: that of the model's task.
-        pair_field: Column of the second text of each pair.
-        batch_size: Texts at a time; affects only speed and memory.
-        precision: "auto" is bfloat16 autocast on an accelerator that has it, and float32 elsewhere.
-        device: "auto" uses an accelerator if there is one.
-        threads: CPU threads. Default: torch's choice.
-    """
-
-    model: str
-    data: Path
-    to: Path | None = None
-    text_field: str | None = None
-    pair_field: str | None = None
-    batch_size: int = 32
-    precision: Precision = "auto"
-    device: Device = "auto"
-    threads: int | None = None
 
 
 @taking(PredictOptions)

@@ -9,7 +9,7 @@ from nystrom.progress import Progress
 from nystrom_lab.data.language.labelled.splits import TextSplit
 from nystrom_lab.training.finetune.classifier import check_vocabulary, load_classifier, takes_segments
 from nystrom_lab.training.finetune.encoding import EncodedSplit, collator, padding_of
-from nystrom_lab.training.finetune.finetune_settings import PRESET
+from nystrom_lab.training.finetune.finetune_settings import MAX_LENGTH
 from nystrom_lab.training.finetune.inference import logits_of
 from nystrom_lab.training.finetune.scores import predicted, probabilities
 from nystrom_lab.training.run.progress import no_file_bars
@@ -51,7 +51,7 @@ class SavedClassifier:
         self.classes = None if numbers else [str(name) for _, name in sorted((config.id2label or {}).items())]
         # A fine-tuning keeps its length there.
         kept = int(self.tokenizer.model_max_length)
-        self.max_length = min(kept, positions_of(config) or (kept if kept < _NO_LENGTH else PRESET.max_length))
+        self.max_length = min(kept, positions_of(config) or (kept if kept < _NO_LENGTH else MAX_LENGTH))
         self.segments = self.pairs and (getattr(config, "type_vocab_size", 0) or 0) > 1 and takes_segments(self.model)
 
     def classify(

@@ -14,28 +14,27 @@ keeps those of runs whose folders were moved away.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import partial
 from itertools import product
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from nystrom.attention.method_names import NO_ATTENTION, read_method
 from nystrom.checks import check_at_least
 from nystrom.command_options import taking
+from nystrom_lab.config import NO_SLURM, Arena, Device, Machine, Slurm, TrainOptions, Where
 from nystrom_lab.data.lra.facts import LRA
 from nystrom_lab.measure.rows import check_rows, cores
 from nystrom_lab.training.grid.alone import alone
 from nystrom_lab.training.grid.child import train_run
 from nystrom_lab.training.grid.processes import Failure, Grid
-from nystrom_lab.training.grid.request import NO_SLURM, Slurm, Where
 from nystrom_lab.training.grid.runs import Planned, Run, run_name, run_of
 from nystrom_lab.training.grid.slurm import Jobs, Work, check_no_jobs
 from nystrom_lab.training.grid.table import TABLE, result_of, write_table
-from nystrom_lab.training.hardware import Device, Precision, processes, usable_device, visible_gpus
+from nystrom_lab.training.hardware import processes, usable_device, visible_gpus
 from nystrom_lab.training.lengths import data_positions, lengthened
-from nystrom_lab.training.options import PresetChanges, TrainOptions
-from nystrom_lab.training.presets.published import Preset, find_preset
+from nystrom_lab.training.presets import Preset, find_preset
 from nystrom_lab.training.run.folder import RunFolder
 from nystrom_lab.training.run_settings import settle
 
@@ -45,7 +44,7 @@ PresetName = Literal[
 
 
 @dataclass(frozen=True, kw_only=True)
-class GridOptions(PresetChanges):
+class GridOptions(Arena, Machine):
     """Options of a grid of trainings; those not given are the preset's.
 
     Attributes:
@@ -69,8 +68,6 @@ class GridOptions(PresetChanges):
         jobs: Number of parallel runs. Default: one on this machine, all on a cluster. With several GPUs each run has
             one. On the CPU a run waits while there is less free memory than earlier runs needed.
         threads: CPU threads of each run. Default: its share of the cores, or one core on a cluster.
-        precision: "auto" is bfloat16 autocast on an accelerator that has it, and float32 elsewhere.
-        device: "auto" uses an accelerator if there is one.
         compile: Compile the models, see `nystrom train`.
         on: "local", or "slurm": one job per run, on the cluster of this machine. This process may end before the jobs;
             the same command waits for them again.
@@ -89,8 +86,6 @@ class GridOptions(PresetChanges):
     conv_kernel_size: int | None = None
     jobs: int | None = None
     threads: int | None = None
-    precision: Precision = "auto"
-    device: Device = "auto"
     compile: bool = False
     on: Where = "local"
     slurm: Slurm = NO_SLURM
@@ -98,19 +93,10 @@ class GridOptions(PresetChanges):
     def training(self, task: str, preset: str, method: str, *, seed: int, device: Device) -> TrainOptions:
         """The options of one run of the grid."""
         attention, options = (method, {}) if method == NO_ATTENTION else read_method(method)
-        return TrainOptions(
-            task,
-            attention=attention,
-            options=options,
-            preset=preset,
-            conv_kernel_size=self.conv_kernel_size,
-            compile=self.compile,
-            seed=seed,
-            accumulation=self.accumulation,
-            precision=self.precision,
-            device=device,
-            **self.changes(),
-        )
+        own = {entry.name for entry in fields(TrainOptions)} - {"task", "data", "to", "model", "max_length", "threads"}
+        same: dict[str, Any] = {name: value for name, value in vars(self).items() if name in own}
+        one = {"attention": attention, "options": options, "preset": preset, "seed": seed, "device": device}
+        return TrainOptions(task, **(same | one))
 
 
 @taking(GridOptions)
@@ -219,7 +205,7 @@ def _check(to: Path, planned: Sequence[Planned], data: Path) -> None:
     from nystrom_lab.training.data.tasks import fingerprint, open_splits
 
     first = planned[0].settings
-    splits = open_splits(first.task, data, positions=first.max_length, batch_size=first.batch_size)
+    splits = open_splits(first.task, data, positions=first.longest, batch_size=first.batch_size)
     digest = fingerprint(splits, data)
     for name, settings in planned:
         run = RunFolder(to / name)

@@ -1,11 +1,11 @@
 """The runs of a grid, with the arguments of `train` for each."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import NamedTuple
 
-from nystrom_lab.training.presets.recipe import ARGUMENTS, RECIPE
+from nystrom_lab.config import TrainOptions
 from nystrom_lab.training.run_settings import Settings
 
 
@@ -42,30 +42,13 @@ def run_name(task: str, method: str, preset: str, seed: int, model: Path | None,
 
 def run_of(to: Path, planned: Planned, data: Path, *, threads: int, max_length: int | None = None) -> Run:
     """The run of a plan, with all arguments of `train`."""
-    settings = planned.settings
-    arguments: dict[str, object] = {
-        "task": settings.task,
-        "attention": settings.attention,
-        "options": dict(settings.options),
-        "conv_kernel_size": settings.conv_kernel_size or 0,
-        "preset": settings.preset,
-        "model": settings.model,
-        "max_length": max_length,
-        "seed": settings.seed,
-        "steps": settings.steps,
-        "batch_size": settings.batch_size,
-        "accumulation": settings.accumulation,
-        "learning_rate": settings.learning_rate,
-        "warmup_steps": settings.warmup_steps,
-        "dropout": settings.dropout,
-        "evaluate_every": settings.evaluate_every,
-        "log_every": settings.log_every,
-        **{ARGUMENTS.get(name, name): getattr(settings, name) for name in RECIPE},
-        "device": settings.device,
-        "precision": settings.precision,
-        "compile": settings.compile,
-        "threads": threads,
-        "data": str(data),
-        "to": str(to / planned.name),
+    settings = replace(planned.settings, threads=threads, data=data, to=to / planned.name, max_length=max_length)
+    # The child resumes as its folder says; a grid takes prepared data, and its rows are accuracies of a test.
+    others = {"resume", "timeout", "context_parallel", "mask_share", *settings.columns()}
+    arguments = {
+        entry.name: str(value) if isinstance(value := getattr(settings, entry.name), Path) else value
+        for entry in fields(TrainOptions)
+        if entry.name not in others
     }
-    return Run(planned.name, arguments)
+    method = {"options": dict(settings.options), "conv_kernel_size": settings.conv_kernel_size or 0}
+    return Run(planned.name, arguments | method)

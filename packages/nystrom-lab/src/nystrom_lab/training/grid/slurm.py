@@ -22,9 +22,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 from nystrom.whole_files import check_no_link, write_whole
+from nystrom_lab.config import Slurm
 from nystrom_lab.training.grid.alone import alone
 from nystrom_lab.training.grid.processes import Failure
-from nystrom_lab.training.grid.request import Slurm
 from nystrom_lab.training.grid.table import last_line
 
 PRIVATE = ".slurm"

@@ -2,19 +2,18 @@
 
 On the same machine and with the same number of processes, a run that was killed and resumed ends with the weights and
 the curves of one that was not. Errors in names and numbers are found before torch is imported; errors in the data and
-the starting model are found in `nystrom_lab.training.pretrain.pretrain_model`, before training starts.
+the starting model are found in `nystrom_lab.training.pretrain.masked_language`, before training starts.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 from nystrom.checks import check_at_least
 from nystrom.command_options import taking
+from nystrom_lab.config import EvaluatePretrainedOptions, PretrainOptions, asked_words
 from nystrom_lab.measure.rows import Row
-from nystrom_lab.training.command import asked_words
-from nystrom_lab.training.hardware import Device, Precision, usable_device, usable_precision
-from nystrom_lab.training.options import INSTANCES, PretrainOptions
-from nystrom_lab.training.presets.pretraining import find_pretraining
+from nystrom_lab.training.hardware import usable_device, usable_precision
+from nystrom_lab.training.pretrain.presets import find_pretraining
 from nystrom_lab.training.run.folder import RunFolder
 
 
@@ -39,34 +38,11 @@ def pretrain(asked: PretrainOptions) -> Path:
     run, device = RunFolder(Path(folder)), usable_device(asked.device)
     asked = replace(asked, to=run.path, device=device, precision=usable_precision(asked.precision, device))
 
-    from nystrom_lab.training.pretrain.pretrain_model import pretrain_model
+    from nystrom_lab.training.pretrain.masked_language import pretrain_model
 
     words = ["pretrain", *asked_words(asked)]
     pretrain_model(base, run, replace(asked, resume=run.is_resumed(asked.resume)), words=words)
     return run.path
-
-
-@dataclass(frozen=True, kw_only=True)
-class EvaluatePretrainedOptions:
-    """Options of `nystrom evaluate mlm-sop`.
-
-    Attributes:
-        model: Folder of a pretrained model, such as RUN/best of `nystrom pretrain`.
-        data: Folder made by `nystrom data prepare mlm-sop`.
-        length: Tokens of an instance. Default: the positions of the model.
-        instances: Maximum number of held-out instances; the same instances as in the evaluations of a run.
-        batch_size: Instances per batch; affects only speed and memory.
-        precision: "auto" is bfloat16 autocast on an accelerator that has it, and float32 elsewhere.
-        device: "auto" uses an accelerator if there is one.
-    """
-
-    model: Path
-    data: Path
-    length: int | None = None
-    instances: int = INSTANCES
-    batch_size: int = 16
-    precision: Precision = "auto"
-    device: Device = "auto"
 
 
 @taking(EvaluatePretrainedOptions)
@@ -86,14 +62,8 @@ def evaluate_mlm_sop(asked: EvaluatePretrainedOptions) -> list[Row]:
     device = usable_device(asked.device)
     precision = usable_precision(asked.precision, device)
 
-    from nystrom_lab.training.pretrain.pretrain_outputs import score_folder
+    from nystrom_lab.training.pretrain.masked_language import score_folder
 
     return score_folder(
-        Path(asked.model),
-        Path(asked.data),
-        length=asked.length,
-        instances=asked.instances,
-        batch_size=asked.batch_size,
-        device=device,
-        precision=precision,
+        replace(asked, model=Path(asked.model), data=Path(asked.data), device=device, precision=precision)
     )

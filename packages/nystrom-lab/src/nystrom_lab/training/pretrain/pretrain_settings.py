@@ -1,86 +1,34 @@
 """The settings of a pretraining: a preset, changes to it, and the starting model."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from pathlib import Path
 from typing import Any
 
 from nystrom.checks import check_at_least
 from nystrom.integrations.bert_names import longest_input
+from nystrom_lab.config import Loop, PretrainOptions, Resolved
 from nystrom_lab.training.hardware import processes
 from nystrom_lab.training.lengths import fit_options
-from nystrom_lab.training.options import PretrainOptions
-from nystrom_lab.training.presets.preset import MethodSetting
-from nystrom_lab.training.presets.pretraining import PretrainingPreset
-from nystrom_lab.training.schedule import Schedule
+from nystrom_lab.training.presets import MethodSetting
+from nystrom_lab.training.pretrain.presets import PretrainingPreset
 from nystrom_lab.training.start import StartModel
 
 # Of the encoder, by their names in `EncoderConfig`.
 SIZES: tuple[str, ...] = ("num_hidden_layers", "hidden_size", "num_attention_heads", "intermediate_size")
 
 
-@dataclass(frozen=True)
-class PretrainingSettings(Schedule):
-    """Everything that determines the result of a pretraining, except the data.
+@dataclass(frozen=True, kw_only=True)
+class PretrainingSettings(Resolved, PretrainOptions):
+    """Everything that determines the result of a pretraining, except the data; its `model` is the name of the folder.
 
     Attributes:
-        preset: Name of the preset.
-        attention: Method.
-        options: Options of the method that differ from its defaults.
-        conv_kernel_size: Kernel size of the skip convolution of the values; None for none.
-        share_projections: Whether all layers share the weights of the method.
-        model: Name of the model that it starts from; None for none.
-        weights: Checksum of that model's weights; None if it starts from scratch.
-        length: Tokens of an instance.
         positions: Positions of the model.
-        num_hidden_layers: Layers.
-        hidden_size: Width of a token.
-        num_attention_heads: Heads.
-        intermediate_size: Width inside the feed-forward block.
-        seed: Seed of the initial weights, the instances, their order, dropout and the method's draws.
-        steps: Steps.
-        batch_size: Global batch size: instances per step, over all processes and accumulation steps.
-        accumulation: Gradient-accumulation steps.
-        processes: Processes.
-        learning_rate: Peak learning rate, at the end of the warm-up.
-        warmup_steps: Steps of linear warm-up.
-        dropout: Dropout on the hidden states.
-        evaluate_every: Steps between evaluations and checkpoints.
-        log_every: Steps between points of the training curve.
-        instances: Maximum number of held-out instances per evaluation.
-        device: "cpu" or "cuda".
-        precision: "float32", "bfloat16" or "float16".
-        compile: Whether the encoder is compiled.
-        context_parallel: Processes that split the tokens of each sample (context parallelism).
+        share_projections: Whether all layers share the weights of the method.
     """
 
-    preset: str
-    attention: str
-    options: Mapping[str, object]
-    conv_kernel_size: int | None
-    share_projections: bool
-    model: str | None
-    weights: str | None
-    length: int
     positions: int
-    num_hidden_layers: int
-    hidden_size: int
-    num_attention_heads: int
-    intermediate_size: int
-    seed: int
-    steps: int
-    batch_size: int
-    accumulation: int
-    processes: int
-    learning_rate: float
-    warmup_steps: int
-    dropout: float
-    evaluate_every: int
-    log_every: int
-    instances: int
-    device: str
-    precision: str
-    compile: bool = False
-    context_parallel: int = 1
+    share_projections: bool
 
     def __post_init__(self):
         super().__post_init__()
@@ -103,21 +51,16 @@ def settle(base: PretrainingPreset, source: StartModel | None, asked: PretrainOp
     """
     length = base.length if asked.length is None else asked.length
     check_at_least("length", length, 8)
-    chosen: dict[str, Any] = {name: value for name, value in asked.changes().items() if value is not None}
-    whole = base.steps if source is None else base.steps_from_model
-    steps = chosen.get("steps", whole)
+    whole = base.steps if source is None else base.steps_from_model or base.steps
+    steps = whole if asked.steps is None else asked.steps
     check_at_least("steps", steps, 1)
-    every = chosen.get("evaluate_every", min(base.evaluate_every, steps))
-    given: dict[str, Any] = {
+    every = min(base.evaluate_every, steps) if asked.evaluate_every is None else asked.evaluate_every
+    values: dict[str, Any] = {entry.name: getattr(base, entry.name) for entry in fields(Loop)} | {
         "steps": steps,
-        "batch_size": base.batch_size,
-        "learning_rate": base.learning_rate,
         "warmup_steps": min(base.warmup_steps, int(base.warmup_steps * steps // whole)),
-        "dropout": base.hidden_dropout_prob,
         "evaluate_every": every,
         "log_every": base.log_every if every % base.log_every == 0 else every,
     }
-    assert chosen.keys() <= given.keys()
     positions = _positions(base, source, length)
     # The attention of a BERT is exact: what takes its place is chosen as if it started from nothing.
     config = source.config if source is not None and source.own else None
@@ -128,26 +71,21 @@ def settle(base: PretrainingPreset, source: StartModel | None, asked: PretrainOp
         method = source.method
     kept = None if config is None else config.conv_kernel_size
     taps = kept or method.conv_kernel_size if asked.conv_kernel_size is None else asked.conv_kernel_size or None
+    given: dict[str, Any] = {entry.name: getattr(asked, entry.name) for entry in fields(PretrainOptions)}
+    given |= {name: value for name, value in values.items() if given[name] is None}
+    given |= _sizes(base, source, given) | {
+        "attention": attention,
+        "options": fit_options(attention, method.options, asked.options or {}, positions),
+        "conv_kernel_size": taps,
+        "model": None if source is None else Path(source.folder.name),
+        "length": length,
+    }
     return PretrainingSettings(
-        preset=base.name,
-        attention=attention,
-        options=fit_options(attention, method.options, asked.options or {}, positions),
-        conv_kernel_size=taps,
-        share_projections=method.share_projections,
-        model=None if source is None else source.folder.name,
-        weights=None if source is None else source.weights,
-        length=length,
+        **given,
         positions=positions,
-        **_sizes(base, source, {name: getattr(asked, name) for name in SIZES}),
-        seed=asked.seed,
-        accumulation=asked.accumulation,
+        share_projections=method.share_projections,
+        weights=None if source is None else source.weights,
         processes=processes(),
-        instances=asked.instances,
-        device=asked.device,
-        precision=asked.precision,
-        compile=asked.compile,
-        context_parallel=asked.context_parallel,
-        **(given | chosen),
     )
 
 

@@ -17,25 +17,28 @@ known to be complete, lose the best one when the folder is moved, and accept a h
 """
 
 import csv
+import importlib.metadata
 import json
+import platform
 import re
 import shutil
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from filelock import FileLock, Timeout
+from safetensors import SafetensorError
 
+from nystrom import __version__
 from nystrom.attention.method_names import sized_name
-from nystrom.whole_files import check_folder, check_no_link, whole_text, write_whole
+from nystrom.sums import find_fault
+from nystrom.whole_files import NotWritten, check_folder, check_no_link, whole_text, write_whole
 from nystrom.whole_folders import remove_recorded
+from nystrom_lab.config import Resolved
 from nystrom_lab.measure.rows import Row, write_rows
-from nystrom_lab.training.hardware import restarts
+from nystrom_lab.training.hardware import is_main, restarts
 from nystrom_lab.training.run.checkpoints import SETTINGS, complete, fault_of, state_of, strangeness
-from nystrom_lab.training.run_settings import differences
-from nystrom_lab.training.schedule import RunSettings
 
 _LOCK = ".lock"
 _CHECKPOINT = re.compile(r"checkpoint-([1-9][0-9]*)")
@@ -63,7 +66,7 @@ class RunFolder:
         self.best, self.rows = path / "best", path / "rows.csv"
 
     @contextmanager
-    def held(self, settings: RunSettings, *, resume: bool, main: bool) -> Iterator[None]:
+    def held(self, settings: Resolved, *, resume: bool, main: bool) -> Iterator[None]:
         """Lock the folder for a run with these settings, which may start or continue here.
 
         The lock ends with the process, however it ends. If no run has started by the end, a newly created folder is
@@ -120,7 +123,7 @@ class RunFolder:
             except Timeout:
                 raise ValueError(f"{self.path} is in use by another training after {seconds:g} s of waiting.") from None
 
-    def _check(self, settings: RunSettings, *, resume: bool) -> None:
+    def _check(self, settings: Resolved, *, resume: bool) -> None:
         if not self.is_started:
             # A run that was killed while writing its first file leaves the beginning of that file.
             strange = (entry.name for entry in self.path.iterdir() if entry.name != _LOCK)
@@ -135,13 +138,13 @@ class RunFolder:
         else:
             self.check_settings(settings)
 
-    def check_settings(self, settings: RunSettings) -> None:
+    def check_settings(self, settings: Resolved) -> None:
         """Check that a resumed run has its original settings.
 
         Raises:
             ValueError: They differ.
         """
-        if different := differences(settings, self.read()["settings"]):
+        if different := settings.differences(self.read()["settings"]):
             raise ValueError(
                 f"{self.path} holds a run with other settings: {'; '.join(different)}. Resume with the settings and "
                 "the data of the run, or start another with --to."
@@ -182,12 +185,43 @@ class RunFolder:
             raise ValueError(f"{path} does not describe a run of this library: choose another folder with --to.")
         return content
 
-    def start(self, settings: RunSettings, data: Mapping[str, object], versions: Mapping[str, str]) -> None:
-        """Write run.json, unless the run is resumed."""
+    def start(self, settings: Resolved, *, folder: str, fingerprint: str) -> None:
+        """Write run.json, unless the run is resumed.
+
+        Args:
+            settings: Settings of the run.
+            folder: The folder of its data.
+            fingerprint: The checksum of its data.
+        """
         if not self.is_started:
             method, _ = sized_name(settings.attention, settings.options)
-            content = {"method": method, "settings": asdict(settings), "data": dict(data), "versions": dict(versions)}
+            content = {
+                "method": method,
+                "settings": settings.record(),
+                "data": {"folder": folder, "fingerprint": fingerprint},
+                "versions": versions(),
+            }
             write_whole(self.path / SETTINGS, json.dumps(content, indent=1) + "\n")
+
+    def is_done(self, *, resume: bool) -> bool:
+        """Whether a run that is resumed is finished; says so, and its files stay as they are."""
+        if not resume or not self.is_finished:
+            return False
+        if is_main():
+            fault = find_fault(self.best)
+            remark = f" ({fault}; to write it again, move it and {self.rows.name} away)" if fault else ""
+            print(
+                f"{self.path} is finished: nothing is left to train, and its files stay as they are.\n"
+                f"model  {self.best}{remark}\n"
+                f"rows   {self.rows}",
+                flush=True,
+            )
+        return True
+
+    @property
+    def drawn(self) -> dict[str, object]:
+        """The curves and their plot, for a list of files."""
+        return {"curves": f"{self.curves}, {self.plot}"}
 
     def checkpoint(self, step: int) -> Path:
         """The folder of the checkpoint after a step."""
@@ -277,3 +311,30 @@ class RunFolder:
     def is_finished(self) -> bool:
         """Whether the run is finished: its results are written last."""
         return self.rows.is_file()
+
+
+@contextmanager
+def written(path: Path, remedy: str) -> Iterator[None]:
+    """Convert any failure to write a file to one kind of error.
+
+    Args:
+        path: The file or folder.
+        remedy: What to do once it can be written.
+
+    Raises:
+        NotWritten: The system, torch or safetensors could not write it.
+    """
+    try:
+        yield
+    # torch raises RuntimeError when the disk is full.
+    except (OSError, SafetensorError, RuntimeError) as error:
+        why = error.strerror if isinstance(error, OSError) and error.strerror else str(error).splitlines()[0]
+        name = error.filename if isinstance(error, NotWritten) and error.filename else path
+        raise NotWritten(f"{name} cannot be written ({why}): make room for it, then {remedy}.") from error
+
+
+def versions() -> dict[str, str]:
+    """The versions of Python, of this library, installed or not, and of its training dependencies."""
+    packages = ("torch", "transformers", "accelerate")
+    mine = {"python": platform.python_version(), "nystrom": __version__}
+    return mine | {name: importlib.metadata.version(name) for name in packages}

@@ -19,11 +19,15 @@ The pickled states that the Trainer (5.23) loads are those of the optimizer, the
 numbers, all with `weights_only=True`, which runs no code; weights are safetensors.
 """
 
+import importlib.util
 import math
+import pickle
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from datetime import timedelta
 from functools import partial
-from typing import Any, Protocol
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -39,21 +43,35 @@ from transformers import (
     TrainerState,
     TrainingArguments,
 )
+from transformers.trainer_pt_utils import safe_globals
 
+from nystrom.models.files.folder import write_card
 from nystrom.models.heads.pooled_norm import measure_pooled, pooled_norms
 from nystrom.parallel import parallelize
 from nystrom.whole_files import NotWritten
+from nystrom.whole_folders import whole_folder
+from nystrom_lab.config import Optimizer, Resolved
 from nystrom_lab.measure.memory import peak_megabytes
+from nystrom_lab.measure.rows import Row
+from nystrom_lab.report.plots.curves import draw_curves
 from nystrom_lab.training.data.batches import TrainingOrder, shortest_first
 from nystrom_lab.training.finite import NotFinite, check_outputs
+from nystrom_lab.training.hardware import is_main
+from nystrom_lab.training.ranks.lost import LostRanks, connect, naming_lost_ranks
 from nystrom_lab.training.ranks.pieces import Pieces
-from nystrom_lab.training.run.folder import Point, RunFolder
+from nystrom_lab.training.run.folder import Point, RunFolder, written
 from nystrom_lab.training.run.progress import QUANTITIES, RunProgress
-from nystrom_lab.training.run.writing import written
-from nystrom_lab.training.schedule import RunSettings
 
+# By their names in transformers.
+_SCHEDULES = {
+    "linear": "linear",
+    "cosine": "cosine",
+    "constant": "constant_with_warmup",
+    "rsqrt": "inverse_sqrt",
+}
 # Samples that the mean and variance of pooled tokens are measured on, at most.
 MEASURED = 512
+_REMEDY = "continue with --resume"
 
 
 class SampleSplit(Protocol):
@@ -67,12 +85,28 @@ class SampleSplit(Protocol):
         ...
 
 
+class Results(NamedTuple):
+    """The results of a run.
+
+    Attributes:
+        rows: Its scores as rows.
+        row: Makes a row of a quantity, a value and a unit.
+        text: The scores in words.
+        files: Files besides the model and the rows, by what they are.
+    """
+
+    rows: Sequence[Row]
+    row: Callable[[str, float, str], Row]
+    text: str
+    files: Mapping[str, object]
+
+
 class RunTrainer(Trainer):
     """Trains one model by settings, in one run folder.
 
     Args:
         model: The model.
-        arguments: From `nystrom_lab.training.run.arguments.training_arguments`.
+        arguments: From `training_arguments`.
         settings: Settings of the run.
         train: The training split.
         validation: The validation split.
@@ -89,7 +123,7 @@ class RunTrainer(Trainer):
         model: PreTrainedModel,
         arguments: TrainingArguments,
         *,
-        settings: RunSettings,
+        settings: Resolved,
         train: SampleSplit,
         validation: SampleSplit,
         collate: Callable[..., dict[str, torch.Tensor]],
@@ -221,6 +255,59 @@ class RunTrainer(Trainer):
         self._seconds, self._since = max((entry["seconds"] for entry in logged), default=0.0), time.monotonic()
         self._megabytes = max((entry["megabytes"] for entry in logged), default=0.0)
 
+    def finish(self, command: str) -> None:
+        """Score the best model, write its folder, predictions, curves and, last, the results, and print them.
+
+        Ranks that share the samples of the process that writes call it together.
+
+        Args:
+            command: The command that reproduces the run.
+
+        Raises:
+            OSError: A file could not be written; the message names it and how to continue.
+        """
+        run, step = self.run, self.state.best_global_step
+        assert step, "the last step is evaluated, and counts"
+        # Before the scoring; memory is 0 where it is not known.
+        costs = (
+            ("training time", self.seconds, "s"),
+            ("best step", float(step), ""),
+            ("steps", float(self.settings.steps), ""),
+            ("peak memory", self.megabytes, "MB"),
+        )
+        model, scores = self.score_best(step)
+        if not is_main():
+            return
+        with written(run.path, _REMEDY):
+            run.write_curves(self.curves())
+            draw_curves(run.curves, run.plot)
+        with written(run.best, _REMEDY), whole_folder(run.best) as partial:
+            self.save_best(model, partial)
+            write_card(partial)
+        results = self.results(model, scores, command)
+        with written(run.rows, _REMEDY):
+            run.write_rows([*results.rows, *(results.row(*cost) for cost in costs if cost[1])])
+        files = {"model": run.best, **results.files, "rows": run.rows}
+        width = max(map(len, files))
+        print(f"{results.text}; {costs[0][1]:.0f} s of training")
+        print("\n".join(f"{name:{width}} {file}" for name, file in files.items()))
+
+    def score_best(self, step: int) -> tuple[Any, Any]:
+        """The model after the best step, and its scores."""
+        raise NotImplementedError
+
+    def save_best(self, model: Any, folder: Path) -> None:
+        """Save the best model in a folder."""
+        model.save_pretrained(folder)
+
+    def results(self, model: Any, scores: Any, command: str) -> "Results":
+        """The results of the best model."""
+        raise NotImplementedError
+
+    def logged_at(self, step: int) -> dict[str, float]:
+        """What the evaluation after a step found, the last one if there were several."""
+        return [entry for entry in self.state.log_history if entry["step"] == step and "eval_loss" in entry][-1]
+
     def curves(self) -> list[Point]:
         """The curves so far."""
         return [
@@ -287,3 +374,156 @@ class RunCallback(TrainerCallback):
                 run.complete(state.global_step)
                 run.prune(last=state.global_step, best=state.best_global_step)
                 run.write_curves(self.trainer.curves())
+
+
+def training_arguments(
+    settings: Resolved,
+    optimizer: Optimizer,
+    run: RunFolder,
+    *,
+    adam_epsilon: float,
+    workers: int = 0,
+    reports: Sequence[str] | None = None,
+) -> TrainingArguments:
+    """The settings as arguments of the Trainer.
+
+    Args:
+        settings: Settings of the run.
+        optimizer: Further settings of AdamW and the learning rate.
+        run: The folder.
+        adam_epsilon: Added to the root of the second mean of AdamW.
+        workers: Processes that make batches ahead; 0 for only this one.
+        reports: Reporting integrations of the Trainer. Default: TensorBoard, where it is installed.
+    """
+    if reports is None:
+        reports = ["tensorboard"] if importlib.util.find_spec("tensorboard") else []
+    if settings.processes > 1:
+        connect(settings.device, timedelta(seconds=settings.timeout))
+    arguments = TrainingArguments(
+        output_dir=str(run.path),
+        max_steps=settings.steps,
+        per_device_train_batch_size=settings.part_size,
+        per_device_eval_batch_size=settings.part_size,
+        gradient_accumulation_steps=settings.accumulation,
+        learning_rate=settings.learning_rate,
+        lr_scheduler_type=_SCHEDULES[optimizer.schedule],
+        # Without a warm-up the inverse root is that of the step; transformers would take the root of 10,000 steps more.
+        lr_scheduler_kwargs={"timescale": max(settings.warmup_steps, 1)} if optimizer.schedule == "rsqrt" else {},
+        warmup_steps=settings.warmup_steps,
+        optim="adamw_torch_fused",
+        adam_beta1=optimizer.adam_betas[0],
+        adam_beta2=optimizer.adam_betas[1],
+        adam_epsilon=adam_epsilon,
+        weight_decay=optimizer.weight_decay,
+        max_grad_norm=optimizer.clip_norm,
+        seed=settings.seed,
+        eval_strategy="steps",
+        eval_steps=settings.evaluate_every,
+        save_strategy="steps",
+        save_steps=settings.evaluate_every,
+        logging_steps=settings.log_every,
+        logging_nan_inf_filter=False,
+        metric_for_best_model="selection",
+        greater_is_better=True,
+        use_cpu=settings.device == "cpu",
+        # Naming a backend makes accelerate look for other processes.
+        ddp_backend="gloo" if settings.device == "cpu" and settings.processes > 1 else None,
+        ddp_timeout=settings.timeout,
+        ddp_find_unused_parameters=False,
+        bf16=settings.precision == "bfloat16",
+        fp16=settings.precision == "float16",
+        remove_unused_columns=False,
+        label_names=["labels"],
+        disable_tqdm=True,
+        dataloader_num_workers=workers,
+        report_to=list(reports),
+    )
+    # With several accelerators and one process the Trainer would multiply the batch by their number (DataParallel).
+    arguments._n_gpu = min(arguments.n_gpu, 1)
+    return arguments
+
+
+def run_to_the_end(trainer: RunTrainer, *, resume: bool, command: str, score: bool = True) -> None:
+    """Train to the last step, from the last complete checkpoint if there is one, and finish.
+
+    Args:
+        trainer: The trainer, whose folder this process has locked.
+        resume: Continue from the last complete checkpoint.
+        command: The command that reproduces the run.
+        score: Whether the best model is scored and saved.
+
+    Raises:
+        ValueError: There are checkpoints, but none to continue from, or a file of one would run code.
+        FloatingPointError: The loss or a weight is no longer finite.
+        OSError: A file could not be written, or other processes were lost; the message names the folder, or them, and
+            how to continue.
+    """
+    run, settings = trainer.run, trainer.settings
+    step, damage = (run.last_step(), run.damage()) if resume else (None, [])
+    if damage and step is None:
+        faults = "; ".join(f"{checkpoint.name}: {what}" for checkpoint, what in damage)
+        raise ValueError(
+            f"{run.path} has no checkpoint to continue from ({faults}): put one back from a copy, or move them to "
+            "another folder to start at step 1."
+        )
+    trainer.accelerator.wait_for_everyone()
+    if is_main():
+        for checkpoint, what in damage:
+            print(f"warning: {checkpoint} is skipped: {what}.", flush=True)
+        run.clear_unfinished()
+        if resume:
+            print(
+                f"Continuing after step {step}."
+                if step
+                else "There is no complete checkpoint yet: starting at step 1.",
+                flush=True,
+            )
+    trainer.accelerator.wait_for_everyone()
+    try:
+        with naming_lost_ranks(lambda: f"in step {trainer.state.global_step + 1}", trainer.remedy):
+            trainer.train(resume_from_checkpoint=None if step is None else str(run.checkpoint(step)))
+    except NotFinite as error:
+        good = run.last_step()
+        where = (
+            "there is no checkpoint before it"
+            if good is None
+            else f"the last good checkpoint is {run.checkpoint(good)}"
+        )
+        raise NotFinite(
+            f"{error}; {where}. Start another run with a lower --learning-rate"
+            f"{'' if settings.precision == 'float32' else ' or with --precision float32'}."
+        ) from error
+    except pickle.UnpicklingError as error:
+        assert step is not None, "only a checkpoint is unpickled"
+        checkpoint = run.checkpoint(step)
+        raise ValueError(
+            f"{_refused(checkpoint)} holds pickled code, which is never run ({str(error).partition('. ')[0]}): delete "
+            f"{checkpoint} and start the same command again, which continues from the checkpoint before it."
+        ) from error
+    except (NotWritten, LostRanks):
+        raise
+    except OSError as error:
+        raise OSError(
+            f"{run.path} stopped in step {trainer.state.global_step + 1} ({error}): {trainer.remedy()}."
+        ) from error
+    except KeyboardInterrupt:
+        if is_main():
+            print(
+                f"\nStopped in step {trainer.state.global_step + 1} of {settings.steps}; continue with --resume, "
+                f"from step {run.last_step() or 0}."
+            )
+        raise
+    with naming_lost_ranks(lambda: "while it scored", trainer.remedy):
+        if score and (is_main() or (trainer.pieces is not None and trainer.pieces.with_main)):
+            trainer.finish(command)
+
+
+def _refused(checkpoint: Path) -> Path:
+    """The file of a checkpoint that is rejected because it would run code; the folder if it is not a single file."""
+    for file in sorted(checkpoint.glob("*.pt*")):
+        try:
+            with safe_globals():
+                torch.load(file, map_location="cpu", weights_only=True)
+        except pickle.UnpicklingError:
+            return file
+    return checkpoint

@@ -7,9 +7,9 @@ import sys
 
 import pytest
 
+from nystrom_lab.config import PAPER_GRID, SearchGrid
 from nystrom_lab.measure.rows import read_rows
 from nystrom_lab.training import study
-from nystrom_lab.training.finetune.finetune_settings import PAPER_GRID, SearchGrid
 from nystrom_lab.training.run.run_trainer import RunTrainer
 
 optuna = pytest.importorskip("optuna")

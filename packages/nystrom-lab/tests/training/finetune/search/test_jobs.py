@@ -11,11 +11,10 @@ import torch
 from safetensors.torch import load_file
 from torch.testing import assert_close
 
+from nystrom_lab.config import SearchGrid, Slurm
 from nystrom_lab.measure.rows import read_rows
-from nystrom_lab.training.finetune.finetune_settings import SearchGrid
 from nystrom_lab.training.finetune.search import jobs
 from nystrom_lab.training.grid.processes import Failure
-from nystrom_lab.training.grid.request import Slurm
 from nystrom_lab.training.grid.slurm import PRIVATE, Jobs, _job_name, alive_jobs
 from nystrom_lab.training.grid.status import status_lines
 from nystrom_lab.training.run.run_trainer import NotFinite, RunTrainer

@@ -17,14 +17,13 @@ another order, does not try those again that failed, and trains one anew when a 
 import json
 import shutil
 from collections.abc import Mapping
-from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from nystrom.sums import check_sums, holds_same
 from nystrom.whole_files import write_whole
 from nystrom.whole_folders import whole_folder
+from nystrom_lab.config import command_line
 from nystrom_lab.measure.rows import read_rows, write_rows
-from nystrom_lab.training.command import command_line
 from nystrom_lab.training.finetune.classifier import StartClassifier
 from nystrom_lab.training.finetune.finetune_model import run_once, settle
 from nystrom_lab.training.finetune.finetune_settings import FinetuneSettings
@@ -95,7 +94,7 @@ class Search:
         self.study = open_study(folder)
         content = {
             "data": self.material.data.fingerprint(),
-            "trials": [asdict(x.settings) for x in self.trials.values()],
+            "trials": [x.settings.record() for x in self.trials.values()],
         }
         content = json.loads(json.dumps(content))
         if (before := self.study.user_attrs.get("search")) is None:

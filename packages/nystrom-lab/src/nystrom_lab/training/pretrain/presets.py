@@ -20,11 +20,11 @@ Departs from it, or fills what it leaves open:
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from nystrom.checks import check_names
-from nystrom_lab.training.presets.nystromformer import linformer
-from nystrom_lab.training.presets.preset import Methods, MethodSetting
+from nystrom_lab.config import Encoder, Loop, Optimizer
+from nystrom_lab.training.presets import Methods, MethodSetting, linformer
 
 
 def _methods(length: int) -> Mapping[str, MethodSetting]:
@@ -43,126 +43,93 @@ def _demo_methods(length: int) -> Mapping[str, MethodSetting]:
 
 
 @dataclass(frozen=True, kw_only=True)
-class PretrainingPreset:
-    """Settings of one pretraining.
+class PretrainingPreset(Loop, Encoder, Optimizer):
+    """Settings of one pretraining; sizes that are None are those of the starting model.
 
     Attributes:
         name: Name.
         source: The paper that the settings come from.
-        length: Tokens of an instance.
-        steps: Steps.
-        steps_from_model: Steps of a run that starts from a trained model.
-        batch_size: Global batch size: instances per step, over all processes and accumulation steps.
-        learning_rate: Peak learning rate, at the end of the warm-up.
-        warmup_steps: Steps of linear warm-up.
-        evaluate_every: Steps between evaluations, each followed by a checkpoint.
-        log_every: Steps between points of the training curve; divides `evaluate_every`.
-        hidden_size: Width of a token; None, as for the next three, takes that of the starting model.
-        num_hidden_layers: Layers.
-        num_attention_heads: Heads.
-        intermediate_size: Width inside the feed-forward block.
+        steps_from_model: Steps of a run that starts from a trained model; None for `steps`.
         lengthens: Whether the starting model gets more positions if it has fewer than `length`.
         methods: Function from the number of positions to the settings of each method, by name.
         hidden_act: Activation.
-        hidden_dropout_prob: Dropout.
         initializer_range: Standard deviation of the initial weights.
-        adam_betas: Betas of AdamW.
         adam_epsilon: Epsilon of AdamW.
-        weight_decay: Weight decay of AdamW.
-        clip_norm: Largest norm of the gradient of a step.
     """
 
     name: str
     source: str
-    length: int
-    steps: int
-    steps_from_model: int
-    batch_size: int
-    learning_rate: float
-    warmup_steps: int
-    evaluate_every: int
-    log_every: int
-    hidden_size: int | None = None
-    num_hidden_layers: int | None = None
-    num_attention_heads: int | None = None
-    intermediate_size: int | None = None
+    steps_from_model: int | None = None
     lengthens: bool = False
     methods: Methods = _methods
     hidden_act: str = "gelu"
-    hidden_dropout_prob: float = 0.1
     initializer_range: float = 0.02
-    adam_betas: tuple[float, float] = (0.9, 0.999)
     adam_epsilon: float = 1e-6
-    weight_decay: float = 0.01
-    clip_norm: float = 1.0
 
 
-_PAPER = "Xiong et al. 2021, arXiv:2102.03902"
+BERT_SMALL = PretrainingPreset(
+    name="bert-small",
+    source="Xiong et al. 2021, arXiv:2102.03902",
+    schedule="linear",
+    clip_norm=1.0,
+    adam_betas=(0.9, 0.999),
+    weight_decay=0.01,
+    length=512,
+    steps=100_000,
+    batch_size=256,
+    learning_rate=1e-4,
+    warmup_steps=10_000,
+    dropout=0.1,
+    evaluate_every=1_000,
+    log_every=100,
+    hidden_size=512,
+    num_hidden_layers=4,
+    num_attention_heads=8,
+    intermediate_size=2048,
+)
+_OF_MODEL = {"hidden_size": None, "num_hidden_layers": None, "num_attention_heads": None, "intermediate_size": None}
 
 PRETRAINING: dict[str, PretrainingPreset] = {
     preset.name: preset
     for preset in (
-        PretrainingPreset(
-            name="bert-small",
-            source=_PAPER,
-            length=512,
-            steps=100_000,
-            steps_from_model=100_000,
-            batch_size=256,
-            learning_rate=1e-4,
-            warmup_steps=10_000,
-            evaluate_every=1_000,
-            log_every=100,
-            hidden_size=512,
-            num_hidden_layers=4,
-            num_attention_heads=8,
-            intermediate_size=2048,
-        ),
-        PretrainingPreset(
+        BERT_SMALL,
+        replace(
+            BERT_SMALL,
             name="bert-base",
-            source=_PAPER,
-            length=512,
             steps=500_000,
             steps_from_model=250_000,
-            batch_size=256,
-            learning_rate=1e-4,
-            warmup_steps=10_000,
             evaluate_every=5_000,
-            log_every=100,
             hidden_size=768,
             num_hidden_layers=12,
             num_attention_heads=12,
             intermediate_size=3072,
         ),
-        PretrainingPreset(
+        replace(
+            BERT_SMALL,
             name="longer",
-            source=_PAPER,
             length=1024,
             steps=40_000,
-            steps_from_model=40_000,
             batch_size=128,
             learning_rate=1e-5,
             warmup_steps=0,
-            evaluate_every=1_000,
-            log_every=100,
             lengthens=True,
+            **_OF_MODEL,
         ),
-        PretrainingPreset(
+        replace(
+            BERT_SMALL,
             name="demo",
             source="nystrom",
+            methods=_demo_methods,
             length=256,
             steps=2_000,
-            steps_from_model=2_000,
             batch_size=16,
             learning_rate=5e-4,
             warmup_steps=200,
             evaluate_every=200,
             log_every=20,
             hidden_size=256,
-            num_hidden_layers=4,
             num_attention_heads=4,
             intermediate_size=1024,
-            methods=_demo_methods,
         ),
     )
 }

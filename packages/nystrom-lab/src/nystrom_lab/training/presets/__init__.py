@@ -1,1 +1,0 @@
-"""Published settings as Python values, one file per paper."""

@@ -1,0 +1,61 @@
+"""The options of a run are recorded, and compared with the record of an earlier run, by the fields of their class."""
+
+import json
+from dataclasses import fields, replace
+from pathlib import Path
+
+import pytest
+
+from nystrom_lab.config import FinetuneOptions, PretrainOptions, TrainOptions
+from nystrom_lab.training.finetune.finetune_settings import FinetuneSettings
+from nystrom_lab.training.pretrain import pretrain_settings
+from nystrom_lab.training.pretrain.presets import find_pretraining
+from nystrom_lab.training.run_settings import settle
+
+# As the version before the one class of options wrote them, of the three kinds of runs.
+BEFORE = json.loads((Path(__file__).parent / "run" / "settings_before_config.json").read_text())
+HERE = {"device": "cpu", "precision": "float32"}
+
+
+def train():
+    options = {"preset": "modern-small", "attention": "linformer", "options": {"num_features": 16}, "augment": True}
+    return settle(TrainOptions("listops", **options, **HERE, steps=50), positions=600)
+
+
+def pretrain():
+    asked = PretrainOptions(data=Path("x"), preset="demo", steps=50, **HERE)
+    return pretrain_settings.settle(find_pretraining("demo"), None, asked)
+
+
+def finetune():
+    numbers = {"max_length": 128, "steps": 20, "batch_size": 16, "warmup_steps": 2, "evaluate_every": 10}
+    method = {"attention": "nystrom", "options": {"num_landmarks": 8}}
+    asked = FinetuneOptions("mrpc", model="bert", data=(), seed=1, **numbers, **method, **HERE)
+    given = {entry.name: getattr(asked, entry.name) for entry in fields(FinetuneOptions)}
+    return FinetuneSettings(**given, log_every=5, weights="0123456789abcdef")
+
+
+@pytest.mark.parametrize("kind", [train, pretrain, finetune])
+def test_a_run_of_the_version_before_is_the_same_run(kind):
+    settings, before = kind(), BEFORE[kind.__name__]
+    assert settings.record() == before
+    assert settings.differences(before) == []
+    assert settings.differences({**before, "learning_rate": 1.0}) == [
+        f"learning_rate is {settings.learning_rate!r} but was 1.0"
+    ]
+
+
+@pytest.mark.parametrize("kind", [train, pretrain, finetune])
+def test_a_setting_that_an_older_run_lacks_had_its_default(kind):
+    settings = kind()
+    older = {name: value for name, value in BEFORE[kind.__name__].items() if name != "context_parallel"}
+    assert settings.differences(older) == []
+    assert replace(settings, processes=2, context_parallel=2, batch_size=32).differences(older | {"processes": 2}) == [
+        f"batch_size is 32 but was {older['batch_size']}" for _ in [0] if older["batch_size"] != 32
+    ] + ["context_parallel is 2 but was 1"]
+
+
+def test_where_a_run_runs_is_not_recorded():
+    settings = train()
+    elsewhere = replace(settings, data=Path("elsewhere"), to=Path("run"), threads=3, timeout=7, resume=True)
+    assert elsewhere.record() == settings.record()
