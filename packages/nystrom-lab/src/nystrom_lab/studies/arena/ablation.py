@@ -25,11 +25,6 @@ difference is the square root of the sum of their squares. One arm is above or b
 two of these; otherwise they are equal. If neither arm is above the best guess without a model, both count as equal and
 are said to be at the guess. That guess is the largest class, or what the first operator of an expression tells.
 
-- A part lifts the accuracy if the arm with it is above the arm before it on a task, and below it on none. This is
-  refuted if it is below on a task. It is undecided if both are equal on all tasks, or were not trained on one.
-- The same rule decides whether an attention adds to convolutions, by comparison with the arm that has all the parts and
-  no attention; and whether exact attention adds to a window, by comparison with the arm of the window.
-
 Source: ours. What lifts attention on these tasks is from Ma et al. (2022), arXiv:2209.10655, arXiv:2501.14850, and Amos
 et al. (2023), arXiv:2310.02980, who ask how much of it is due to attention.
 """
@@ -42,8 +37,9 @@ from typing import Any, NamedTuple
 
 from nystrom_lab.data.store.header import HEADER
 from nystrom_lab.measure.rows import Row, read_rows
-from nystrom_lab.studies.arena.ablation_report import GUESSES, figures, tables, verdicts
-from nystrom_lab.studies.reproduce.study import Part, Plan, Setting, Study, beside_none
+from nystrom_lab.studies.arena.ablation_report import CLAIMED, GUESSES, figures, tables
+from nystrom_lab.studies.reproduce.declared import declare
+from nystrom_lab.studies.reproduce.study import Part, Plan, Setting, beside_none
 from nystrom_lab.studies.training.runs import Training, train
 from nystrom_lab.training.data.tasks import find_task, prepare_if_missing
 from nystrom_lab.training.presets import find_preset
@@ -178,14 +174,14 @@ def _measure(training: Training, task: str, arm: str, setting: Setting, folder: 
 
 
 STUDIES = {
-    "arena-ablation": Study(
+    "arena-ablation": declare(
         shows="how far each part of a model lifts accuracy on Text and ListOps, and what attention adds to all",
         source="this library",
         needs="--data with text",
         trains=True,
         plan=_plan,
-        tables=tables,
-        verdicts=verdicts,
+        tables=[tables],
+        claims=CLAIMED,
         figures=figures,
     )
 }

@@ -2,15 +2,18 @@
 
 import math
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from nystrom_lab.measure.rows import Row
+import pandas as pd
+
 from nystrom_lab.report.lra.runs import FIRST_OPERATOR
 from nystrom_lab.report.plots.canvas import PAGE, figure_of, look
-from nystrom_lab.report.summary import Verdict
 from nystrom_lab.report.table import Table
+from nystrom_lab.studies.reproduce.declared import Claim, Found, each
+from nystrom_lab.studies.reproduce.known import error_over
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -74,8 +77,7 @@ class ArmScore(NamedTuple):
     def error(self) -> float:
         """Standard error of the mean."""
         share = math.sqrt(self.mean * (1 - self.mean) / self.samples)
-        seeds = len(self.values)
-        return max(share, statistics.stdev(self.values) / math.sqrt(seeds)) if seeds >= _SEEDS else share
+        return max(share, error_over(self.values)) if len(self.values) >= _SEEDS else share
 
 
 class Gap(NamedTuple):
@@ -102,12 +104,11 @@ class Gap(NamedTuple):
         return f"{100 * self.gap:+.1f} ± {100 * self.error:.1f}"
 
 
-def scores(rows: Sequence[Row]) -> dict[tuple[str, str], ArmScore]:
+def scores(rows: pd.DataFrame) -> dict[tuple[str, str], ArmScore]:
     """Scores by task and arm."""
-    found: dict[tuple[str, str], dict[int | None, Row]] = {}
-    for row in rows:
-        if row.quantity == "test accuracy":
-            found.setdefault((row.fact("task"), row.method), {})[row.seed] = row
+    found: dict[tuple[str, str], dict[int | None, Any]] = {}
+    for row in each(rows, "test accuracy"):
+        found.setdefault((row.task, row.method), {})[row.seed] = row
     return {
         (task, arm): ArmScore(tuple(row.value for row in seeds.values()), min(row.repeats for row in seeds.values()))
         for task in TASKS
@@ -125,19 +126,19 @@ def _gap(found: Mapping[tuple[str, str], ArmScore], task: str, arm: str, other: 
     return Gap(ours.mean - theirs.mean, math.hypot(ours.error, theirs.error), " and ".join(counts))
 
 
-def tables(rows: Sequence[Row]) -> Sequence[Table]:
+def tables(rows: pd.DataFrame) -> list[Table]:
     """The accuracies of all arms, compared with the arm to which each adds a part and with no attention.
 
     The minutes of training have a column for each device, since seeds may have been trained on several devices.
     """
     found, lines = scores(rows), []
-    devices = sorted({row.device for row in rows})
+    devices = sorted(set(rows["device"]))
     for (task, arm), score in found.items():
         others = (_BEFORE.get(arm), "none" if (arm, "none") in CLAIMS else None)
         gaps = [None if other is None else _gap(found, task, arm, other) for other in others]
         lines.append([task, NAMES[arm], str(len(score.values)), score.shown])
         lines[-1] += ["" if gap is None else gap.shown for gap in gaps]
-        lines[-1] += [_minutes([row for row in rows if row.device == device], task, arm) for device in devices]
+        lines[-1] += [_minutes(rows, device, task, arm) for device in devices]
     title = (
         "test accuracy and its standard deviation over seeds; differences in points and their standard errors, to the "
         "arm above and to no attention; minutes of training"
@@ -147,56 +148,47 @@ def tables(rows: Sequence[Row]) -> Sequence[Table]:
     return [Table(title, heads, lines, left=2)]
 
 
-def _minutes(rows: Sequence[Row], task: str, arm: str) -> str:
-    """Mean minutes of training of an arm among rows of one device; "" if there are none."""
-    trainings = [row for row in rows if (row.fact("task"), row.method) == (task, arm)]
-    seconds = [row.value for row in trainings if row.quantity == "training time"]
+def _minutes(rows: pd.DataFrame, device: str, task: str, arm: str) -> str:
+    """Mean minutes of training of an arm on one device; "" if there are none."""
+    seconds = [row.value for row in each(rows, "training time", device=device, task=task, method=arm)]
     return f"{statistics.fmean(seconds) / 60:.1f}" if seconds else ""
 
 
-def verdicts(rows: Sequence[Row]) -> Sequence[Verdict]:
-    """A verdict for each part that is added, and for what each attention adds."""
-    found, guesses = scores(rows), _guesses(rows)
-    return [_verdict(found, guesses, claim, arm, other) for (arm, other), claim in CLAIMS.items()]
-
-
-def _guesses(rows: Sequence[Row]) -> dict[str, tuple[float, str]]:
+def _guesses(rows: pd.DataFrame) -> dict[str, tuple[float, str]]:
     """Share of the test samples that the best guess gets right, and its name, by task."""
     found: dict[str, tuple[float, str]] = {}
-    for row in rows:
-        if row.quantity in GUESSES:
-            guess = (row.value, row.quantity.removesuffix(" of test"))
-            found[row.fact("task")] = max(guess, found.get(row.fact("task"), guess))
+    for row in each(rows, GUESSES):
+        guess = (row.value, row.quantity.removesuffix(" of test"))
+        found[row.task] = max(guess, found.get(row.task, guess))
     return found
 
 
-def _verdict(
-    found: Mapping[tuple[str, str], ArmScore],
-    guesses: Mapping[str, tuple[float, str]],
-    claim: str,
-    arm: str,
-    other: str,
-) -> Verdict:
+def _lifts(arm: str, other: str, rows: pd.DataFrame) -> Found:
+    """Whether an arm is above another on a task, and below it on none; at the best guess both are equal."""
+    found, guesses = scores(rows), _guesses(rows)
     sides, said = [], []
     for task in TASKS:
         gap = _gap(found, task, arm, other)
         if gap is None:
             said.append(f"{task} not trained")
             continue
-        words = {1: "above", 0: "equal", -1: "below"}[gap.side]
-        both = (found[task, arm], found[task, other])
+        side, words = gap.side, {1: "above", 0: "equal", -1: "below"}[gap.side]
         told, name = guesses.get(task, (0.0, ""))
-        if all(score.mean - told <= 2 * score.error for score in both):
-            words += f", both at the guess of the {name}"
-            sides.append(0)
-        else:
-            sides.append(gap.side)
+        if all(score.mean - told <= 2 * score.error for score in (found[task, arm], found[task, other])):
+            side, words = 0, f"{words}, both at the guess of the {name}"
+        sides.append(side)
         said.append(f"{task} {gap.shown} points, {words} ({gap.seeds} seed{'' if gap.seeds == '1' else 's'})")
     lifts = 1 in sides and len(sides) == len(TASKS)
-    return Verdict(claim, False if -1 in sides else True if lifts else None, f"{'; '.join(said)}.")
+    return False if -1 in sides else True if lifts else None, f"{'; '.join(said)}."
 
 
-def figures(rows: Sequence[Row], folder: Path) -> "Mapping[str, Figure]":
+_REFUSED = (
+    "it is below on a task by more than two standard errors; unknown where it is above on none, or one is not trained"
+)
+CLAIMED = [Claim(says, "this library", partial(_lifts, arm, other), _REFUSED) for (arm, other), says in CLAIMS.items()]
+
+
+def figures(rows: pd.DataFrame, folder: Path) -> "Mapping[str, Figure]":
     """The arms on one axis, for both tasks: means with two standard errors, seeds as points, and the best guess."""
     found, guesses = scores(rows), _guesses(rows)
     arms = [arm for arm in NAMES if any(of == arm for _, of in found)]

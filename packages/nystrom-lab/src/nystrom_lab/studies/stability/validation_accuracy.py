@@ -14,19 +14,6 @@ Softmax attention is compared with another method on a task and preset if both h
 same step, have limits, and have learned. Its steps or seconds are above those of the other if the difference of the
 means is more than two standard errors and more than the steps or seconds between two evaluations; likewise for below.
 
-Claims and the rules that decide them:
-
-- Self-attention "takes more steps to reach the stationary distribution of its long-time limit": its steps to the limit
-  are above those of kernelized attention and Skyformer on every task. The claim fails if they are below on one. A
-  method whose limit is more than two points below that of softmax (`nystrom_lab.studies.reproduce.margin`) does not
-  arrive at the same limit faster, and decides nothing.
-- "Runs with different random seeds may bring divergent performances": the standard deviation of softmax attention's
-  limit over the seeds, pooled over tasks, is larger than that of each of the two others by more than two standard
-  errors of the logarithm of the ratio, about $\sqrt{1 / (2 f_1) + 1 / (2 f_2)}$ with f degrees of freedom. The claim
-  fails if it is smaller by as much.
-- "Skyformer can efficiently converge to the long-time limit with comparable general performance": on every task
-  Skyformer takes fewer seconds to its limit than softmax attention, and the limit is at most two points below.
-
 Source: Chen et al. (2021), arXiv:2111.00035, Fig. 2 and section 5; the figure has no numbers. The largest class of
 ListOps, 16 to 17 % of its samples, is that of the generated data.
 """
@@ -41,15 +28,18 @@ from pathlib import Path
 from statistics import fmean, stdev, variance
 from typing import TYPE_CHECKING, NamedTuple
 
+import pandas as pd
+
 from nystrom_lab.measure.rows import Row, new_row
 from nystrom_lab.report.lra.curves import ArenaRun, lra_curves_figure, read_lra_curves
 from nystrom_lab.report.lra.runs import Line
 from nystrom_lab.report.printed import LRA_CLASSES, LRA_TASKS, SKYFORMER_TABLE_1
-from nystrom_lab.report.summary import Verdict
 from nystrom_lab.report.table import Table
 from nystrom_lab.studies.arena.beside_paper import Ran, differs_from_paper
+from nystrom_lab.studies.reproduce.declared import Claim, Found, declare, each, frame_of
+from nystrom_lab.studies.reproduce.known import Known, error_over, most
 from nystrom_lab.studies.reproduce.margin import MARGIN, is_competitive
-from nystrom_lab.studies.reproduce.study import Part, Plan, Setting, Study
+from nystrom_lab.studies.reproduce.study import Part, Plan, Setting
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -131,14 +121,13 @@ def _measure(run: ArenaRun, folder: Path) -> Iterable[Row]:
         )
 
 
-def _runs(rows: Sequence[Row]) -> list[ArenaRun]:
+def _runs(rows: pd.DataFrame) -> list[ArenaRun]:
     """The runs that the rows are from, in the order of the rows."""
     runs: dict[str, ArenaRun] = {}
-    for row in rows:
-        task, preset = row.fact("task"), row.fact("preset")
-        name = f"{task}-{row.method}-{preset}-seed{row.seed}"
-        run = runs.setdefault(name, ArenaRun(task, row.method, preset, {}, name))
-        run.curve[int(row.fact("step"))] = (float(row.fact("seconds")), row.value)
+    for row in each(rows, _ACCURACY):
+        name = f"{row.task}-{row.method}-{row.preset}-seed{row.seed}"
+        run = runs.setdefault(name, ArenaRun(row.task, row.method, row.preset, {}, name))
+        run.curve[int(row.step)] = (float(row.seconds), row.value)
     return list(runs.values())
 
 
@@ -176,7 +165,7 @@ def _beside_paper(runs: Sequence[ArenaRun]) -> str:
     )
 
 
-def _groups(rows: Sequence[Row]) -> dict[tuple[str, str], dict[str, list[ArenaRun]]]:
+def _groups(rows: pd.DataFrame) -> dict[tuple[str, str], dict[str, list[ArenaRun]]]:
     """Runs by task and preset, and by method."""
     groups: dict[tuple[str, str], dict[str, list[ArenaRun]]] = {}
     for run in _runs(rows):
@@ -197,7 +186,7 @@ def _state(task: str, runs: Sequence[ArenaRun]) -> tuple[list[Plateau], str]:
     return limits, "" if len(runs) >= _SEEDS else "few seeds"
 
 
-def _deciding(rows: Sequence[Row]) -> dict[str, dict[str, list[Plateau]]]:
+def _deciding(rows: pd.DataFrame) -> dict[str, dict[str, list[Plateau]]]:
     """The limits that decide, by task with preset and by method; of a method's sizes, the one with the most seeds."""
     found: dict[str, dict[str, list[Plateau]]] = {}
     for (task, preset), methods in _groups(rows).items():
@@ -214,13 +203,13 @@ def _deciding(rows: Sequence[Row]) -> dict[str, dict[str, list[Plateau]]]:
 
 def _above(ours: Sequence[float], other: Sequence[float], least: float) -> bool | None:
     """Whether a mean is above another beyond two standard errors and the least difference; None where it is neither."""
-    gap = fmean(ours) - fmean(other)
-    return None if abs(gap) <= max(2 * _error(ours, other), least) else gap > 0
+    gap, error = fmean(ours) - fmean(other), max(2 * _error(ours, other), least)
+    return Known(gap - error, gap + error).above(0)
 
 
 def _error(ours: Sequence[float], other: Sequence[float]) -> float:
     """Standard error of the difference of two means."""
-    return math.hypot(*(stdev(x) / math.sqrt(len(x)) for x in (ours, other)))
+    return math.hypot(error_over(ours), error_over(other))
 
 
 def _comparable(other: Sequence[Plateau], exact: Sequence[Plateau]) -> bool | None:
@@ -229,22 +218,13 @@ def _comparable(other: Sequence[Plateau], exact: Sequence[Plateau]) -> bool | No
     return is_competitive(fmean(ours) - fmean(theirs), _error(ours, theirs))
 
 
-def _verdicts(rows: Sequence[Row]) -> Sequence[Verdict]:
-    found = _deciding(rows)
-    return [_more_steps(found), _more_spread(found), _converges(found)]
-
-
 _NOTHING = "no task has three seeds of both that learned and came to a limit, see the table."
 
 
-def _all(signs: Sequence[bool | None]) -> bool | None:
-    return False if False in signs else True if signs and None not in signs else None
-
-
-def _more_steps(found: Mapping[str, Mapping[str, Sequence[Plateau]]]) -> Verdict:
+def _more_steps(rows: pd.DataFrame) -> Found:
     signs: list[bool | None] = []
     said = []
-    for task, methods in found.items():
+    for task, methods in _deciding(rows).items():
         for name in (name for name in _KERNELS if name in methods):
             exact, other = methods[_EXACT], methods[name]
             ours, theirs = ([each.steps for each in limits] for limits in (exact, other))
@@ -252,14 +232,11 @@ def _more_steps(found: Mapping[str, Mapping[str, Sequence[Plateau]]]) -> Verdict
             signs.append(_above(ours, theirs, max(each.every[0] for each in (*exact, *other))) if level else None)
             lower = {True: "", False: ", to a lower limit", None: ", to a limit that may be lower"}[level]
             said.append(f"{fmean(ours):,.0f} beside {fmean(theirs):,.0f} of {name} on {task}{lower}")
-    return Verdict(
-        "Softmax attention takes more steps to its limit than attention with Gaussian kernels.",
-        _all(signs),
-        f"steps to the limit: {'; '.join(said)}." if said else _NOTHING,
-    )
+    return most(signs), f"steps to the limit: {'; '.join(said)}." if said else _NOTHING
 
 
-def _more_spread(found: Mapping[str, Mapping[str, Sequence[Plateau]]]) -> Verdict:
+def _more_spread(rows: pd.DataFrame) -> Found:
+    found = _deciding(rows)
     signs: list[bool | None] = []
     said = []
     for name in _KERNELS:
@@ -273,38 +250,30 @@ def _more_spread(found: Mapping[str, Mapping[str, Sequence[Plateau]]]) -> Verdic
         ]
         ratio = math.log(max(pooled[0], 1e-9) / max(pooled[1], 1e-9))
         error = math.sqrt(sum(1 / (2 * each) for each in free))
-        signs.append(None if abs(ratio) <= 2 * error else ratio > 0)
+        signs.append(Known(ratio - 2 * error, ratio + 2 * error).above(0))
         said.append(
             f"{100 * pooled[0]:.2f} points beside {100 * pooled[1]:.2f} of {name} (tasks: {len(pairs)}; a ratio of "
             f"{math.exp(2 * error):.1f} would tell)"
         )
-    return Verdict(
-        "Seeds of softmax attention end further apart than those of attention with Gaussian kernels.",
-        _all(signs),
-        f"deviation of the limit over the seeds: {'; '.join(said)}." if said else _NOTHING,
-    )
+    return most(signs), f"deviation of the limit over the seeds: {'; '.join(said)}." if said else _NOTHING
 
 
-def _converges(found: Mapping[str, Mapping[str, Sequence[Plateau]]]) -> Verdict:
+def _converges(rows: pd.DataFrame) -> Found:
     signs: list[bool | None] = []
     said = []
-    for task, methods in found.items():
+    for task, methods in _deciding(rows).items():
         if "skyformer" not in methods:
             continue
         exact, ours = methods[_EXACT], methods["skyformer"]
         slow, fast = ([each.seconds for each in limits] for limits in (exact, ours))
         slower = _above(slow, fast, max(each.every[1] for each in (*exact, *ours)))
-        signs.append(_all([slower, _comparable(ours, exact)]))
+        signs.append(most([slower, _comparable(ours, exact)]))
         gap = fmean(each.accuracy for each in ours) - fmean(each.accuracy for each in exact)
         said.append(f"{fmean(fast):,.0f} s beside {fmean(slow):,.0f} s, {100 * gap:+.1f} points on {task}")
-    return Verdict(
-        "Skyformer converges to its limit in less time than softmax attention, with comparable accuracy.",
-        _all(signs),
-        f"{'; '.join(said)}." if said else _NOTHING,
-    )
+    return most(signs), f"{'; '.join(said)}." if said else _NOTHING
 
 
-def _tables(rows: Sequence[Row]) -> Sequence[Table]:
+def _tables(rows: pd.DataFrame) -> list[Table]:
     tables = []
     for (task, preset), methods in _groups(rows).items():
         lines = []
@@ -327,10 +296,10 @@ def _tables(rows: Sequence[Row]) -> Sequence[Table]:
 
 
 def _differs(rows: Sequence[Row]) -> str:
-    return _beside_paper(_runs(rows))
+    return _beside_paper(_runs(frame_of(rows)))
 
 
-def _figures(rows: Sequence[Row], folder: Path) -> "Mapping[str, Figure]":
+def _figures(rows: pd.DataFrame, folder: Path) -> "Mapping[str, Figure]":
     runs = _runs(rows)
     return {
         "": lra_curves_figure(runs, str(folder), over="seconds"),
@@ -338,17 +307,38 @@ def _figures(rows: Sequence[Row], folder: Path) -> "Mapping[str, Figure]":
     }
 
 
+_SECTION = "Skyformer, section 5"
+
 STUDIES = {
-    "skyformer-figure-2": Study(
+    "skyformer-figure-2": declare(
         shows="validation accuracy over the seconds and steps of training",
         source="Skyformer, arXiv:2111.00035, Fig. 2",
         needs="--runs with those of nystrom lra run, or the file of their curves",
         paper_needs="about 50 hours on an H200",
         trains=True,
         plan=_plan,
-        tables=_tables,
-        verdicts=_verdicts,
+        tables=[_tables],
+        claims=[
+            Claim(
+                "Softmax attention takes more steps to its limit than attention with Gaussian kernels.", _SECTION,
+                _more_steps,
+                "its steps are below those of kernelized attention or Skyformer on a task; a method whose limit is "
+                "more than two points below softmax's does not arrive at the same limit, and decides nothing",
+            ),
+            Claim(
+                "Seeds of softmax attention end further apart than those of attention with Gaussian kernels.", _SECTION,
+                _more_spread,
+                "the deviation of its limit over the seeds, pooled over tasks, is smaller than another method's "
+                "by two standard errors of the logarithm of the ratio, sqrt(1 / (2 f) + 1 / (2 g)) for f and g degrees "
+                "of freedom",
+            ),
+            Claim(
+                "Skyformer converges to its limit in less time than softmax attention, with comparable accuracy.",
+                _SECTION, _converges,
+                "on a task it takes more seconds, or its limit is more than two points below",
+            ),
+        ],
         figures=_figures,
         differs=_differs,
     )
-}
+}  # fmt: skip
