@@ -13,8 +13,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from nystrom.attention.functions import FUNCTIONS
 from nystrom.attention.method_names import size_options
-from nystrom.attention.registry import find_function
 from nystrom_lab.measure.rows import Row, append_rows, cpu_name, new_row, read_rows
 
 SCALES = (1.0, 3.0, 10.0, 30.0)
@@ -73,7 +73,7 @@ def error_rows(
 def _results(given: Sequence[Tensor], method: str, m: int | None, backend: str) -> list[Tensor]:
     *leaves, grad = given
     leaves = [x.detach().requires_grad_() for x in leaves]
-    out = find_function(method)(*leaves, **size_options(method, m), backend=backend)
+    out = FUNCTIONS[method](*leaves, **size_options(method, m), backend=backend)
     return [out.detach(), *torch.autograd.grad(out, leaves, grad)]
 
 

@@ -28,8 +28,8 @@ except ModuleNotFoundError:
     sys.exit("tune_tiles.py times Triton's kernels, and triton is not installed: pip install 'nystrom[gpu]'.")
 
 import nystrom.gpu
+from nystrom.attention.functions import FUNCTIONS
 from nystrom.attention.method_names import size_options
-from nystrom.attention.registry import find_function
 from nystrom.gpu.launch import Tiles, trying
 from nystrom_lab.measure.rows import check_rows, new_row, write_rows
 
@@ -115,7 +115,7 @@ def tune_tiles(
         skip = torch.randn(heads, 1, kernel_size, 1, generator=generator).to(device, getattr(torch, dtype))
         leaves.append(skip.requires_grad_())
         options["skip"] = skip
-    attend = find_function(method)
+    attend = FUNCTIONS[method]
 
     def forward() -> torch.Tensor:
         with torch.no_grad():

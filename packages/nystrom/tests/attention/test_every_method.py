@@ -18,6 +18,7 @@ from torch._dynamo.testing import CompileCounter
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from nystrom import MultiheadAttention, build_attention, reference
+from nystrom.attention.functions import FUNCTIONS
 from nystrom.attention.methods.informer import _sample as sample_keys
 from nystrom.attention.methods.near_far import near_far_rows
 from nystrom.attention.methods.nystrom import nystrom_rows
@@ -28,7 +29,7 @@ from nystrom.attention.parts.band import pad_to_blocks
 from nystrom.attention.parts.causal import QUERY_MEANS, advance, mean_queries, rows_of
 from nystrom.attention.parts.clusters import choose
 from nystrom.attention.parts.residual import RIDGE
-from nystrom.attention.registry import METHODS, find_function
+from nystrom.attention.registry import METHODS
 from nystrom.attention.skip import depthwise_skip
 from nystrom.landmarks import draw as draw_numbers
 from nystrom.landmarks import kmeans, segment_means, uniform
@@ -336,7 +337,7 @@ def test_the_module_is_the_function(name, options):
     attend, method = build(name, options), METHODS[name]
     weights = () if attend.weights is None else attend.weights()
     options = {option: value for option, value in options.items() if option not in method.weight_options}
-    expected = find_function(name)(q, k, v, *weights, keep=keep, **options)
+    expected = FUNCTIONS[name](q, k, v, *weights, keep=keep, **options)
     torch.testing.assert_close(attend(q, k, v, keep=keep), expected, rtol=0, atol=0)
 
 
@@ -1146,7 +1147,7 @@ def test_nothing_quadratic_is_stored(name, options, masked):
 @pytest.mark.parametrize(("name", "options"), RANDOM, ids=str)
 def test_the_generator_decides(name, options):
     q, k, v = draw(8, 40)
-    attend = find_function(name)
+    attend = FUNCTIONS[name]
     state = torch.get_rng_state()
     first, again, other = (
         attend(q, k, v, **options, generator=torch.Generator().manual_seed(seed)) for seed in (1, 1, 2)
@@ -1163,7 +1164,7 @@ def test_draws_do_not_see_padding_or_neighbours(name, options):
     if name in POSITIONAL:
         # Holes count as positions: padding at both ends alone.
         keep = (keep.cumsum(-1) > 2) & (keep.flip(-1).cumsum(-1).flip(-1) > 4)
-    attend = find_function(name)
+    attend = FUNCTIONS[name]
     together = attend(q, k, v, keep=keep, **options, generator=torch.Generator().manual_seed(1))
     for i in range(2):
         real = keep[i]
@@ -1209,7 +1210,7 @@ def test_the_default_dtype_changes_nothing(name, options, default_dtype):
 
 @pytest.mark.parametrize(("name", "options"), [case for case in RANDOM if "backend" not in case[1]], ids=str)
 def test_draws_do_not_see_the_default_dtype(name, options, default_dtype):
-    (q, k, v), attend, results = draw(8, 400), find_function(name), []
+    (q, k, v), attend, results = draw(8, 400), FUNCTIONS[name], []
     for dtype in (torch.float32, default_dtype):
         torch.set_default_dtype(dtype)
         torch.manual_seed(1)
@@ -1602,7 +1603,7 @@ def test_rows_of_nothing_are_empty(rows, b, n, s):
 @pytest.mark.parametrize(("name", "options"), RANDOM, ids=str)
 def test_what_is_no_generator_raises(name, options, generator):
     with pytest.raises(ValueError, match=f"generator is {generator!r}; expected None, 'global' or a torch.Generator"):
-        find_function(name)(*draw(0, 40), generator=generator, **options)
+        FUNCTIONS[name](*draw(0, 40), generator=generator, **options)
 
 
 @pytest.mark.refuses

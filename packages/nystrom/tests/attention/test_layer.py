@@ -6,8 +6,9 @@ import torch
 from torch import nn
 
 from nystrom import MultiheadAttention, NystromAttention, nystrom_attention
+from nystrom.attention.functions import FUNCTIONS
 from nystrom.attention.heads import merge_heads, split_heads
-from nystrom.attention.registry import METHODS, find_function
+from nystrom.attention.registry import METHODS
 
 CLOSE = {"rtol": 1e-10, "atol": 1e-11}
 
@@ -298,7 +299,7 @@ def test_the_masks_of_layers_and_of_transformers_are_named_where_a_function_gets
         ("mask", "keep=mask if it is so"),
     ):
         with pytest.raises(ValueError, match=f"{name} cannot be honoured: .* True for real tokens. Pass {way}"):
-            find_function(method)(q, q, q, **{name: mask})
+            FUNCTIONS[method](q, q, q, **{name: mask})
 
 
 @pytest.mark.refuses

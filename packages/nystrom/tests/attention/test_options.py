@@ -9,8 +9,9 @@ import pytest
 import torch
 
 from nystrom import build_attention, nystrom_attention, nystrom_factors, nystrom_rows
+from nystrom.attention.functions import FUNCTIONS
 from nystrom.attention.options import MASK_DOCS
-from nystrom.attention.registry import METHODS, find_function
+from nystrom.attention.registry import METHODS
 from nystrom.command_options import option_docs
 
 CALL = {*MASK_DOCS, "generator", "skip", "group", "is_causal"}
@@ -23,7 +24,7 @@ def keywords(function):
 
 @pytest.mark.parametrize("name", METHODS)
 def test_the_function_takes_the_fields_of_its_options(name):
-    method, function = METHODS[name], find_function(name)
+    method, function = METHODS[name], FUNCTIONS[name]
     fields = {f.name: f for f in dataclasses.fields(method.options) if f.name not in method.weight_options}
     taken = keywords(function)
     # Options of weights that the function takes as tensors are not among its arguments.
@@ -37,7 +38,7 @@ def test_the_function_takes_the_fields_of_its_options(name):
 
 @pytest.mark.parametrize("name", METHODS)
 def test_every_option_is_documented_once_and_reaches_the_function(name):
-    method, function = METHODS[name], find_function(name)
+    method, function = METHODS[name], FUNCTIONS[name]
     docs = option_docs(method.options)
     assert list(docs) == [field.name for field in dataclasses.fields(method.options)]
     text = inspect.getdoc(function)
@@ -65,7 +66,7 @@ def test_every_option_is_documented_once_and_reaches_the_function(name):
 def test_what_no_method_can_do_raises_by_name(name, argument, instead):
     q = torch.randn(1, 2, 9, 4)
     layer = build_attention(name, num_heads=2, head_dim=4)
-    for call, known in ((find_function(name), f"{name}_attention"), (layer, "AttentionHeads.forward")):
+    for call, known in ((FUNCTIONS[name], f"{name}_attention"), (layer, "AttentionHeads.forward")):
         with pytest.raises(ValueError, match=rf"{next(iter(argument))} cannot be honoured: {known}.*{instead}"):
             call(q, q, q, **argument)
 
@@ -74,7 +75,7 @@ def test_what_no_method_can_do_raises_by_name(name, argument, instead):
 @pytest.mark.parametrize("name", [name for name in METHODS if not METHODS[name].causal])
 def test_what_is_not_causal_says_what_is(name):
     q = torch.randn(1, 2, 9, 4)
-    for call in (find_function(name), build_attention(name, num_heads=2, head_dim=4)):
+    for call in (FUNCTIONS[name], build_attention(name, num_heads=2, head_dim=4)):
         with pytest.raises(ValueError, match=r"is_causal cannot be honoured: .*near_far"):
             call(q, q, q, is_causal=True)
 
@@ -83,7 +84,7 @@ def test_what_is_not_causal_says_what_is(name):
 @pytest.mark.parametrize("name", METHODS)
 def test_unknown_arguments_and_masks_by_position_raise_by_name(name):
     q, keep = torch.randn(1, 2, 9, 4), torch.ones(1, 9, dtype=torch.bool)
-    attend, layer = find_function(name), build_attention(name, num_heads=2, head_dim=4)
+    attend, layer = FUNCTIONS[name], build_attention(name, num_heads=2, head_dim=4)
     weights = () if layer.weights is None else layer.weights()
     for call, inputs in ((attend, (q, q, q, *weights)), (layer, (q, q, q))):
         with pytest.raises(ValueError, match=r"argument 'kep' is unknown.*Perhaps you meant 'keep'") as raised:
@@ -101,13 +102,13 @@ def test_unknown_arguments_and_masks_by_position_raise_by_name(name):
 def test_what_is_no_generator_raises_though_nothing_is_drawn(name):
     q = torch.randn(1, 2, 9, 4)
     with pytest.raises(ValueError, match=r"generator is 3; expected None, 'global' or a torch\.Generator"):
-        find_function(name)(q, q, q, generator=3)
+        FUNCTIONS[name](q, q, q, generator=3)
 
 
 @pytest.mark.parametrize("name", METHODS)
 def test_what_asks_for_nothing_is_taken(name):
     q = torch.randn(1, 2, 9, 4)
-    attend = find_function(name)
+    attend = FUNCTIONS[name]
     weights = build_attention(name, num_heads=2, head_dim=4).weights
     inputs = (q, q, q, *(() if weights is None else weights()))
     nothing = {"is_causal": False, "attn_mask": None, "dropout_p": 0.0, "enable_gqa": False}

@@ -22,8 +22,8 @@ from transformers import (
 
 import nystrom
 from nystrom import near_far_sizes, nystrom_attention
+from nystrom.attention.functions import FUNCTIONS
 from nystrom.attention.methods.nystrom import nystrom_factors, nystrom_rows
-from nystrom.attention.registry import find_function
 from nystrom.clock import peak_bytes
 from nystrom.inspection import inspect_model
 from nystrom.inspection.candidates import read_candidates
@@ -272,8 +272,8 @@ def test_near_far_sees_its_near_tokens_under_padding(bert, batch):
     for call in calls:
         real = 30 if call.keep is None else int(call.keep.sum())
         q, k, v = (x[:, :, :real] for x in call[2:5])
-        out = find_function("softmax")(q, k, v)
-        near_far = find_function("near_far")(q, k, v, num_heavy=2, num_clusters=2, exact_up_to=0)
+        out = FUNCTIONS["softmax"](q, k, v)
+        near_far = FUNCTIONS["near_far"](q, k, v, num_heavy=2, num_clusters=2, exact_up_to=0)
         off += (near_far - out).square().sum(dim=(0, 2, 3))
         size += out.square().sum(dim=(0, 2, 3))
     assert_close(found.layers[0].methods["near_far-2"].error.value, (off / size).sqrt(), **CLOSE)

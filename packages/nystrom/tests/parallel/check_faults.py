@@ -5,7 +5,8 @@ import torch
 import torch.distributed as dist
 
 from nystrom import build_attention
-from nystrom.attention.registry import METHODS, find_function
+from nystrom.attention.functions import FUNCTIONS
+from nystrom.attention.registry import METHODS
 from nystrom.parallel import count_bytes
 
 
@@ -24,7 +25,7 @@ def attend(n=9, *, heads=2, width=4, batch=1, dtype=torch.float32, name="nystrom
     k = torch.randn(batch, heads, n if s is None else s, width, dtype=dtype)
     options = {"num_landmarks": 3} | options if name == "nystrom" else options
     projections = [torch.randn(1, 3, 16)] * 2 if name == "linformer" else []
-    return find_function(name)(q, k, k, *projections, **{"group": dist.group.WORLD} | options)
+    return FUNCTIONS[name](q, k, k, *projections, **{"group": dist.group.WORLD} | options)
 
 
 def raises(match, *given, **options):
@@ -79,7 +80,7 @@ def a_second_derivative_raises():
     for name in ("nystrom", "softmax"):
         x = torch.randn(1, 2, 9, 4, requires_grad=True)
         options = {"num_landmarks": 3} if name == "nystrom" else {}
-        out = find_function(name)(x, x, x, group=dist.group.WORLD, **options)
+        out = FUNCTIONS[name](x, x, x, group=dist.group.WORLD, **options)
         with pytest.raises(RuntimeError, match="second derivatives of attention over a group are not supported"):
             torch.autograd.grad(out.sum(), x, create_graph=True)
 
@@ -96,8 +97,8 @@ def what_is_no_group_raises():
 def a_mesh_of_one_dimension_is_a_group():
     mesh = dist.init_device_mesh("cpu", (1, dist.get_world_size()), mesh_dim_names=("data", "tokens"))
     x = torch.randn(1, 2, 9, 4, generator=torch.Generator().manual_seed(0))
-    expected = find_function("softmax")(x, x, x, group=dist.group.WORLD)
-    torch.testing.assert_close(find_function("softmax")(x, x, x, group=mesh["tokens"]), expected, rtol=0, atol=0)
+    expected = FUNCTIONS["softmax"](x, x, x, group=dist.group.WORLD)
+    torch.testing.assert_close(FUNCTIONS["softmax"](x, x, x, group=mesh["tokens"]), expected, rtol=0, atol=0)
 
 
 def to_agree_takes_a_few_numbers():

@@ -7,7 +7,8 @@ import torch
 import torch.distributed as dist
 
 from nystrom import build_attention
-from nystrom.attention.registry import METHODS, find_function
+from nystrom.attention.functions import FUNCTIONS
+from nystrom.attention.registry import METHODS
 from nystrom.parallel import count_bytes
 from nystrom.parallel.communication import Ranks
 from nystrom.parallel.entry_over_ranks import OVER_RANKS
@@ -71,7 +72,7 @@ def checks():
 
 
 def one_process_gives_the_same(name, options, case, kind):
-    size, function = dist.get_world_size(), find_function(name)
+    size, function = dist.get_world_size(), FUNCTIONS[name]
     cross = "cross" in kind
     n = PIECES[size][case]
     s = OTHER_PIECES[size][case] if cross else n
@@ -121,12 +122,12 @@ def draws_are_those_of_the_first_rank(name):
     n = PIECES[dist.get_world_size()][0]
     q, k, v, _ = inputs(sum(n), sum(n), 0)
     options = {**VARIANTS[name][0], **({"landmarks": "uniform"} if name == "nystrom" else {})}
-    expected = find_function(name)(q, k, v, generator=torch.Generator().manual_seed(7), **options)
+    expected = FUNCTIONS[name](q, k, v, generator=torch.Generator().manual_seed(7), **options)
     own = torch.Generator().manual_seed(7 + dist.get_rank())
     cut = [mine(x, n, 2) for x in (q, k, v)]
-    out = find_function(name)(*cut, generator=own, group=dist.group.WORLD, **options)
+    out = FUNCTIONS[name](*cut, generator=own, group=dist.group.WORLD, **options)
     torch.testing.assert_close(out, mine(expected, n, 2), **CLOSE)
-    assert not torch.equal(expected, find_function(name)(q, k, v, **options))
+    assert not torch.equal(expected, FUNCTIONS[name](q, k, v, **options))
 
 
 def bytes_are_those_of_the_page(name):
@@ -134,7 +135,7 @@ def bytes_are_those_of_the_page(name):
     (size, rank), length, d, options = (dist.get_world_size(), dist.get_rank()), 60, 4, VARIANTS[name][0]
     q, k, v, _ = (mine(x.float(), [length // size] * size, 2) for x in inputs(length, length, 0))
     with count_bytes() as forward:
-        find_function(name)(q, k, v, group=dist.group.WORLD, **options)
+        FUNCTIONS[name](q, k, v, group=dist.group.WORLD, **options)
     if name == "near_far":
         m, g, others = options["num_clusters"], options["num_heavy"], range(size)
         iterations, around = METHODS[name].options().iterations, options["block_size"] - 1 + options["reach"]
@@ -158,7 +159,7 @@ def bytes_grow_with_the_tokens_for_exact_attention_alone(name):
         q, k, v, grad = (mine(x, n, 2) for x in inputs(length, length, 0))
         with count_bytes() as forward:
             x = [y.requires_grad_() for y in (q, k, v)]
-            out = find_function(name)(*x, group=dist.group.WORLD, **VARIANTS[name][0])
+            out = FUNCTIONS[name](*x, group=dist.group.WORLD, **VARIANTS[name][0])
         with count_bytes() as backward:
             out.backward(grad)
         counted.append((forward.total, backward.total))
@@ -180,11 +181,11 @@ def results_have_the_dtype_of_the_values():
     cut, rank = [mine(x, n, 2) for x in (q, k, v)], dist.get_rank()
     for name in VARIANTS:
         options = VARIANTS[name][0]
-        expected = mine(find_function(name)(q, k, v, **options), n, 2)
+        expected = mine(FUNCTIONS[name](q, k, v, **options), n, 2)
         for dtype in (torch.bfloat16, torch.float16):
-            out = find_function(name)(*(x.to(dtype) for x in cut), group=dist.group.WORLD, **options)
+            out = FUNCTIONS[name](*(x.to(dtype) for x in cut), group=dist.group.WORLD, **options)
             with torch.autocast("cpu", dtype):
-                same = find_function(name)(*cut, group=dist.group.WORLD, **options)
+                same = FUNCTIONS[name](*cut, group=dist.group.WORLD, **options)
             assert out.dtype == same.dtype == dtype
             torch.testing.assert_close(out, same, rtol=0, atol=0)
             # Eight or eleven bits through an inverse: a wrong formula is off by the size of the numbers themselves.
@@ -196,7 +197,7 @@ def nothing_gives_nothing():
     for name in VARIANTS:
         for batch, n in ((2, 0), (0, 5)):
             x = torch.zeros(batch, 2, n, 4, dtype=torch.float64, requires_grad=True)
-            out = find_function(name)(x, x, x, group=dist.group.WORLD, **VARIANTS[name][0])
+            out = FUNCTIONS[name](x, x, x, group=dist.group.WORLD, **VARIANTS[name][0])
             assert out.shape == x.shape
             out.sum().backward()
             assert x.grad.shape == x.shape
@@ -204,7 +205,7 @@ def nothing_gives_nothing():
         n = PIECES[dist.get_world_size()][0]
         q, k, v, _ = (mine(x, n, 2) for x in inputs(sum(n), sum(n), 0))
         keep = torch.arange(2)[:, None].expand(2, q.shape[2]) == 1
-        out = find_function(name)(q, k, v, keep=keep, group=dist.group.WORLD, **VARIANTS[name][0])
+        out = FUNCTIONS[name](q, k, v, keep=keep, group=dist.group.WORLD, **VARIANTS[name][0])
         assert not out[0].any()
         assert out[1].isfinite().all()
 
@@ -215,7 +216,7 @@ def a_group_of_some_ranks_sees_their_tokens_alone():
     q, k, v, _ = inputs(12, 12, dist.get_rank())
     own = groups[dist.get_rank()]
     for name in VARIANTS:
-        function, options = find_function(name), VARIANTS[name][0]
+        function, options = FUNCTIONS[name], VARIANTS[name][0]
         out = function(q, k, v, group=own, **options)
         torch.testing.assert_close(out, function(q, k, v, **options), **CLOSE)
 

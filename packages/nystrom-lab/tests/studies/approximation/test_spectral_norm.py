@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 import torch
 
-from nystrom.attention.registry import find_function
+from nystrom.attention.functions import FUNCTIONS
 from nystrom_lab.measure.rows import new_row
 from nystrom_lab.studies.approximation.spectral_norm import STUDIES, printed_form
 from nystrom_lab.studies.reproduce.encoders import find_encoder
@@ -46,7 +46,7 @@ def test_every_method_has_both_errors_at_each_size(part):
 
 def test_gains_and_the_smallest_errors_are_of_single_heads(part, setting):
     given = find_encoder(setting).record(512, 2, (0,), weights="initialised")[0]
-    exact, attend = find_function("softmax")(*given), find_function("nystrom")
+    exact, attend = FUNCTIONS["softmax"](*given), FUNCTIONS["nystrom"]
     few, many = (
         torch.linalg.matrix_norm((attend(*given, num_landmarks=m) - exact).double(), ord=2).flatten() for m in (16, 256)
     )
@@ -81,7 +81,7 @@ def test_the_printed_form_is_equations_4_to_6_with_exponentials_and_numpys_pseud
 
 def test_a_row_is_the_mean_of_dense_spectral_norms(part, setting):
     given = find_encoder(setting).record(512, 2, (0,), weights="initialised")[0]
-    exact, ours = (find_function(name)(*given) for name in ("softmax", "linear"))
+    exact, ours = (FUNCTIONS[name](*given) for name in ("softmax", "linear"))
     expected = (torch.linalg.matrix_norm((ours - exact).double(), ord=2)).mean().item()
     (row,) = (row for row in part if row.method == "linear" and row.quantity != RELATIVE)
     # The power iteration's own accuracy.

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from nystrom.attention.registry import find_function
+from nystrom.attention.functions import FUNCTIONS
 from nystrom.inspection.sampling import Sample, draw_queries, estimate_ratio
 from nystrom_lab.measure.rows import new_row
 from nystrom_lab.studies.fidelity.calibration import STUDIES
@@ -28,9 +28,9 @@ def test_the_shares_are_those_of_the_draws_and_all_queries_are_exact(tiny_settin
     encoder = find_encoder(tiny_setting)
     given, generator, hits = encoder.record(32, 4, (0, 1, 2)), torch.Generator().manual_seed(0), []
     for q, k, v in given.values():
-        exact = find_function("softmax")(q, k, v)
+        exact = FUNCTIONS["softmax"](q, k, v)
         with torch.no_grad():
-            off = (find_function("performer")(q, k, v, num_features=256) - exact).double().square().sum(dim=-1)
+            off = (FUNCTIONS["performer"](q, k, v, num_features=256) - exact).double().square().sum(dim=-1)
         size = exact.double().square().sum(dim=-1)
         wanted = (off.sum(dim=(0, 2)) / size.sum(dim=(0, 2))).sqrt()
         for count in (16, 32, 64, 128, 256):

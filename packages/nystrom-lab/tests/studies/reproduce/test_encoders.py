@@ -6,7 +6,7 @@ import torch
 from torch.testing import assert_close
 from transformers import AutoConfig, AutoModel, BertConfig, BertLMHeadModel, T5Config, T5EncoderModel
 
-from nystrom.attention.registry import find_function
+from nystrom.attention.functions import FUNCTIONS
 from nystrom_lab.studies.reproduce.encoders import find_encoder, instead_of_bert_base
 from nystrom_lab.studies.reproduce.study import Setting
 
@@ -22,7 +22,7 @@ def test_recorded_queries_keys_and_values_give_the_attention_of_the_model(tiny_s
         wanted = layer(embedded)[0]
     q, k, v = recorded[0]
     assert q.shape == (2, 4, 24, 8)
-    out = find_function("softmax")(q, k, v).transpose(1, 2).flatten(2)
+    out = FUNCTIONS["softmax"](q, k, v).transpose(1, 2).flatten(2)
     # float32 rounding of the same products in another order.
     assert_close(out, wanted, rtol=1e-5, atol=1e-5)
     assert not torch.equal(recorded[0].q, recorded[1].q)

@@ -7,9 +7,10 @@ from typing import Any
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
+from nystrom.attention.functions import FUNCTIONS, WEIGHTS
 from nystrom.attention.group_runner import group_runner
 from nystrom.attention.options import refusing
-from nystrom.attention.registry import METHODS, find_function, find_in_home
+from nystrom.attention.registry import METHODS
 from nystrom.attention.segments import check_segments, in_segments
 from nystrom.attention.skip import NEEDS_SAME_TOKENS, check_kernel, depthwise_skip
 from nystrom.checks import check_at_least, check_names
@@ -35,10 +36,8 @@ class AttentionHeads(nn.Module):
         self.method, self.options = method, options
         self.num_heads, self.head_dim = num_heads, head_dim
         self.group: Group = None
-        self.weights = None
-        if entry.weights is not None:
-            self.weights = find_in_home(method, entry.weights)(num_heads, head_dim, options)
-        self._function = find_function(method)
+        self.weights = WEIGHTS[method](num_heads, head_dim, options) if entry.weights else None
+        self._function = FUNCTIONS[method]
         self._arguments = {key: value for key, value in asdict(options).items() if key not in entry.weight_options}
         # Weights of random features are drawn by their own Module.
         self._random, self._takes_skip = entry.random and self.weights is None, entry.takes_skip

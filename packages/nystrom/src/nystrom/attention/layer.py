@@ -24,9 +24,10 @@ from torch import Tensor, nn
 
 from nystrom.attention.caches.near_far_cache import NearFarCache
 from nystrom.attention.caches.near_far_context import NearFarContext, near_far_context
+from nystrom.attention.functions import ROWS
 from nystrom.attention.heads import attend_in_heads, build_attention, merge_heads, split_heads
 from nystrom.attention.options import refusing_names_of_the_package
-from nystrom.attention.registry import METHODS, find_in_home
+from nystrom.attention.registry import METHODS
 from nystrom.attention.skip import DepthwiseSkip
 from nystrom.checks import Backend, Inverse, Landmarks, StartValue, check_at_least, check_flag
 from nystrom.precision import check_dtype
@@ -102,7 +103,7 @@ class MultiheadAttention(nn.Module):
         self.kdim, self.vdim, self.batch_first, self.dropout = kdim, vdim, batch_first, 0.0
         self.self_attention = self_attention
         self.heads = build_attention(method, num_heads=num_heads, head_dim=self.head_dim, **options).to(device, dtype)
-        self._rows = find_in_home(method, f"{method}_rows") if METHODS[method].rows else None
+        self._rows = ROWS.get(method)
         place = {"device": device, "dtype": dtype}
         if self._is_stacked:
             self.in_proj_weight = nn.Parameter(torch.empty(3 * inner, embed_dim, **place))

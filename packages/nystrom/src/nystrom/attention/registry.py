@@ -1,9 +1,6 @@
 """Every attention method of the library, by name, in one table. Needs no torch."""
 
-from collections.abc import Callable
 from dataclasses import dataclass, fields
-from importlib import import_module
-from typing import Any
 
 from nystrom.attention.options import (
     BigBirdOptions,
@@ -25,7 +22,7 @@ from nystrom.checks import check_names
 
 @dataclass(frozen=True, kw_only=True)
 class Method:
-    """One attention method; NAME is implemented in `nystrom.attention.methods.NAME`, as the function `NAME_attention`.
+    """One attention method; its functions are in `nystrom.attention.functions`.
 
     Attributes:
         summary: What it is, in a few words.
@@ -33,7 +30,7 @@ class Method:
         cost: Order of its time, in the letters of `nystrom.shapes`.
         exact_limit: When it equals what it approximates.
         source: Paper.
-        weights: Name of the Module, in the same file, that supplies the function's tensor arguments after the values.
+        weights: A Module supplies the function's tensor arguments after the values.
         weight_options: Options of these weights, which the function does not take.
         random: Its function can draw at random from `generator`.
         cross_attention: It supports cross-attention, where queries and keys are different tokens.
@@ -41,7 +38,7 @@ class Method:
         takes_skip: Its function adds the skip convolution itself.
         causal: Its function takes `is_causal`.
         over_ranks: Its tokens may be split across the ranks of a process group, see `nystrom.parallel`.
-        rows: Its file has `NAME_rows`, which gives rows of the attention matrix.
+        rows: A function gives rows of its attention matrix.
         second_derivatives: The option required for second derivatives; "always", or "never" if they raise.
     """
 
@@ -50,7 +47,7 @@ class Method:
     cost: str
     exact_limit: str
     source: str
-    weights: str | None = None
+    weights: bool = False
     weight_options: tuple[str, ...] = ()
     random: bool = False
     cross_attention: bool = True
@@ -151,7 +148,7 @@ METHODS: dict[str, Method] = {
         cost="(n + s) num_features d",
         exact_limit="softmax, as num_features grows",
         source="Choromanski et al. 2020, arXiv:2009.14794",
-        weights="PerformerFeatures",
+        weights=True,
         weight_options=("redraw_steps",),
         random=True,
     ),
@@ -161,7 +158,7 @@ METHODS: dict[str, Method] = {
         cost="(n + s) num_features d",
         exact_limit="softmax, where the projections are the identity and n = num_features",
         source="Wang et al. 2020, arXiv:2006.04768",
-        weights="LinformerProjections",
+        weights=True,
         weight_options=("num_features", "max_length", "per_head", "share_key_value", "init_std", "frozen"),
         positional=True,
     ),
@@ -218,13 +215,3 @@ def check_weightless(method: str) -> None:
             f"method is {method!r}, whose projections would have to be learned; "
             f"expected one of {', '.join(WEIGHTLESS)}."
         )
-
-
-def find_function(name: str) -> Callable[..., Any]:
-    """The function of a method; imports its file."""
-    return find_in_home(name, f"{name}_attention")
-
-
-def find_in_home(name: str, what: str) -> Any:
-    """The object called `what` in a method's file."""
-    return getattr(import_module(f"nystrom.attention.methods.{name}"), what)

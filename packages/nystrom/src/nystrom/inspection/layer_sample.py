@@ -13,9 +13,10 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from nystrom.attention.functions import ROWS
 from nystrom.attention.fused import softmax_rows
 from nystrom.attention.methods.nystrom import nystrom_factors
-from nystrom.attention.registry import METHODS, find_in_home
+from nystrom.attention.registry import METHODS
 from nystrom.inspection.attention_rows import RowFacts, row_facts
 from nystrom.inspection.candidates import Candidate
 from nystrom.inspection.sampling import Sample, draw_queries
@@ -130,7 +131,7 @@ def _sample_heads(
     masks = {"keep": call.keep, "scale": call.scale}
     for candidate in candidates:
         if METHODS[candidate.method].rows:
-            function = find_in_home(candidate.method, f"{candidate.method}_rows")
+            function = ROWS[candidate.method]
             theirs = function(q, k, queries, **masks, **candidate.options)[0]
             variation[candidate.name] = 0.5 * (theirs - rows).abs().sum(dim=-1)
         if candidate.method == "nystrom":

@@ -54,9 +54,10 @@ from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.integrations.sdpa_attention import repeat_kv, sdpa_attention_forward
 from transformers.utils.output_capturing import _active_collector
 
+from nystrom.attention.functions import FUNCTIONS
 from nystrom.attention.fused import fused_softmax
 from nystrom.attention.plan import PLAN, plan_of_options
-from nystrom.attention.registry import METHODS, WEIGHTLESS, find_function
+from nystrom.attention.registry import METHODS, WEIGHTLESS
 from nystrom.checks import check_names, nearest_name
 from nystrom.integrations.bert_names import longest_input
 from nystrom.integrations.layer_numbers import number_of
@@ -82,7 +83,7 @@ MASKED_UP_TO = 256
 GROUP = "_nystrom_group"
 
 # Found when this file is imported, since torch.compile cannot trace an import.
-_FUNCTIONS: dict[str, Callable[..., Tensor]] = {name: find_function(name) for name in (*REGISTERED, "softmax")}
+_FUNCTIONS: dict[str, Callable[..., Tensor]] = {name: FUNCTIONS[name] for name in (*REGISTERED, "softmax")}
 _FIELDS = {name: {field.name for field in fields(METHODS[name].options)} for name in _FUNCTIONS}
 _KNOWN = {
     name: frozenset(names - {"scale", *METHODS[name].weight_options} | {"exact_layers"})

@@ -21,8 +21,9 @@ from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
 from transformers.integrations.sdpa_attention import repeat_kv, sdpa_attention_forward
 
+from nystrom.attention.functions import FUNCTIONS
 from nystrom.attention.heads import AttentionHeads
-from nystrom.attention.registry import METHODS, find_function
+from nystrom.attention.registry import METHODS
 from nystrom.attention.skip import depthwise_skip
 from nystrom.integrations.attention_interface import choose_route, masks_of
 from nystrom.integrations.mask_interface import check_asks, make_mask
@@ -87,7 +88,7 @@ def attend_by(method: str, call: LayerCall, options: Mapping[str, Any]) -> Float
     named: dict[str, Any] = default_options(method) | dict(options)
     if any(option.name == "scale" for option in fields(METHODS[method].options)):
         named["scale"] = call.scale
-    return find_function(method)(call.q, call.k, call.v, **call.masks._asdict(), **named)
+    return FUNCTIONS[method](call.q, call.k, call.v, **call.masks._asdict(), **named)
 
 
 @contextmanager

@@ -114,8 +114,8 @@ def asked_attention(
 
 
 def _check_weightless(what: str, attention: str) -> None:
-    if METHODS[attention].weights is not None:
-        known = ", ".join(name for name, method in METHODS.items() if method.weights is None)
+    if METHODS[attention].weights:
+        known = ", ".join(name for name, method in METHODS.items() if not method.weights)
         raise ValueError(
             f"{what} is {attention!r}, which has learned weights that belong to the model: make a model with this "
             f"attention and train it; expected one of {known}."

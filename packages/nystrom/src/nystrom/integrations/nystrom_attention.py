@@ -19,8 +19,9 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
+from nystrom.attention.functions import ROWS
 from nystrom.attention.heads import build_attention, merge_heads, split_heads
-from nystrom.attention.registry import METHODS, check_weightless, find_in_home
+from nystrom.attention.registry import METHODS, check_weightless
 from nystrom.attention.skip import DepthwiseSkip, depthwise_skip
 from nystrom.checks import check_flag
 from nystrom.linalg import pinv
@@ -110,9 +111,7 @@ class NystromReplacement(nn.Module):
             return out
         if few is None:
             options = {name: value for name, value in vars(self.method_heads.options).items() if name != "backend"}
-            weights = find_in_home(self.method_heads.method, f"{self.method_heads.method}_rows")(
-                q, k, asked, keep=mask, **options
-            )
+            weights = ROWS[self.method_heads.method](q, k, asked, keep=mask, **options)
         else:
             weights = few[0][:, :, asked] @ few[1]
         return out, weights[..., front:]

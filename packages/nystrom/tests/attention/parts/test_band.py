@@ -2,8 +2,8 @@ import pytest
 import torch
 
 from nystrom import build_attention
+from nystrom.attention.functions import FUNCTIONS
 from nystrom.attention.parts.band import attend_globally, pad_to_blocks, windows
-from nystrom.attention.registry import find_function
 
 SELF = [
     ("longformer", {"window": 5, "num_global": 1}),
@@ -51,7 +51,7 @@ def test_global_rows_replace_the_named_queries_alone():
 @pytest.mark.parametrize(("name", "options"), SELF)
 def test_the_graph_may_be_walked_twice(name, options):
     q, k, v = (x.requires_grad_() for x in draw(30))
-    loss = find_function(name)(q, k, v, **options).square().sum()
+    loss = FUNCTIONS[name](q, k, v, **options).square().sum()
     first = torch.autograd.grad(loss, (q, k, v), retain_graph=True)
     again = torch.autograd.grad(loss, (q, k, v))
     torch.testing.assert_close(first, again, rtol=0, atol=0)
@@ -67,7 +67,7 @@ def test_copies_of_the_keys_are_not_kept_for_the_gradient(name, options):
         return x
 
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda x: x):
-        find_function(name)(q, k, v, **options)
+        FUNCTIONS[name](q, k, v, **options)
     # The copies would be 1.6 times the keys or more; a block of padding and a row to spare are less.
     assert max(kept) <= 1.1 * q.numel()
 
@@ -81,8 +81,8 @@ def test_queries_of_other_tokens_raise(name, options, n):
     with pytest.raises(
         ValueError, match=f"q holds {n} tokens and k holds 30, but {name} is self-attention.*use 'nystrom'"
     ):
-        find_function(name)(other, k, v, **options)
+        FUNCTIONS[name](other, k, v, **options)
     keep = torch.ones(2, 30, dtype=torch.bool)
-    for call in (find_function(name), build_attention(name, num_heads=3, head_dim=4, **options)):
+    for call in (FUNCTIONS[name], build_attention(name, num_heads=3, head_dim=4, **options)):
         with pytest.raises(ValueError, match=rf"query_keep cannot be honoured: {name}_attention is self-.*Pass keep"):
             call(q, k, v, keep=keep, query_keep=keep)

@@ -42,9 +42,9 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from nystrom.attention.functions import FUNCTIONS
 from nystrom.attention.heads import build_attention
 from nystrom.attention.method_names import near_far_keys, reformer_buckets, size_options
-from nystrom.attention.registry import find_function
 from nystrom.kernels import gaussian_kernel, half_norms
 from nystrom_lab.measure.rows import Row
 from nystrom_lab.report.summary import OURS
@@ -103,7 +103,7 @@ def _measure(
 ) -> Iterable[Row]:
     given = encoder.record(n, windows, (0,), weights=weights)[0]
     wide = Recording(*(x.double() for x in given))
-    exact = find_function("softmax")(*given)
+    exact = FUNCTIONS["softmax"](*given)
     size = spectral_norm(exact.double())
     facts = {"weights": weights, "b": windows, "h": given.q.shape[1], "d": given.q.shape[3]}
     relative: dict[tuple[str, int | None], Tensor] = {}

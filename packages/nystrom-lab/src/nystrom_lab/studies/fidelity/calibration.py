@@ -14,8 +14,8 @@ from pathlib import Path
 import pandas as pd
 import torch
 
+from nystrom.attention.functions import FUNCTIONS
 from nystrom.attention.method_names import read_method
-from nystrom.attention.registry import find_function
 from nystrom.inspection.sampling import Sample, draw_queries, estimate_ratio
 from nystrom_lab.measure.rows import Row
 from nystrom_lab.report.summary import OURS
@@ -48,8 +48,8 @@ def _measure(encoder: Encoder, name: str, length: int, draws: int, folder: Path)
     hits: dict[tuple[str, int], list[torch.Tensor]] = {(what, r): [] for what in (_NEAR, _HELD) for r in _QUERIES}
     for given in layers.values():
         with torch.no_grad():
-            exact = find_function("softmax")(*given)
-            off = (find_function(method)(*given, **options) - exact).double().square().sum(dim=-1)
+            exact = FUNCTIONS["softmax"](*given)
+            off = (FUNCTIONS[method](*given, **options) - exact).double().square().sum(dim=-1)
             size = exact.double().square().sum(dim=-1)
         wanted = (off.sum(dim=(0, 2)) / size.sum(dim=(0, 2))).sqrt()
         for count in _QUERIES:

@@ -156,12 +156,14 @@ def draw_projection(
     return norms * (q * signs[:, None, :]).mT.flatten(0, 1)[:num_features]
 
 
-# A compiler cannot make a generator.
-@torch.compiler.assume_constant_result
 def _fixed_projection(num_features: int, head_dim: int) -> Tensor:
     # A map of `torch.func` would refuse the draw, or draw for each of its copies.
     with temporarily_clear_interpreter_stack():
         return draw_projection(num_features, head_dim, generator=torch.Generator().manual_seed(0))
+
+
+# A compiler cannot make a generator. As torch.compiler.assume_constant_result does, which imports the compiler.
+_fixed_projection._dynamo_marked_constant = True  # pyright: ignore[reportFunctionMemberAccess]
 
 
 class PerformerFeatures(nn.Module):
