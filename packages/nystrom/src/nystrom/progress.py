@@ -116,16 +116,16 @@ class Progress:
         if not self._is_due() and (self._bar.disable or seconds < _BAR):
             return
         done, before = self.done - self._before, time.monotonic() - self._began - seconds
-        said = (
+        line = (
             f"{self.what}: {step}, {self.unit.removesuffix('s')} {self.done + 1} of {self.total}, {duration(seconds)}"
         )
         # One that takes longer than those before would be told to end at once.
         if self.total is not None and done and self.unit != _STEPS and seconds <= before / done:
-            said += f", about {duration(before / done * (self.total - self.done) - seconds)} left"
+            line += f", about {duration(before / done * (self.total - self.done) - seconds)} left"
         if self._lines:
-            self._say(said)
+            self._say(line)
         else:
-            self._bar.display(said)
+            self._bar.display(line)
 
     def _is_due(self) -> bool:
         return self._lines and time.monotonic() >= self._due

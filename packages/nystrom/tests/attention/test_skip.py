@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from nystrom.attention.methods.nystrom import nystrom_attention
 from nystrom.attention.parts.landmark_sums import landmark_sums
-from nystrom.attention.skip import DepthwiseSkip, depthwise_skip, room_for_skip
+from nystrom.attention.skip import DepthwiseSkip, depthwise_skip, padded_values_and_buffer
 
 
 def draw(seed, b, h, n, e, size, dtype=torch.float64):
@@ -134,7 +134,7 @@ def test_the_values_have_one_gradient():
     q, landmarks, middle = draw(7, 2, 2, 40, 3, 5)[0], *(draw(seed, 2, 2, 4, 3, 5)[0] for seed in (8, 9))
     grads = []
     for create_graph in (False, True):
-        values, room = room_for_skip(v, w[:, 0, :, 0])
+        values, room = padded_values_and_buffer(v, w[:, 0, :, 0])
         out = landmark_sums(room, q, landmarks, middle, values, w[:, 0, :, 0], keep=None, scale=1.0)
         made = (values * values + out.sin()).sum()
         grads.append(torch.autograd.grad(made, (v, w), create_graph=create_graph))

@@ -21,9 +21,9 @@ from transformers import (
 from transformers.trainer_utils import IntervalStrategy
 
 from nystrom.checks import check_at_least
+from nystrom.interleaved_timing import quartiles
 from nystrom.models import EncoderConfig
 from nystrom.progress import Progress
-from nystrom.turns import quartiles
 from nystrom_lab.bench.training_step import TrainingStep
 from nystrom_lab.config import Device, Precision, TrainOptions
 from nystrom_lab.measure.rows import Row, append_rows, check_rows

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from nystrom.clock import seconds
-from nystrom.turns import in_turns, quartiles
+from nystrom.interleaved_timing import in_turns, quartiles
 from nystrom_lab.measure.memory import free_bytes
 from nystrom_lab.measure.rows import Row
 

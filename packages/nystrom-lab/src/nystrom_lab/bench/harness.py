@@ -19,8 +19,8 @@ from typing import TypeVar
 import torch
 
 from nystrom.attention.backend import kernel_errors
+from nystrom.interleaved_timing import in_turns, quartiles
 from nystrom.progress import Progress
-from nystrom.turns import in_turns, quartiles
 from nystrom_lab.measure.memory import free_bytes
 from nystrom_lab.measure.rows import Row, append_rows, rows_so_far
 

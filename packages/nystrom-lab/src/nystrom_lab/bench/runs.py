@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import get_args
 
 from nystrom.checks import check_at_least, check_choice
+from nystrom.interleaved_timing import quartiles
 from nystrom.progress import Progress
-from nystrom.turns import quartiles
 from nystrom_lab.bench.options import Layout, command_line
 from nystrom_lab.measure.rows import Row, append_rows, cpu_name, new_row, read_rows, rows_so_far
 

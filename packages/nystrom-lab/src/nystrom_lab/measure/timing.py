@@ -1,9 +1,9 @@
-"""Rows of times that were measured in turns (`nystrom.turns`)."""
+"""Rows of times that were measured in turns (`nystrom.interleaved_timing`)."""
 
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from nystrom.turns import quartiles, ratios
+from nystrom.interleaved_timing import quartiles, ratios
 from nystrom_lab.measure.rows import Row, new_row
 
 

@@ -3,7 +3,7 @@
 A method serves a layer well if the mean relative error of its heads is at most a tenth, and badly if it is above three
 tenths; these are rules of thumb. What decides is the error of the hidden states after the last layer, and the share of
 predictions that change. Times are medians over turns. Where the advice depends on which of two methods is faster, and
-the turns leave that open, the text says so instead (`nystrom.turns`).
+the turns leave that open, the text says so instead (`nystrom.interleaved_timing`).
 """
 
 import math
@@ -14,7 +14,7 @@ from textwrap import TextWrapper
 from typing import Any
 
 from nystrom.checks import ranges
-from nystrom.turns import Quartiles, is_open, too_busy
+from nystrom.interleaved_timing import Quartiles, is_open, too_busy
 from nystrom_lab.measure.rows import Row
 
 # Quantities of the rows of the study "inspect".

@@ -70,7 +70,7 @@ def attend(
         check_same_tokens(same_tokens, q, k, masks)
     q, k, v = cast_for_autocast(q, k, v)
     if any(is_number(size) and size == 0 for size in (q.shape[0], q.shape[2], k.shape[2])):
-        return nothing(q, k, v, *(x for x in rest if isinstance(x, Tensor)))
+        return empty_output(q, k, v, *(x for x in rest if isinstance(x, Tensor)))
     with without_autocast(q), _refusing_by_name():
         if kernels is not None and picks_triton(rest[0], q, k, v):
             core = kernels
@@ -90,7 +90,7 @@ def _attend_in_segments(
     check_same_tokens(_PACKED, q, k, Masks())
     edges = check_segments(cu_seqlens, q)
     if not q.shape[2]:
-        return nothing(q, k, v)
+        return empty_output(q, k, v)
     # The initial value "authors" depends on the whole batch, so each sequence gets a call of its own.
     alone = any(getattr(each, "z0", None) == "authors" for each in rest)
     drawing = next((each for each in rest if isinstance(each, torch.Generator)), None)
@@ -104,7 +104,7 @@ def _attend_in_segments(
     return in_segments(attend_some, (q, k, v), edges, alone=alone)
 
 
-def nothing(
+def empty_output(
     q: Float[Tensor, "b h n d"], k: Float[Tensor, "b h s d"], v: Float[Tensor, "b h s e"], *weights: Tensor
 ) -> Float[Tensor, "b h n e"]:
     """Zeros, or an empty result: for an empty batch, no query, or no key to attend to."""

@@ -28,7 +28,7 @@ def fused_softmax(
         width = -(-max(d, e) // 8) * 8
         q, k, v = (F.pad(x, (0, width - x.shape[-1])) for x in (q, k, v))
     q, k, v = (x if x.stride(-1) == 1 else x.contiguous() for x in (q, k, v))
-    mask = None if keep is None else open_empty(keep)[:, None, None, :]
+    mask = None if keep is None else unmask_empty_rows(keep)[:, None, None, :]
     if is_causal and mask is not None:
         mask, is_causal = mask & mask.new_ones(q.shape[2], k.shape[2]).tril(), False
     return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scale, is_causal=is_causal)[..., :e]
@@ -50,10 +50,10 @@ def softmax_rows(
     scores = scale * (q @ k.mT)
     if keep is None:
         return scores.softmax(dim=-1).to(dtype)
-    weights = scores.masked_fill(~open_empty(keep)[:, None, None, :], -torch.inf).softmax(dim=-1)
+    weights = scores.masked_fill(~unmask_empty_rows(keep)[:, None, None, :], -torch.inf).softmax(dim=-1)
     return torch.where(keep[:, None, None, :], weights, 0.0).to(dtype)
 
 
-def open_empty(keep: Bool[Tensor, "b s"]) -> Bool[Tensor, "b s"]:
+def unmask_empty_rows(keep: Bool[Tensor, "b s"]) -> Bool[Tensor, "b s"]:
     """Unmask all keys of a sequence without a real one: softmax over no keys is NaN, over zero values it gives zero."""
     return keep | ~keep.any(dim=-1, keepdim=True)

@@ -539,10 +539,10 @@ def refusing(function: F) -> F:
                 "which tokens are real."
             )
         for name in [name for name in kwargs if name not in taken]:
-            asked = kwargs.pop(name)
+            value = kwargs.pop(name)
             if name not in _CANNOT_HONOUR:
                 check_names("argument", [name], [each for each in taken if each != "self"])
-            if asked is not None and asked is not False and not (name == "dropout_p" and asked == 0):
+            if value is not None and value is not False and not (name == "dropout_p" and value == 0):
                 raise ValueError(f"{name} cannot be honoured: {function.__qualname__} {_CANNOT_HONOUR[name]}")
         return function(*args, **kwargs)
 

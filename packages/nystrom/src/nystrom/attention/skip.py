@@ -73,7 +73,7 @@ def depthwise_skip(
         return narrowed(out if to is None else out + to, dtype)
 
 
-def room_for_skip(
+def padded_values_and_buffer(
     v: Float[Tensor, "b h n e"], w: Float[Tensor, "h k"]
 ) -> tuple[Float[Tensor, "b h n e"], Float[Tensor, "b h n e"]]:
     """The values, and memory to which `nystrom.attention.parts.landmark_sums` writes their convolution, on a CPU.

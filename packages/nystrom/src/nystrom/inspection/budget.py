@@ -48,7 +48,7 @@ def choose_plan(
     Returns:
         The plan; `found` says its error, the times of a layer's attention that it rests on and their mean, with their
         quartiles over turns, and in a sentence whether the machine was too busy to tell if a method in the plan is
-        faster than another (`nystrom.turns`); None there means that it was not.
+        faster than another (`nystrom.interleaved_timing`); None there means that it was not.
 
     Raises:
         ValueError: No method supports the model, a plan cannot name its layers, or no method meets the budget; the

@@ -53,8 +53,8 @@ def read_candidates(names: Sequence[str], longest: int | None = None) -> tuple[C
             )
         if name == method:
             options = default_options(method, longest)
-        said, size = sized_name(method, options)
-        if said in found:
-            raise ValueError(f"method {name!r} is {said!r}, which is named twice: leave one out.")
-        found[said] = Candidate(said, method, options, size)
+        full_name, size = sized_name(method, options)
+        if full_name in found:
+            raise ValueError(f"method {name!r} is {full_name!r}, which is named twice: leave one out.")
+        found[full_name] = Candidate(full_name, method, options, size)
     return tuple(found.values())

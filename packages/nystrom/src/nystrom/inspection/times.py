@@ -9,7 +9,7 @@ import torch
 from nystrom.clock import seconds
 from nystrom.inspection.candidates import SOFTMAX, Candidate
 from nystrom.integrations.layer_calls import LayerCall, attend_by
-from nystrom.turns import Quartiles, in_turns, is_open, quartiles, ratios, too_busy
+from nystrom.interleaved_timing import Quartiles, in_turns, is_open, quartiles, ratios, too_busy
 
 # Calls of each method that are timed, one of each in a turn.
 _TURNS = 7
@@ -46,7 +46,7 @@ class Times:
         return ratios(self.turns[one], self.turns[other])
 
     def doubt(self, pairs: Iterable[tuple[str, str]]) -> str | None:
-        """A sentence where the turns leave open which method of a pair is faster (`nystrom.turns`), or None."""
+        """A sentence where the turns leave open which of a pair is faster (`nystrom.interleaved_timing`), or None."""
         ratios = {pair: ratio for pair in pairs if is_open(ratio := self.ratio(*pair))}
         return too_busy(ratios, len(next(iter(self.turns.values())))) if ratios else None
 

@@ -14,12 +14,12 @@ __all__ = ["from_nystrom_attention", "replace_attention"]
 if find_spec("transformers") is not None:
     from nystrom.integrations.attention_interface import register_methods
     from nystrom.integrations.over_ranks import parallelize_transformers
-    from nystrom.integrations.patches import watch_models
+    from nystrom.integrations.patches import patch_transformers
     from nystrom.integrations.saving import save_with_attention
     from nystrom.integrations.set_attention import AttentionUse, check_attention, set_attention
     from nystrom.parallel.models import pass_parallelize
 
     register_methods()
-    watch_models()
+    patch_transformers()
     pass_parallelize(parallelize_transformers)
     __all__ += ["AttentionUse", "check_attention", "save_with_attention", "set_attention"]

@@ -429,20 +429,20 @@ def _reads_for_decoder(module: nn.Module) -> bool:
     return attends_elsewhere(module) and getattr(module, "is_decoder", None) is not False
 
 
-def _check_causal(method: str, module: nn.Module, asked: bool | None, told: bool | None) -> bool:
+def _check_causal(method: str, module: nn.Module, passed: bool | None, told: bool | None) -> bool:
     """Whether a layer is causal; raises if its method cannot be.
 
     Args:
         method: Name of the method.
         module: The layer.
-        asked: What the model passes as `is_causal`; None leaves it to the layer.
+        passed: What the model passes as `is_causal`; None leaves it to the layer.
         told: Whether its mask is causal; None if the mask does not say.
 
     Raises:
         ValueError: The method cannot be causal; the layer does not say whether it is, which transformers' exact
             attention treats as causal; or the layer and its mask say different things.
     """
-    who, causal = type(module).__name__, getattr(module, "is_causal", None) if asked is None else asked
+    who, causal = type(module).__name__, getattr(module, "is_causal", None) if passed is None else passed
     if causal is None or (causal and not (method in METHODS and METHODS[method].causal)):
         what = "is causal" if causal else "does not say whether it is causal (it has no attribute is_causal)"
         raise ValueError(

@@ -22,7 +22,7 @@ import torch
 from nystrom.attention.plan import PLAN, read_plan
 from nystrom.command_options import ConvertOptions, taking
 from nystrom.integrations.bert_names import FAMILIES
-from nystrom.integrations.new_model import POSITIONS, asked_attention, from_bert, from_own, one_tensor, with_weights
+from nystrom.integrations.new_model import POSITIONS, attention_choice, from_bert, from_own, one_tensor, with_weights
 from nystrom.models.configuration import POSITION_OFFSET, EncoderConfig
 from nystrom.models.files.folder import check_fresh, copy_sentence_modules, copy_tokenizer, fresh_folder, write_card
 from nystrom.models.files.json_object import read_json
@@ -74,7 +74,7 @@ class Conversion:
 
 
 @taking(ConvertOptions)
-def convert(asked: ConvertOptions) -> Conversion:
+def convert(request: ConvertOptions) -> Conversion:
     """Make a Nyströmformer from a BERT or RoBERTa, or give a Nyströmformer another number of positions.
 
     Returns:
@@ -83,18 +83,18 @@ def convert(asked: ConvertOptions) -> Conversion:
     Raises:
         ValueError: A source that cannot be read or represented, or invalid options or folder.
     """
-    source, to, plan = asked.source, asked.to, asked.plan
+    source, to, plan = request.source, request.to, request.plan
     planned = None if plan is None else read_plan(plan)
-    most = asked.max_position_embeddings
-    chosen = asked_attention(asked.attention, asked.options or {}, asked.num_landmarks, most)
+    most = request.max_position_embeddings
+    chosen = attention_choice(request.attention, request.options or {}, request.num_landmarks, most)
     check_fresh(to)
     check_weights(source)
     config = read_json(source / "config.json")
     kind = config.get("model_type")
     if kind in FAMILIES:
-        made = from_bert(source, chosen, asked.conv_kernel_size)
+        made = from_bert(source, chosen, request.conv_kernel_size)
     elif kind in (EncoderConfig.model_type, "nystromformer"):
-        made = from_own(source, chosen, asked.conv_kernel_size)
+        made = from_own(source, chosen, request.conv_kernel_size)
     else:
         known = ", ".join([*FAMILIES, "nystromformer", EncoderConfig.model_type])
         raise ValueError(
@@ -113,7 +113,7 @@ def convert(asked: ConvertOptions) -> Conversion:
         table = one_tensor(made.tensors, name, source)
         # The token of the class has a position of its own, the first.
         kept = POSITION_OFFSET + (made.config.pooling == "cls")
-        resized = resize_positions(table[kept:], wanted, how=asked.positions)
+        resized = resize_positions(table[kept:], wanted, how=request.positions)
         made.tensors[name] = torch.cat([table[:kept], resized])
     made.config.max_position_embeddings = wanted
     model = with_weights(made, source)

@@ -139,10 +139,10 @@ def check_asks(kind: type[PreTrainedModel] | None, method: str) -> None:
         ValueError: It does not, so attn_implementation would be ignored; the message says what to do instead.
     """
     if kind is not None and not kind._can_set_attn_implementation():
-        refuse_deaf(kind, method)
+        raise_ignores_attn_implementation(kind, method)
 
 
-def refuse_deaf(kind: type[PreTrainedModel], method: str) -> NoReturn:
+def raise_ignores_attn_implementation(kind: type[PreTrainedModel], method: str) -> NoReturn:
     """Raise for a model that ignores attn_implementation, and say what to do instead."""
     if kind.config_class is NystromformerConfig:
         way_out = (

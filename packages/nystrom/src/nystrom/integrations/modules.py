@@ -153,8 +153,8 @@ class TimmReplacement(nn.Module):
         Raises:
             ValueError: A mask or bias per pair of tokens, which is not supported.
         """
-        said = {"attn_mask": attn_mask, "is_causal": is_causal or None, "shared_rel_pos_bias": shared_rel_pos_bias}
-        for name, value in said.items():
+        masks = {"attn_mask": attn_mask, "is_causal": is_causal or None, "shared_rel_pos_bias": shared_rel_pos_bias}
+        for name, value in masks.items():
             if value is not None:
                 raise ValueError(
                     f"{name} cannot be honoured: {self.method} attention sees the whole sequence, without a weight per "
@@ -275,8 +275,8 @@ def replace_attention(
     for name, module in model.named_modules():
         if isinstance(module, nn.MultiheadAttention):
             _check_multihead(name, module)
-            said = told.get(module, {None})
-            declared = self_attention if len(said) > 1 or None in said else next(iter(said))
+            declarations = told.get(module, {None})
+            declared = self_attention if len(declarations) > 1 or None in declarations else next(iter(declarations))
             if declared is False and not METHODS[method].cross_attention:
                 raise ValueError(
                     f"{name} is cross-attention, and {method} only takes queries and keys of the same tokens: use "

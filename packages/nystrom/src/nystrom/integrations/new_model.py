@@ -70,7 +70,7 @@ class NewModel:
         return "" if self.model is EncoderModel else _OWN_PREFIX
 
 
-class AskedAttention(NamedTuple):
+class AttentionChoice(NamedTuple):
     """The requested attention.
 
     Attributes:
@@ -88,12 +88,12 @@ class AskedAttention(NamedTuple):
         return default_options(attention, self.longest or longest) | self.options
 
 
-def asked_attention(
+def attention_choice(
     attention: str | None,
     options: Mapping[str, object],
     num_landmarks: int | Literal["auto"],
     longest: int | None = None,
-) -> AskedAttention:
+) -> AttentionChoice:
     """The requested attention, checked as far as possible without the source.
 
     Raises:
@@ -105,12 +105,12 @@ def asked_attention(
             raise ValueError(f"num_landmarks is {num_landmarks}, and options also have num_landmarks: leave one out.")
         found["num_landmarks"] = num_landmarks
     if attention is None:
-        return AskedAttention(None, found, longest)
+        return AttentionChoice(None, found, longest)
     check_names("attention method", [attention], METHODS)
     kind = METHODS[attention].options
     check_names(f"option of {attention}", found, {entry.name for entry in fields(kind)})
     _check_weightless("attention", attention)
-    return AskedAttention(attention, found, longest)
+    return AttentionChoice(attention, found, longest)
 
 
 def _check_weightless(what: str, attention: str) -> None:
@@ -122,7 +122,7 @@ def _check_weightless(what: str, attention: str) -> None:
         )
 
 
-def from_bert(source: Path, asked: AskedAttention, conv_kernel_size: int | Literal["auto"] | None) -> NewModel:
+def from_bert(source: Path, choice: AttentionChoice, conv_kernel_size: int | Literal["auto"] | None) -> NewModel:
     """Convert a BERT or RoBERTa to the requested attention.
 
     Raises:
@@ -131,7 +131,7 @@ def from_bert(source: Path, asked: AskedAttention, conv_kernel_size: int | Liter
     theirs = read_config(source)
     family = FAMILIES[theirs["model_type"]]
     shift = theirs["pad_token_id"] + 1 if family.shifted else 0
-    attention = asked.attention or "nystrom"
+    attention = choice.attention or "nystrom"
     taps = 33 if attention == "nystrom" else None
     positions = theirs["max_position_embeddings"] - shift
     usual = {"num_landmarks": 64} if attention == "nystrom" else {}
@@ -141,7 +141,7 @@ def from_bert(source: Path, asked: AskedAttention, conv_kernel_size: int | Liter
         **{name: theirs[name] for name in (*shared, "pad_token_id")},
         max_position_embeddings=positions,
         attention=attention,
-        attention_options=usual | asked.options_of(attention, positions),
+        attention_options=usual | choice.options_of(attention, positions),
         conv_kernel_size=taps if conv_kernel_size == "auto" else conv_kernel_size,
         # The token that the classifiers of these models read.
         pooling="first",
@@ -206,7 +206,7 @@ def _language_head(renamed: Renamed, config: EncoderConfig, theirs: dict[str, An
     return head
 
 
-def from_own(source: Path, asked: AskedAttention, conv_kernel_size: int | Literal["auto"] | None) -> NewModel:
+def from_own(source: Path, choice: AttentionChoice, conv_kernel_size: int | Literal["auto"] | None) -> NewModel:
     """Convert a model of this library, or of the published format, to the requested attention.
 
     Raises:
@@ -219,18 +219,18 @@ def from_own(source: Path, asked: AskedAttention, conv_kernel_size: int | Litera
             "out, a Nyströmformer keeps its convolution."
         )
     changes: dict[str, Any] = {}
-    if asked.attention not in (None, config.attention):
+    if choice.attention not in (None, config.attention):
         if config.attention == NO_ATTENTION:
             raise ValueError(
                 f"{source} is a model without attention, which has neither queries nor keys: make a model with "
-                f"{asked.attention} and train it."
+                f"{choice.attention} and train it."
             )
         if config.attention != PLAN:
             _check_weightless(f"the attention of {source}", config.attention)
-        changes["attention"] = asked.attention
-        changes["attention_options"] = asked.options_of(asked.attention, config.max_position_embeddings)
-    elif asked.options:
-        changes["attention_options"] = asked.options
+        changes["attention"] = choice.attention
+        changes["attention_options"] = choice.options_of(choice.attention, config.max_position_embeddings)
+    elif choice.options:
+        changes["attention_options"] = choice.options
     if changes:
         # num_landmarks turns the exact attention of a published folder into Nyström attention; the published format
         # cannot say all that may have been asked for.

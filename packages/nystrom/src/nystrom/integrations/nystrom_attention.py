@@ -96,7 +96,7 @@ class NystromReplacement(nn.Module):
         front = -n % size if self.zeros_in_front else 0
         x = F.pad(x, (0, 0, front, 0)) if mask is None else torch.where(mask[..., None], x, 0.0)
         q, k, v = (split_heads(part, self.num_heads) for part in self.to_qkv(x).chunk(3, dim=-1))
-        asked = None if weight_queries is None else weight_queries + front
+        weight_places = None if weight_queries is None else weight_queries + front
         few = self._factors_of_few(q, k) if self.zeros_in_front and n + front == size else None
 
         def attend(v: Tensor, skip: Tensor | None) -> Tensor:
@@ -107,13 +107,13 @@ class NystromReplacement(nn.Module):
 
         conv = getattr(self, "res_conv", None)
         out = self.to_out(merge_heads(attend(v, None) if conv is None else conv(v, attend=attend)))[:, front:]
-        if asked is None:
+        if weight_places is None:
             return out
         if few is None:
             options = {name: value for name, value in vars(self.method_heads.options).items() if name != "backend"}
-            weights = ROWS[self.method_heads.method](q, k, asked, keep=mask, **options)
+            weights = ROWS[self.method_heads.method](q, k, weight_places, keep=mask, **options)
         else:
-            weights = few[0][:, :, asked] @ few[1]
+            weights = few[0][:, :, weight_places] @ few[1]
         return out, weights[..., front:]
 
     def _check_rows(self, weight_queries: Tensor, x: Tensor) -> None:

@@ -107,16 +107,18 @@ def _find_head(model: PreTrainedModel) -> str:
 
 def _check_attention(model: PreTrainedModel) -> None:
     configs: list[Any] = [module.config for module in model.modules() if getattr(module, "config", None) is not None]
-    asked: list[str] = sorted({config._attn_implementation for config in configs})
-    if len(asked) != 1 or asked[0] not in SERVED:
+    implementations: list[str] = sorted({config._attn_implementation for config in configs})
+    if len(implementations) != 1 or implementations[0] not in SERVED:
         raise ValueError(
-            f"model attends by {' and '.join(asked)}, and a layer of transformers' own attention sees only a rank's "
-            "own "
+            f"model attends by {' and '.join(implementations)}, and a layer of transformers' own attention sees only "
+            "a rank's own "
             'tokens: call model.set_attn_implementation("nystrom"); for exact attention in some layers pass '
             'attention_options={"exact_layers": ...}.'
         )
     stored = getattr(model.base_model.config, "attention_options", None) or {}
-    methods = {name for name, _ in plan_of_options(stored).layers} if asked[0] == PLAN else set(asked)
+    methods = (
+        {name for name, _ in plan_of_options(stored).layers} if implementations[0] == PLAN else set(implementations)
+    )
     for method in sorted(methods):
         if not METHODS[method].over_ranks:
             able = ", ".join(name for name in SERVED if name in METHODS and METHODS[name].over_ranks)

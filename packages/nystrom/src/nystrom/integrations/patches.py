@@ -1,8 +1,8 @@
 """Patches for transformers' models: how they handle a method's name and options when created, loaded and pickled.
 
 Transformers lets any model take any registered name, drops what it does not know from the keyword arguments of
-`AutoConfig.from_pretrained`, and knows nothing of this library in a process that did not import it. `watch_models` adds
-to its base classes:
+`AutoConfig.from_pretrained`, and knows nothing of this library in a process that did not import it.
+`patch_transformers` adds to its base classes:
 
 - A model none of whose attention ever asks for an attention by name (DeBERTa, MPNet) raises when it is made with the
   name of a method, instead of running its own attention; so does one that picks its attention from a table of its own
@@ -33,11 +33,11 @@ from transformers import PreTrainedConfig, PreTrainedModel
 
 from nystrom.checks import check_names
 from nystrom.integrations.attention_interface import SERVED, is_guess, refuse_guess
-from nystrom.integrations.mask_interface import refuse_deaf
+from nystrom.integrations.mask_interface import raise_ignores_attn_implementation
 from nystrom.integrations.position_tables import watch_positions
 
 
-def watch_models() -> None:
+def patch_transformers() -> None:
     """Apply these patches to transformers' configurations and models."""
     # Kept under its own name among the attributes of the object, which transformers saves.
     setattr(PreTrainedConfig, "attention_options", property(_options, _set_options))  # noqa: B010 - unknown to checkers
@@ -126,7 +126,7 @@ def _check_table(kind: type[PreTrainedModel], config: PreTrainedConfig) -> None:
     if method in SERVED and not kind._can_set_attn_implementation():
         names = vars(sys.modules[kind.__module__])
         if any(name.endswith("_ATTENTION_CLASSES") and method not in names[name] for name in names):
-            refuse_deaf(kind, method)
+            raise_ignores_attn_implementation(kind, method)
 
 
 def check_model_asks(model: PreTrainedModel) -> None:
@@ -143,7 +143,7 @@ def check_model_asks(model: PreTrainedModel) -> None:
         return
     kinds = {type(module) for module in model.modules()}
     if any("attention" in kind.__name__.lower() for kind in kinds) and not any(map(_asks, kinds)):
-        refuse_deaf(type(model), method)
+        raise_ignores_attn_implementation(type(model), method)
 
 
 @cache

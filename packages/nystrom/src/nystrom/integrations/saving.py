@@ -71,13 +71,13 @@ def check_can_be_saved(model: PreTrainedModel) -> None:
         for name, module in model.named_modules()
         if getattr(module, "config", None) is not None
     }
-    asked: dict[str, str] = {}
+    implementations: dict[str, str] = {}
     for name, config in holders.items():
-        asked.setdefault(config._attn_implementation, name)
-    if not asked.keys() & set(SERVED):
+        implementations.setdefault(config._attn_implementation, name)
+    if not implementations.keys() & set(SERVED):
         return
-    if len(asked) > 1:
-        parts = " and ".join(f"{implementation} in {name}" for implementation, name in asked.items())
+    if len(implementations) > 1:
+        parts = " and ".join(f"{implementation} in {name}" for implementation, name in implementations.items())
         raise ValueError(
             f"model attends by {parts}, and a saved model has the same attention in all parts: save it with "
             "save_pretrained, and call set_attention again after loading. To keep some layers exact, name them in "

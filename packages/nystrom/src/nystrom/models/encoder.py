@@ -45,7 +45,7 @@ from nystrom.shapes import Group
 _UNSAID = (None, "sdpa", "eager")
 
 
-class Asked(TypedDict, total=False):
+class OutputOptions(TypedDict, total=False):
     """Keywords that every model takes, as transformers' models do.
 
     Also `return_dict`, which transformers handles: False returns a tuple rather than an output object. Omitted keywords
@@ -265,7 +265,7 @@ class EncoderModel(EncoderPreTrainedModel):
         token_type_ids: Int[Tensor, "b n"] | None = None,
         position_ids: Int[Tensor, "b n"] | None = None,
         inputs_embeds: Float[Tensor, "b n w"] | None = None,
-        **asked: Unpack[Asked],
+        **options: Unpack[OutputOptions],
     ) -> BaseModelOutput:
         """Encode.
 
@@ -276,12 +276,12 @@ class EncoderModel(EncoderPreTrainedModel):
             position_ids: Rows of the position table (the first token has row 2), or two more than the rotary position;
                 None counts from the first real token.
             inputs_embeds: Word embeddings in place of `input_ids`.
-            **asked: See `Asked`.
+            **options: See `OutputOptions`.
 
         Raises:
             ValueError: Invalid inputs; the message names them.
         """
-        self._check_asked(asked)
+        self._check_options(options)
         words = self.embeddings.words(input_ids, inputs_embeds)
         keep = check_mask(attention_mask, words)
         if self.embeddings.cls is not None and position_ids is not None:
@@ -291,13 +291,13 @@ class EncoderModel(EncoderPreTrainedModel):
         x, keep, turn = self.embeddings(words, keep, token_type_ids, position_ids)
         return BaseModelOutput(last_hidden_state=self.encoder(x, keep, turn))
 
-    def _check_asked(self, asked: Asked) -> None:
-        check_names("keyword", asked, Asked.__annotations__)
-        if asked.get("head_mask") is not None:
+    def _check_options(self, options: OutputOptions) -> None:
+        check_names("keyword", options, OutputOptions.__annotations__)
+        if options.get("head_mask") is not None:
             raise ValueError(
                 "head_mask is a tensor; expected None: no method stores attention weights that it could mask."
             )
-        weights = asked.get("output_attentions")
+        weights = options.get("output_attentions")
         if self.config.output_attentions if weights is None else weights:
             raise ValueError(
                 "output_attentions is True, but no method stores its weights: leave it out; nystrom_rows in "

@@ -72,11 +72,13 @@ def agree(
             raise ValueError(f"rank {rank} of the group has inputs that do not fit: {refused}")
     names = list(dict.fromkeys(name for facts, _ in everything for name in facts))
     different = [name for name in names if len({facts.get(name) for facts, _ in everything}) > 1]
-    said = "; ".join(
+    differences = "; ".join(
         f"{name} is " + ", ".join(f"{facts.get(name)} on rank {rank}" for rank, (facts, _) in enumerate(everything))
         for name in different
     )
-    raise ValueError(f"ranks of the group disagree: {said}. Pass the same on all ranks; only lengths may differ.")
+    raise ValueError(
+        f"ranks of the group disagree: {differences}. Pass the same on all ranks; only lengths may differ."
+    )
 
 
 def _device(ranks: Ranks) -> torch.device:

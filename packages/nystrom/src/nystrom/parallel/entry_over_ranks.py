@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
 
-from nystrom.attention.entry import nothing
+from nystrom.attention.entry import empty_output
 from nystrom.attention.registry import METHODS
 from nystrom.parallel.agreement import agree, check_group, facts_of
 from nystrom.parallel.methods.longformer_over_ranks import longformer_over_ranks
@@ -72,7 +72,7 @@ def attend_over_ranks(
     n, s = ([piece[i] for piece in pieces] for i in (0, 1))
     keep, query_keep = masks.settled()
     if q.shape[0] == 0 or sum(n) == 0 or sum(s) == 0:
-        return nothing(q, k, v)
+        return empty_output(q, k, v)
     q, k, v = cast_for_autocast(q, k, v)
     with without_autocast(q):
         keys = find_tokens(ranks, s, keep, len(k), k.device)

@@ -39,7 +39,7 @@ def _sum_beside(ranks: Ranks, x: Float[Tensor, "*b m d"], side: int) -> Float[Te
 def _from(ranks: Ranks, x: Float[Tensor, "*b m d"], offset: int) -> Float[Tensor, "*b m d"]:
     """The tensor of the rank `offset` away; zeros if there is none."""
     m = x.shape[-2]
-    asked = [rank + offset for rank in range(ranks.size)]
-    spans = [(m * other, m * (other + 1)) if 0 <= other < ranks.size else (0, 0) for other in asked]
+    partners = [rank + offset for rank in range(ranks.size)]
+    spans = [(m * other, m * (other + 1)) if 0 <= other < ranks.size else (0, 0) for other in partners]
     came = ranks.fetch(x.movedim(-2, 0), [m] * ranks.size, spans).movedim(0, -2)
     return F.pad(came, (0, 0, 0, m - came.shape[-2]))

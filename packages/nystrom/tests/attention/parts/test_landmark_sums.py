@@ -4,7 +4,7 @@ import torch
 from nystrom.attention.fused import softmax_rows
 from nystrom.attention.parts.landmark_sums import landmark_sums
 from nystrom.attention.parts.stretches import pieces
-from nystrom.attention.skip import room_for_skip
+from nystrom.attention.skip import padded_values_and_buffer
 
 
 def draw(b=2, h=2, n=40, m=5, d=3, e=4, size=5, laid_out=None, dtype=torch.float64):
@@ -27,7 +27,7 @@ def plain(q, landmarks, middle, v, w, keep):
 
 
 def with_room(q, landmarks, middle, v, w, keep):
-    v, room = room_for_skip(v, w)
+    v, room = padded_values_and_buffer(v, w)
     return landmark_sums(room, q, landmarks, middle, v, w, keep=keep, scale=0.7)
 
 

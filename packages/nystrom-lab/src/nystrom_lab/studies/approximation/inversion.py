@@ -42,8 +42,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 from nystrom.clock import seconds
+from nystrom.interleaved_timing import in_turns
 from nystrom.linalg.pinv import pinv_iterative
-from nystrom.turns import in_turns
 from nystrom_lab.measure.rows import Row, cpu_name
 from nystrom_lab.measure.timing import timed_rows
 from nystrom_lab.report.summary import OURS

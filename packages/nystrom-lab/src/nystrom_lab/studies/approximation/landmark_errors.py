@@ -17,9 +17,9 @@ from nystrom.attention.fused import softmax_rows
 from nystrom.attention.methods.nystrom import nystrom_attention
 from nystrom.checks import Landmarks
 from nystrom.clock import seconds
+from nystrom.interleaved_timing import in_turns, quartiles
 from nystrom.landmarks import kmeans, segment_means, uniform
 from nystrom.linalg.pinv import pinv_exact, pinv_iterative
-from nystrom.turns import in_turns, quartiles
 from nystrom_lab.measure.rows import Row, cpu_name, new_row
 from nystrom_lab.studies.approximation.real_heads.recorded import LayerHeads
 from nystrom_lab.studies.matrices.dense_nystrom import SquareInverse, nystrom_columns_and_rows

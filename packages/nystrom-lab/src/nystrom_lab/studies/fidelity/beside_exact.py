@@ -9,7 +9,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from nystrom.clock import peak_bytes, seconds
-from nystrom.turns import in_turns
+from nystrom.interleaved_timing import in_turns
 from nystrom_lab.measure.rows import Row, cpu_name, new_row
 from nystrom_lab.measure.timing import timed_rows
 

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from nystrom.clock import peak_bytes, seconds
-from nystrom.turns import in_turns
+from nystrom.interleaved_timing import in_turns
 from nystrom_lab.data.language.labelled.glue import find_labelled
 from nystrom_lab.data.language.labelled.splits import read_labelled
 from nystrom_lab.measure.rows import Row, cpu_name, new_row

@@ -90,8 +90,8 @@ def _informer(
         chosen, found = first_in_order(order, u)
         # Where there are fewer than u queries, the results of the others go to a row past the end.
         chosen = torch.where(found, chosen, n)[..., None]
-    asked = q.gather(2, chosen.clamp(max=n - 1).expand(-1, -1, -1, q.shape[-1]))
-    exact = fused_softmax(asked, k, v, keep=keep, scale=scale)
+    queries = q.gather(2, chosen.clamp(max=n - 1).expand(-1, -1, -1, q.shape[-1]))
+    exact = fused_softmax(queries, k, v, keep=keep, scale=scale)
     lazy = _mean(v, keep).expand(-1, -1, n + 1, -1)
     return lazy.scatter(2, chosen.expand_as(exact), exact)[:, :, :n]
 

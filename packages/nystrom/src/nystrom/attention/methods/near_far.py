@@ -39,7 +39,7 @@ from torch import Tensor
 from nystrom.attention.backend import check_backend_device
 from nystrom.attention.entry import attend, picks_triton
 from nystrom.attention.exact_limit import exact_one_by_one, exact_where_short
-from nystrom.attention.fused import fused_softmax, open_empty
+from nystrom.attention.fused import fused_softmax, unmask_empty_rows
 from nystrom.attention.options import NearFarOptions, documented
 from nystrom.attention.parts.band import from_first_real, pad_to_blocks, without_padding
 from nystrom.attention.parts.block_stretches import attend_in_stretches
@@ -187,19 +187,19 @@ def near_far_rows(
         q, k = zero_masked(q, query_keep), zero_masked(k, keep)
         chosen = choose(q, k, keep, query_keep, options)
         factor, real = score_scale(q, scale), all_real(k) if keep is None else keep
-        asked = factor * q[:, :, queries]
+        scaled_rows = factor * q[:, :, queries]
         exact = (chosen.cluster == num_clusters)[:, :, None]
         if masks.is_self:
             exact = exact | _near(real, queries, options)[:, None]
         # A key of no cluster takes the zeros behind the last one.
         sizes = cluster_sizes(k, chosen.cluster, num_clusters).clamp(min=1)[..., None]
         means = F.pad(cluster_sums(k, chosen.cluster, num_clusters) / sizes, (0, 0, 0, 1))
-        far = (asked @ means.mT).gather(3, chosen.cluster[:, :, None].expand(-1, -1, len(queries), -1))
-        scores = torch.where(exact, asked @ k.mT, far)
+        far = (scaled_rows @ means.mT).gather(3, chosen.cluster[:, :, None].expand(-1, -1, len(queries), -1))
+        scores = torch.where(exact, scaled_rows @ k.mT, far)
         if masks.is_self:
             short = real.sum(dim=1) <= exact_up_to
-            scores = torch.where(short[:, None, None, None], asked @ k.mT, scores)
-        rows = scores.masked_fill(~open_empty(real)[:, None, None], -torch.inf).softmax(dim=-1)
+            scores = torch.where(short[:, None, None, None], scaled_rows @ k.mT, scores)
+        rows = scores.masked_fill(~unmask_empty_rows(real)[:, None, None], -torch.inf).softmax(dim=-1)
         rows = torch.where(real[:, None, None], rows, 0.0)
         return rows if query_keep is None else zero_masked(rows, query_keep[:, queries])
 

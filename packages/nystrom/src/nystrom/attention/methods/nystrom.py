@@ -30,7 +30,7 @@ from nystrom.attention.options import NystromOptions, documented
 from nystrom.attention.parts.landmark_sums import landmark_sums
 from nystrom.attention.parts.shared_gradient import with_segment_means
 from nystrom.attention.parts.stretches import runs_in_stretches
-from nystrom.attention.skip import NEEDS_SAME_TOKENS, check_kernel, depthwise_skip, room_for_skip
+from nystrom.attention.skip import NEEDS_SAME_TOKENS, check_kernel, depthwise_skip, padded_values_and_buffer
 from nystrom.checks import Backend, Inverse, Landmarks, StartValue
 from nystrom.landmarks import all_are_short, all_real, draw, kmeans, segment_means, uniform
 from nystrom.linalg.pinv import pinv
@@ -204,13 +204,13 @@ def nystrom_rows(
         return q.new_zeros(*q.shape[:2], len(queries), k.shape[2])
     with without_autocast(q):
         q, k = zero_masked(q, query_keep), zero_masked(k, keep)
-        asked = q[:, :, queries]
-        exact = softmax_rows(asked, k, keep=keep, scale=scale)
+        rows_of_q = q[:, :, queries]
+        exact = softmax_rows(rows_of_q, k, keep=keep, scale=scale)
         limit = exact_limit(q, k, keep, query_keep, num_landmarks)
         if limit is None and all_are_short(q, k, num_landmarks):
             return exact
         factors = _factors(q, k, limit, options, generator)
-        left = softmax_rows(asked, factors.k_landmarks, scale=scale)
+        left = softmax_rows(rows_of_q, factors.k_landmarks, scale=scale)
         right = softmax_rows(factors.q_landmarks, k, keep=keep, scale=scale)
         rows = left @ factors.inverse @ right
         if limit is None:
@@ -245,7 +245,7 @@ def _nystrom(
     limit, convolution = exact_limit(q, k, keep, query_keep, m), None
     if skip is not None:
         kernels = skip.to(v.dtype)[:, 0, :, 0]
-        v, room = room_for_skip(v, kernels)
+        v, room = padded_values_and_buffer(v, kernels)
         convolution = room, v, kernels
     q_means = k_means = None
     if options.landmarks == "segment_means" and stretches and torch.is_grad_enabled():

@@ -160,7 +160,7 @@ def attend_causally(
     (r, t, f), a = x.shape, options.num_heavy + options.num_clusters
     # The gradient of a slice has the size of all tokens; the parts of a split share a single one.
     recorded = torch.is_grad_enabled() and (q.requires_grad or x.requires_grad)
-    asked, tokens = q.split(size, dim=1), (torch.zeros_like(x[:, :size]), *x.split(size, dim=1))
+    query_blocks, tokens = q.split(size, dim=1), (torch.zeros_like(x[:, :size]), *x.split(size, dim=1))
     past, pasts, out = x.new_zeros(r, a, f), [], []
     attend = _attend if torch.compiler.is_compiling() else _Attend.apply
     stretch = max(1, min(_PASTS, x.numel()) // (r * a * f))
@@ -173,7 +173,7 @@ def attend_causally(
         if len(pasts) == stretch or (block + 1) * size == t:
             begin, end = block + 1 - len(pasts), block + 1
             if recorded or begin == 0:
-                queries, window = torch.cat(asked[begin:end], dim=1), torch.cat(tokens[begin : end + 1], dim=1)
+                queries, window = torch.cat(query_blocks[begin:end], dim=1), torch.cat(tokens[begin : end + 1], dim=1)
             else:
                 queries, window = q[:, begin * size : end * size], x[:, (begin - 1) * size : end * size]
             out.append(attend(queries, window, torch.stack(pasts, dim=1), size, e))

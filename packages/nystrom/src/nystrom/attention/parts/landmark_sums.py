@@ -13,7 +13,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from nystrom.attention.fused import open_empty, softmax_rows
+from nystrom.attention.fused import softmax_rows, unmask_empty_rows
 from nystrom.attention.parts.stretches import Piece, for_one_gradient, known_signature, pieces
 from nystrom.attention.parts.windows import Convolution
 from nystrom.autograd_modes import pull_back
@@ -33,7 +33,7 @@ def landmark_sums(
     """The attention of many queries to few landmarks, plus the convolution of the values.
 
     Args:
-        out: Memory for the result, see `nystrom.attention.skip.room_for_skip`, which has the gradients of v and w.
+        out: Memory for the result, which has the gradients of v and w, see `attention.skip.padded_values_and_buffer`.
         q: Queries.
         landmarks: Landmarks of the keys.
         middle: What is summed for them.
@@ -127,7 +127,7 @@ def _weights(
 ) -> Float[Tensor, "rows n m"]:
     scores = torch.bmm(queries, keys[piece[0]].flatten(0, 1))
     if keep is not None:
-        closed = ~open_empty(keep[piece[0]])
+        closed = ~unmask_empty_rows(keep[piece[0]])
         scores.unflatten(0, (len(closed), -1)).masked_fill_(closed[:, None, None, :], -torch.inf)
     return torch.softmax(scores, dim=-1, out=scores)
 

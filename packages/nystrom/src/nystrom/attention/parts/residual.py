@@ -48,10 +48,10 @@ def add_residual(
     rank, count = ranks(all_real(q) if query_keep is None else query_keep)
     # Ranks never decrease, so the position of a rank is its insertion point.
     places = insertion_points(rank, sampled_queries(count, r)).clamp(max=q.shape[2] - 1)
-    asked = take(q, places)
-    missed = fused_softmax(asked, k, v, keep=keep, scale=scale) - take(out, places)
+    sampled = take(q, places)
+    missed = fused_softmax(sampled, k, v, keep=keep, scale=scale) - take(out, places)
     sums = cluster_sums(k, chosen.cluster, m)
-    return spread_residual(out, q, asked, missed, cluster_sizes(k, chosen.cluster, m), sums, scale)
+    return spread_residual(out, q, sampled, missed, cluster_sizes(k, chosen.cluster, m), sums, scale)
 
 
 def sampled_queries(count: Int[Tensor, " b"], r: int) -> Int[Tensor, "b r"]:
@@ -62,7 +62,7 @@ def sampled_queries(count: Int[Tensor, " b"], r: int) -> Int[Tensor, "b r"]:
 def spread_residual(
     out: Float[Tensor, "b h n e"],
     q: Float[Tensor, "b h n d"],
-    asked: Float[Tensor, "b h r d"],
+    sampled: Float[Tensor, "b h r d"],
     missed: Float[Tensor, "b h r e"],
     sizes: Float[Tensor, "b h m"],
     sums: Float[Tensor, "b h m d"],
@@ -73,7 +73,7 @@ def spread_residual(
     Args:
         out: Outputs.
         q: Queries.
-        asked: The queries whose exact outputs are known.
+        sampled: The queries whose exact outputs are known.
         missed: What the outputs of these miss.
         sizes: Tokens of each cluster of keys.
         sums: Sum of the keys of each cluster.
@@ -82,8 +82,8 @@ def spread_residual(
     # If all keys are heavy, all clusters are empty, and softmax over nothing would be NaN.
     sizes = torch.where(sizes.sum(dim=-1, keepdim=True) > 0, sizes, 1.0)
     means = sums / sizes.clamp(min=1)[..., None]
-    features = (scale * asked @ means.mT + sizes.log()[:, :, None]).softmax(dim=-1)
-    ridge = RIDGE * torch.eye(asked.shape[2], dtype=q.dtype, device=q.device)
+    features = (scale * sampled @ means.mT + sizes.log()[:, :, None]).softmax(dim=-1)
+    ridge = RIDGE * torch.eye(sampled.shape[2], dtype=q.dtype, device=q.device)
     # The matrix is never singular; `solve` would raise if any sequence of the batch holds NaN.
     learned = features.mT @ torch.linalg.solve_ex(features @ features.mT + ridge, missed).result
     return out + attend_with_bias(q, SeenKeys(means, learned, sizes.log()), scale)

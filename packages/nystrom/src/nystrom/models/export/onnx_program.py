@@ -157,7 +157,7 @@ def export_onnx(
 
 
 def _in_onnx(
-    program: torch.export.ExportedProgram, model: EncoderPreTrainedModel, progress: Progress, **asked: Any
+    program: torch.export.ExportedProgram, model: EncoderPreTrainedModel, progress: Progress, **options: Any
 ) -> torch.onnx.ONNXProgram:
     """The program in the words of ONNX.
 
@@ -169,7 +169,7 @@ def _in_onnx(
             if _lacks_words(program):
                 # Another trace, as long as the first.
                 program = program.run_decompositions(IN_WORDS_OF_ONNX)
-            written = torch.onnx.export(program, (), dynamo=True, verbose=False, **asked)
+            written = torch.onnx.export(program, (), dynamo=True, verbose=False, **options)
     except torch.onnx.OnnxExporterError as error:
         raise ValueError(
             f"attention {model.config.attention!r} with {model.config.attention_options} cannot be written as ONNX "
@@ -186,18 +186,20 @@ def _lacks_words(program: torch.export.ExportedProgram) -> bool:
 
 
 @taking(ExportOptions)
-def export(asked: ExportOptions) -> Exported:
+def export(request: ExportOptions) -> Exported:
     """Export a saved model to ONNX, for any batch size and length.
 
     Raises:
         ValueError: A folder that cannot be read, or as for `export_onnx`.
         ArithmeticError: The file differs from the model.
     """
-    _check_file(asked.to, ".onnx")
-    check_weights(asked.folder)
-    config = EncoderConfig.from_pretrained(asked.folder)
-    model = model_class(config, asked.folder).from_pretrained(asked.folder)
-    return export_onnx(model, asked.to, opset=asked.opset, token_type_ids=asked.token_type_ids, check=asked.check)
+    _check_file(request.to, ".onnx")
+    check_weights(request.folder)
+    config = EncoderConfig.from_pretrained(request.folder)
+    model = model_class(config, request.folder).from_pretrained(request.folder)
+    return export_onnx(
+        model, request.to, opset=request.opset, token_type_ids=request.token_type_ids, check=request.check
+    )
 
 
 def _check_model(model: nn.Module) -> None:

@@ -26,7 +26,7 @@ from transformers.utils.generic import ModelOutput, can_return_tuple
 
 from nystrom.models.configuration import EncoderConfig
 from nystrom.models.embeddings import check_mask
-from nystrom.models.encoder import Asked, EncoderModel, EncoderPreTrainedModel
+from nystrom.models.encoder import EncoderModel, EncoderPreTrainedModel, OutputOptions
 from nystrom.models.heads.losses import IGNORED, check_labels, mean_loss
 from nystrom.models.heads.sequences import pool
 from nystrom.models.parts.activations import activation
@@ -124,8 +124,8 @@ class _WithLanguageHead(EncoderPreTrainedModel):
             return self.cls(x), None
         check_labels(labels, x.shape[:2])
         if self.config.sparse_prediction and self.training:
-            asked = labels != IGNORED
-            x, labels = x[asked], labels[asked]
+            labelled = labels != IGNORED
+            x, labels = x[labelled], labels[labelled]
         logits = self.cls(x)
         return logits, mean_loss(logits, labels, group=self.group)
 
@@ -148,7 +148,7 @@ class EncoderForMaskedLM(_WithLanguageHead):
         position_ids: Int[Tensor, "b n"] | None = None,
         inputs_embeds: Float[Tensor, "b n w"] | None = None,
         labels: Int[Tensor, "b n"] | None = None,
-        **asked: Unpack[Asked],
+        **options: Unpack[OutputOptions],
     ) -> MaskedLMOutput:
         """Score words; see `EncoderModel.forward` for the other arguments.
 
@@ -163,7 +163,7 @@ class EncoderForMaskedLM(_WithLanguageHead):
             ValueError: Invalid inputs; the message names them.
         """
         encoded = self.nystromformer(
-            input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds, return_dict=True, **asked
+            input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds, return_dict=True, **options
         )
         logits, loss = self._score(encoded.last_hidden_state, labels)
         return MaskedLMOutput(loss=loss, logits=logits, hidden_states=encoded.hidden_states)
@@ -213,7 +213,7 @@ class EncoderForPreTraining(_WithLanguageHead):
         inputs_embeds: Float[Tensor, "b n w"] | None = None,
         labels: Int[Tensor, "b n"] | None = None,
         sentence_order_label: Int[Tensor, " b"] | None = None,
-        **asked: Unpack[Asked],
+        **options: Unpack[OutputOptions],
     ) -> PreTrainingOutput:
         """Score words and the order of sentences; see `EncoderModel.forward` for the other arguments.
 
@@ -228,7 +228,7 @@ class EncoderForPreTraining(_WithLanguageHead):
             ValueError: Invalid inputs; the message names them.
         """
         encoded = self.nystromformer(
-            input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds, return_dict=True, **asked
+            input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds, return_dict=True, **options
         )
         x = encoded.last_hidden_state
         words, of_words = self._score(x, labels)

@@ -18,7 +18,7 @@ from transformers.modeling_outputs import SequenceClassifierOutput
 from transformers.utils.generic import can_return_tuple
 
 from nystrom.models.configuration import EncoderConfig
-from nystrom.models.encoder import Asked, EncoderModel, EncoderPreTrainedModel
+from nystrom.models.encoder import EncoderModel, EncoderPreTrainedModel, OutputOptions
 from nystrom.models.heads.pooled_norm import PooledNorm
 from nystrom.models.heads.sequences import pool_encoded
 
@@ -61,7 +61,7 @@ class EncoderForPairClassification(EncoderPreTrainedModel):
         labels: Int[Tensor, " b"] | None = None,
         token_type_ids: Int[Tensor, "b 2 n"] | None = None,
         inputs_embeds: Float[Tensor, "b 2 n w"] | None = None,
-        **asked: Unpack[Asked],
+        **options: Unpack[OutputOptions],
     ) -> SequenceClassifierOutput:
         """Classify pairs of documents; see `EncoderModel.forward` for the other arguments.
 
@@ -92,7 +92,7 @@ class EncoderForPairClassification(EncoderPreTrainedModel):
         segments = None if token_type_ids is None else token_type_ids.flatten(0, 1)
         ids = None if input_ids is None else input_ids.flatten(0, 1)
         words = None if inputs_embeds is None else inputs_embeds.flatten(0, 1)
-        encoded = self.nystromformer(ids, mask, segments, inputs_embeds=words, return_dict=True, **asked)
+        encoded = self.nystromformer(ids, mask, segments, inputs_embeds=words, return_dict=True, **options)
         x = encoded.last_hidden_state
         pooled = pool_encoded(self.config, x, mask)
         logits = self.classifier(pooled.unflatten(0, (-1, 2)))

@@ -20,7 +20,7 @@ from transformers.utils.generic import can_return_tuple
 
 from nystrom.models.configuration import EncoderConfig, Pooling
 from nystrom.models.embeddings import with_class
-from nystrom.models.encoder import Asked, EncoderModel, EncoderPreTrainedModel
+from nystrom.models.encoder import EncoderModel, EncoderPreTrainedModel, OutputOptions
 from nystrom.models.heads.pooled_norm import PooledNorm
 from nystrom.models.parts.activations import activation
 from nystrom.models.parts.dropout import Dropout
@@ -70,7 +70,7 @@ class EncoderForSequenceClassification(EncoderPreTrainedModel):
         position_ids: Int[Tensor, "b n"] | None = None,
         inputs_embeds: Float[Tensor, "b n w"] | None = None,
         labels: Tensor | None = None,
-        **asked: Unpack[Asked],
+        **options: Unpack[OutputOptions],
     ) -> SequenceClassifierOutput:
         """Classify sequences; see `EncoderModel.forward` for the other arguments.
 
@@ -81,7 +81,7 @@ class EncoderForSequenceClassification(EncoderPreTrainedModel):
             ValueError: Invalid inputs; the message names them.
         """
         encoded = self.nystromformer(
-            input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds, return_dict=True, **asked
+            input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds, return_dict=True, **options
         )
         x = encoded.last_hidden_state
         logits = self.classifier(pool_encoded(self.config, x, attention_mask, group=self.group))

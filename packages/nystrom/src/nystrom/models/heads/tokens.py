@@ -23,7 +23,7 @@ from transformers.utils.generic import can_return_tuple
 
 from nystrom.models.configuration import EncoderConfig
 from nystrom.models.embeddings import check_mask
-from nystrom.models.encoder import Asked, EncoderModel, EncoderPreTrainedModel
+from nystrom.models.encoder import EncoderModel, EncoderPreTrainedModel, OutputOptions
 from nystrom.models.heads.losses import IGNORED, mean_loss
 from nystrom.models.heads.sequences import pool
 from nystrom.models.parts.activations import activation
@@ -52,7 +52,7 @@ class EncoderForTokenClassification(EncoderPreTrainedModel):
         position_ids: Int[Tensor, "b n"] | None = None,
         inputs_embeds: Float[Tensor, "b n w"] | None = None,
         labels: Int[Tensor, "b n"] | None = None,
-        **asked: Unpack[Asked],
+        **options: Unpack[OutputOptions],
     ) -> TokenClassifierOutput:
         """Classify tokens; see `EncoderModel.forward` for the other arguments.
 
@@ -63,7 +63,7 @@ class EncoderForTokenClassification(EncoderPreTrainedModel):
             ValueError: Invalid inputs; the message names them.
         """
         encoded = self.nystromformer(
-            input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds, return_dict=True, **asked
+            input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds, return_dict=True, **options
         )
         logits = self.classifier(self.dropout(encoded.last_hidden_state))
         loss = None if labels is None else mean_loss(logits, labels, group=self.group)
@@ -89,7 +89,7 @@ class EncoderForQuestionAnswering(EncoderPreTrainedModel):
         inputs_embeds: Float[Tensor, "b n w"] | None = None,
         start_positions: Int[Tensor, " b"] | None = None,
         end_positions: Int[Tensor, " b"] | None = None,
-        **asked: Unpack[Asked],
+        **options: Unpack[OutputOptions],
     ) -> QuestionAnsweringModelOutput:
         """Score each token as start and end of the answer; see `EncoderModel.forward` for the other arguments.
 
@@ -105,7 +105,7 @@ class EncoderForQuestionAnswering(EncoderPreTrainedModel):
             absent = "start_positions" if start_positions is None else "end_positions"
             raise ValueError(f"{absent} is None; expected both start_positions and end_positions, or neither.")
         encoded = self.nystromformer(
-            input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds, return_dict=True, **asked
+            input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds, return_dict=True, **options
         )
         x = encoded.last_hidden_state
         start, end = self.qa_outputs(x).unbind(dim=-1)
@@ -155,7 +155,7 @@ class EncoderForMultipleChoice(EncoderPreTrainedModel):
         position_ids: Int[Tensor, "b c n"] | None = None,
         inputs_embeds: Float[Tensor, "b c n w"] | None = None,
         labels: Int[Tensor, " b"] | None = None,
-        **asked: Unpack[Asked],
+        **options: Unpack[OutputOptions],
     ) -> MultipleChoiceModelOutput:
         """Score choices; see `EncoderModel.forward` for the other arguments.
 
@@ -178,7 +178,7 @@ class EncoderForMultipleChoice(EncoderPreTrainedModel):
             if tensor is not None and tensor.ndim != (4 if name == "inputs_embeds" else 3):
                 raise ValueError(f"{name} has shape {tuple(tensor.shape)}; expected (batch, choices, tokens) first.")
             flat[name] = None if tensor is None else tensor.flatten(0, 1)
-        encoded = self.nystromformer(**flat, return_dict=True, **asked)
+        encoded = self.nystromformer(**flat, return_dict=True, **options)
         x = encoded.last_hidden_state
         pooled = pool(x, check_mask(flat["attention_mask"], x), how=self.config.pooling)
         scores = self.classifier(self.activation(self.pre_classifier(pooled)))

@@ -88,10 +88,10 @@ def _approximate(
     if not options.num_samples:
         return out
     scale, wanted = score_scale(q, options.scale), sampled_queries(queries.count, options.num_samples)
-    asked = take(ranks, queries, q, wanted)
-    exact, _ = joined_softmax(ranks, keys, asked, k, v, scale=scale)
+    sampled = take(ranks, queries, q, wanted)
+    exact, _ = joined_softmax(ranks, keys, sampled, k, v, scale=scale)
     missed = exact - take(ranks, queries, out, wanted)
-    return spread_residual(out, q, asked, missed, sizes, sums, scale).clamp(-largest, largest)
+    return spread_residual(out, q, sampled, missed, sizes, sums, scale).clamp(-largest, largest)
 
 
 class _Mine(NamedTuple):

@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from nystrom.turns import Quartiles, in_turns, is_open, quartiles, ratios, too_busy
+from nystrom.interleaved_timing import Quartiles, in_turns, is_open, quartiles, ratios, too_busy
 
 
 def test_quartiles_include_the_values_at_the_ends():
