@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from nystrom.attention.registry import METHODS, find_function
+from nystrom.attention.functions import FUNCTIONS
+from nystrom.attention.registry import METHODS
 
 PAGE = Path(__file__).parents[1] / "docs" / "use-it-with-your-model.md"
 VALUES = {
@@ -48,7 +49,7 @@ def test_a_method_takes_the_masks_that_the_table_says_and_raises_for_others_with
     q, k, v = (torch.randn(1, 2, 20, 8) for _ in range(3))
     weights = (torch.randn(1, 4, 20), torch.randn(1, 4, 20)) if name == "linformer" else ()
     options = {option: VALUES[option] for option in options_of(how)}
-    function = find_function(name)
+    function = FUNCTIONS[name]
     if name in methods(able):
         assert function(q, k, v, *weights, **options).shape == q.shape
         return
