@@ -28,7 +28,7 @@ import torch
 
 from nystrom import near_far_attention, nystrom_attention, skyformer_attention
 from nystrom.gpu import launch
-from nystrom.turns import in_turns
+from nystrom.interleaved_timing import in_turns
 from tools.kernel_accounting.analysis import SHARED_MEMORY
 from tools.kernel_accounting.driver import OfflineDriver, Shape
 
