@@ -149,7 +149,7 @@ class Cells:
             for other in self.beside
         }
         for line in _named(select(frame, self.quantity, **self.where), names):
-            place = tuple(line[x] for x in self.on)
+            place = tuple(line.get(x) for x in self.on)
             texts = {head: of.get(place, "") for head, of in others.items()}
             value = line["value"]
             short = f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
