@@ -14,7 +14,7 @@ OWNED = {("os", "replace"), ("os", "rename"), ("shutil", "copy"), ("np", "save")
 GROWING = {("nystrom_lab/measure/rows.py", "ab+"), ("nystrom_lab/cli/streams.py", "w")}
 # In a folder that `partial_folder` lent, or such a folder itself.
 LENT = {
-    *(("nystrom_lab/data/store/arrays.py", "wb"), ("nystrom_lab/data/store/prepared_folder.py", "replace")),
+    *(("nystrom_lab/data/store/token_files.py", "wb"), ("nystrom_lab/data/store/prepared_folder.py", "replace")),
     ("nystrom_lab/data/language/word_pieces.py", "replace"),
 }
 
