@@ -1,4 +1,4 @@
-r"""Kernel functions between two sets of points, as dense matrices, and feature maps whose inner products are kernels.
+r"""Kernel functions between two sets of points, as dense matrices.
 
 With `scale` $c$ (the $1 / \sqrt{d}$ of attention):
 
@@ -17,21 +17,13 @@ a peak there. Asking for a second derivative of a kernel of r raises an error.
 The first two are related by $\mathrm{SM}(q, k) = e^{c \|q\|^2 / 2}\, \kappa(q, k)\, e^{c \|k\|^2 / 2}$ (Skyformer,
 Lemma 1, whose inline Gaussian lacks the minus sign).
 
-Feature maps:
-
-- ELU features $\phi(x) = \mathrm{ELU}(x) + 1$, which define a kernel of their own,
-- positive random features $\phi(x) = r^{-1/2} \exp(\sqrt c\, W x - \tfrac c2 \|x\|^2)$, with the r rows of W drawn from
-  $N(0, I)$: $\mathrm E\, \phi(q)^\top \phi(k) = \mathrm{SM}(q, k)$.
-
-Source: Chen et al. (2021), arXiv:2111.00035, sections 3.1 and 4.1; Katharopoulos et al. (2020), arXiv:2006.16236,
-eq. (7); Choromanski et al. (2020), arXiv:2009.14794, Lemma 1; Rasmussen and Williams (2006), section 4.2.1, for the
-Matérn class.
+Source: Chen et al. (2021), arXiv:2111.00035, sections 3.1 and 4.1; Rasmussen and Williams (2006), section 4.2.1,
+for the Matérn class.
 """
 
 from collections.abc import Callable
 
 import torch
-import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
 
@@ -155,16 +147,3 @@ KERNELS: dict[Kernel, Callable[..., Tensor]] = {
 def half_norms(x: Float[Tensor, "*b n d"], *, scale: float = 1.0) -> Float[Tensor, "*b n 1"]:
     """Half the squared norm of each token, times `scale`, clamped so that sums of a few stay finite."""
     return (0.5 * scale * x.square().sum(dim=-1, keepdim=True)).clamp(max=torch.finfo(x.dtype).max / 8)
-
-
-def elu_features(x: Float[Tensor, "*b n d"]) -> Float[Tensor, "*b n d"]:
-    """ELU + 1, which is 1 + x above 0 and exp(x) below; exp(x) becomes 0 if it is below the rounding of 1."""
-    return F.elu(x).add_(1)
-
-
-def positive_features(
-    x: Float[Tensor, "*b n d"], projection: Float[Tensor, "r d"], *, scale: float
-) -> Float[Tensor, "*b n r"]:
-    """Random features of the softmax kernel, one per row of the projection; they overflow when the kernel does."""
-    norms = 0.5 * scale * x.square().sum(-1, keepdim=True)
-    return torch.exp(scale**0.5 * (x @ projection.mT) - norms) * projection.shape[0] ** -0.5

@@ -7,7 +7,7 @@ from torch.utils.checkpoint import checkpoint
 
 from nystrom import build_attention, softmax_attention
 from nystrom.attention.methods.performer import draw_projection, performer_attention
-from nystrom.kernels import positive_features, softmax_kernel
+from nystrom.kernels import softmax_kernel
 
 
 def draw(seed, n, s=None, *, d=8, e=4, size=1.0):
@@ -18,6 +18,11 @@ def draw(seed, n, s=None, *, d=8, e=4, size=1.0):
 
 def rows(seed, r, d=8):
     return draw_projection(r, d, generator=torch.Generator().manual_seed(seed)).double()
+
+
+def positive_features(x, projection, *, scale):
+    exponents = scale**0.5 * (x @ projection.mT) - 0.5 * scale * x.square().sum(-1, keepdim=True)
+    return exponents.exp() * projection.shape[0] ** -0.5
 
 
 @pytest.mark.parametrize("r", [3, 8, 50])
