@@ -330,5 +330,5 @@ def test_every_family_that_asks_for_an_attention_is_in_a_table():
 
 
 def test_the_guide_names_every_family_that_works():
-    page = (Path(__file__).parents[4] / "docs" / "transformers.md").read_text(encoding="utf-8")
+    page = (Path(__file__).parents[4] / "docs" / "families.md").read_text(encoding="utf-8")
     assert not [name for name in WORKS if f"`{name}`" not in page]
