@@ -33,7 +33,6 @@ from nystrom.parallel import parallelize
 from nystrom.parallel.agreement import check_group
 from nystrom_lab.config import command_line
 from nystrom_lab.data.lra.facts import LRA
-from nystrom_lab.training.additions.compiling import check_compiler, compile_model
 from nystrom_lab.training.additions.denoising import Denoiser
 from nystrom_lab.training.additions.weight_mean import WeightMean, load_mean
 from nystrom_lab.training.data.batches import shortest_first
@@ -90,6 +89,8 @@ def train_model(settings: Settings, preset: Preset, run: RunFolder) -> None:
             "out."
         )
     if settings.compile:
+        from nystrom_lab.training.additions.compiling import check_compiler
+
         check_compiler(settings.device)
     with arguments.main_process_first(local=False):
         if settings.data is None:
@@ -174,6 +175,8 @@ class EncoderTrainer(RunTrainer):
         extent = {"length" if settings.compile else "most": settings.longest}
         collate = partial(find_task(settings.task).collate, **extent)
         if settings.compile:
+            from nystrom_lab.training.additions.compiling import compile_model
+
             compile_model(model)
         super().__init__(
             model,

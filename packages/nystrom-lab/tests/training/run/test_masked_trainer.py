@@ -90,7 +90,8 @@ def test_the_test_split_is_not_read(small_run, data, tmp_path, monkeypatch):
         opened.append(split)
         return ListOps(folder, split)
 
-    monkeypatch.setitem(tasks.TASKS, "listops", replace(tasks.TASKS["listops"], open=note))
+    task = replace(tasks.find_task("listops"), open=note)
+    monkeypatch.setitem(tasks.TASKS, "listops", lambda: task)
     run = small_run(tmp_path / "run", **SHORT)
     assert set(opened) == {"train", "val"}
     rows = {row.quantity: row for row in read_rows(run / "rows.csv")}

@@ -18,15 +18,7 @@ from nystrom.checks import check_names
 from nystrom.models import EncoderForSequenceClassification
 from nystrom.models.heads.pairs import EncoderForPairClassification
 from nystrom_lab.config import Columns
-from nystrom_lab.data.lra.augmentation import crop_text, crop_texts, mirror_picture, vary_picture
 from nystrom_lab.data.lra.facts import LRA
-from nystrom_lab.data.lra.image import Image
-from nystrom_lab.data.lra.listops.shuffle import shuffle_arguments
-from nystrom_lab.data.lra.listops.task import ListOps, first_operator_share, prepare_listops
-from nystrom_lab.data.lra.pathfinder.task import Pathfinder, prepare_pathfinder
-from nystrom_lab.data.lra.texts.own_texts import prepare_own
-from nystrom_lab.data.lra.texts.retrieval import Retrieval
-from nystrom_lab.data.lra.texts.reviews import Text
 from nystrom_lab.data.store.header import HEADER, read_header
 from nystrom_lab.data.store.picture_files import PictureSplit
 from nystrom_lab.data.store.prepared_folder import verify
@@ -113,40 +105,65 @@ class Task:
     guess: Guess | None = None
 
 
-def _prepare_listops(folder: Path, sizes: DataSizes) -> None:
-    prepare_listops(
-        folder,
-        train=sizes.train,
-        val=sizes.val,
-        test=sizes.test,
-        min_length=sizes.min_length,
-        max_length=sizes.max_length,
-    )
+def _listops() -> Task:
+    from nystrom_lab.data.lra.listops.shuffle import shuffle_arguments
+    from nystrom_lab.data.lra.listops.task import ListOps, first_operator_share, prepare_listops
+
+    def prepare(folder: Path, sizes: DataSizes) -> None:
+        prepare_listops(
+            folder,
+            train=sizes.train,
+            val=sizes.val,
+            test=sizes.test,
+            min_length=sizes.min_length,
+            max_length=sizes.max_length,
+        )
+
+    guess = Guess("first operator", first_operator_share)
+    return Task(open=ListOps, prepare=prepare, vary=shuffle_arguments, guess=guess)
 
 
-def _prepare_pathfinder(folder: Path, sizes: DataSizes) -> None:
-    size = math.isqrt(sizes.max_length)
-    assert size == 32, "the presets are for pictures of 32 x 32"
-    prepare_pathfinder(folder, size=size, contour=sizes.contour, train=sizes.train, val=sizes.val, test=sizes.test)
+def _text() -> Task:
+    from nystrom_lab.data.lra.augmentation import crop_text
+    from nystrom_lab.data.lra.texts.reviews import Text
+
+    return Task(open=Text, vary=crop_text, takes_own_texts=True)
 
 
-TASKS: dict[str, Task] = {
-    "listops": Task(
-        open=ListOps,
-        prepare=_prepare_listops,
-        vary=shuffle_arguments,
-        guess=Guess("first operator", first_operator_share),
-    ),
-    "text": Task(open=Text, vary=crop_text, takes_own_texts=True),
-    "retrieval": Task(
-        open=Retrieval,
-        model=EncoderForPairClassification,
-        collate=collate_pairs,
-        vary=crop_texts,
-        takes_own_texts=True,
-    ),
-    "image": Task(open=Image, vary=vary_picture, collate=collate_whole),
-    "pathfinder": Task(open=Pathfinder, prepare=_prepare_pathfinder, collate=collate_whole, vary=mirror_picture),
+def _retrieval() -> Task:
+    from nystrom_lab.data.lra.augmentation import crop_texts
+    from nystrom_lab.data.lra.texts.retrieval import Retrieval
+
+    model = EncoderForPairClassification
+    return Task(open=Retrieval, model=model, collate=collate_pairs, vary=crop_texts, takes_own_texts=True)
+
+
+def _image() -> Task:
+    from nystrom_lab.data.lra.augmentation import vary_picture
+    from nystrom_lab.data.lra.image import Image
+
+    return Task(open=Image, vary=vary_picture, collate=collate_whole)
+
+
+def _pathfinder() -> Task:
+    from nystrom_lab.data.lra.augmentation import mirror_picture
+    from nystrom_lab.data.lra.pathfinder.task import Pathfinder, prepare_pathfinder
+
+    def prepare(folder: Path, sizes: DataSizes) -> None:
+        size = math.isqrt(sizes.max_length)
+        assert size == 32, "the presets are for pictures of 32 x 32"
+        prepare_pathfinder(folder, size=size, contour=sizes.contour, train=sizes.train, val=sizes.val, test=sizes.test)
+
+    return Task(open=Pathfinder, prepare=prepare, vary=mirror_picture, collate=collate_whole)
+
+
+# The modules of a task are imported when it is looked up.
+TASKS: dict[str, Callable[[], Task]] = {
+    "listops": _listops,
+    "text": _text,
+    "retrieval": _retrieval,
+    "image": _image,
+    "pathfinder": _pathfinder,
 }
 
 
@@ -157,7 +174,7 @@ def find_task(name: str) -> Task:
         ValueError: There is no task with that name.
     """
     check_names("task", [name], TASKS)
-    return TASKS[name]
+    return TASKS[name]()
 
 
 def default_folder(sizes: DataSizes) -> Path:
@@ -200,6 +217,8 @@ def prepared_folder(task: str, data: Path, *, max_length: int, columns: Columns)
     if not find_task(task).takes_own_texts or (data / HEADER).is_file():
         columns.check_no_columns(f"data {data} is not a file of texts")
         return data
+    from nystrom_lab.data.lra.texts.own_texts import prepare_own
+
     folder = prepare_own(
         task,
         data,
