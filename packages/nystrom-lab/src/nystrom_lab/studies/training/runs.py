@@ -1,13 +1,16 @@
 """The trainings of a study: each is a run in a process of its own, which continues where it was interrupted.
 
-A run is a folder of `nystrom train`, `nystrom pretrain` or `nystrom finetune`, and its rows name that command. The runs
-lie beside the folders of the studies, so that several studies can share them.
+The process is this module, which is given the engine's name and its arguments as JSON; see
+`nystrom_lab.training.grid.child` for how it ends with its parent. A run is a folder of `nystrom train`, `nystrom
+pretrain` or `nystrom finetune`, and its rows name that command. The runs lie beside the folders of the studies, so that
+several studies can share them.
 """
 
 import json
 import shlex
 import subprocess
 import sys
+import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Literal, NamedTuple
@@ -15,9 +18,10 @@ from typing import Literal, NamedTuple
 import torch
 
 from nystrom_lab.measure.rows import read_rows
+from nystrom_lab.training.grid.child import end_with_parent, exit_code
 from nystrom_lab.training.run.folder import RunFolder
 
-CHILD = (sys.executable, "-m", "nystrom_lab.studies.training.child")
+CHILD = (sys.executable, "-m", "nystrom_lab.studies.training.runs")
 # The file that a search over settings keeps beside its trials.
 _SEARCH = "search.json"
 
@@ -116,3 +120,24 @@ def _check(run: RunFolder, training: Training) -> None:
                 f"{run.path} holds a run with {name} = {came!r}, but the study needs {wanted!r}: choose another folder "
                 "with --to."
             )
+
+
+def main() -> int:
+    """Train in this process, from the last checkpoint if there is one."""
+    threading.Thread(target=end_with_parent, daemon=True).start()
+    engine, arguments = json.loads(sys.argv[1])
+    for name in ("data", "to", "model"):
+        given = arguments.get(name)
+        # The model of a fine-tuning may be a name on the Hub.
+        if given is not None and (name != "model" or engine != "finetune"):
+            arguments[name] = tuple(map(Path, given)) if isinstance(given, list) else Path(given)
+    from nystrom_lab.training.finetune.finetune import finetune
+    from nystrom_lab.training.pretrain.pretrain import pretrain
+    from nystrom_lab.training.train import train as train_arena
+
+    engines = {"train": train_arena, "pretrain": pretrain, "finetune": finetune}
+    return exit_code(lambda: engines[engine](**arguments))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
