@@ -266,7 +266,7 @@ class TrainOptions(Arena, Columns, RunOptions):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Encoder:
+class EncoderSize:
     """Sizes of a pretrained encoder.
 
     Attributes:
@@ -285,7 +285,7 @@ class Encoder:
 
 
 @dataclass(frozen=True, kw_only=True)
-class PretrainOptions(Loop, Encoder, RunOptions):
+class PretrainOptions(Loop, EncoderSize, RunOptions):
     """Options of a pretraining on masked words and sentence order; those not given are the preset's.
 
     Attributes:

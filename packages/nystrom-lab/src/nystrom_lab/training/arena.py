@@ -56,7 +56,7 @@ from nystrom_lab.training.ranks.pieces import check_pieces
 from nystrom_lab.training.results import Place, accuracy_row, result_row, setting_facts
 from nystrom_lab.training.run.folder import RunFolder, written
 from nystrom_lab.training.run.progress import QUANTITIES, no_file_bars, no_load_report
-from nystrom_lab.training.run.run_trainer import Results, RunTrainer, run_to_the_end, training_arguments
+from nystrom_lab.training.run.run_trainer import RunResults, RunTrainer, run_to_the_end, training_arguments
 from nystrom_lab.training.run_settings import Settings
 from nystrom_lab.training.scoring import accuracy, is_right, load_model
 
@@ -295,7 +295,7 @@ class EncoderTrainer(RunTrainer):
         )
         return best, share
 
-    def results(self, model: Any, scores: Any, command: str) -> Results:
+    def results(self, model: Any, scores: Any, command: str) -> RunResults:
         """The accuracies on the test and validation splits, and those of guesses without a model."""
         settings, test, val, reached = self.chosen, self._test(), self.splits.val, self.state.best_metric
         assert reached is not None, "the last step is evaluated"
@@ -313,7 +313,7 @@ class EncoderTrainer(RunTrainer):
             f"test accuracy {scores:.1%} ({rows[0].low:.1%} to {rows[0].high:.1%} on {len(test)} samples), {beside}; "
             f"best after step {self.state.best_global_step} with validation accuracy {reached:.1%}"
         )
-        return Results(rows, partial(result_row, model.config, place=place), text, self.run.drawn)
+        return RunResults(rows, partial(result_row, model.config, place=place), text, self.run.drawn)
 
     def place(self, command: str) -> Place:
         """Where its results are measured."""
@@ -440,7 +440,7 @@ class MaskedTrainer(EncoderTrainer):
             load_mean(best, self.run.checkpoint(step))
         return best, self.logged_at(step)
 
-    def results(self, model: Any, scores: Any, command: str) -> Results:
+    def results(self, model: Any, scores: Any, command: str) -> RunResults:
         """The share of the masked tokens that are predicted, and the loss."""
         samples, found = len(self.splits.val), {ACCURACY: scores["eval_accuracy"], LOSS: scores["eval_loss"]}
         row = partial(result_row, model.config, place=self.place(command), study=f"pretrain {self.chosen.task}")
@@ -449,4 +449,4 @@ class MaskedTrainer(EncoderTrainer):
             f"{found[LOSS]:.4g}; best after step {self.state.best_global_step}"
         )
         rows = [row(name, value, "", repeats=samples) for name, value in found.items()]
-        return Results(rows, row, text, self.run.drawn)
+        return RunResults(rows, row, text, self.run.drawn)

@@ -33,7 +33,7 @@ TEXT_FILES = (".txt", ".text", ".raw", ".tokens", ".md")
 TEXT_FIELDS = ("text", "content", "sentence", "review")
 
 # Reads documents, and says how far it is if the argument is true.
-Pieces = Callable[[bool], Iterator[TextPiece]]
+PiecesReader = Callable[[bool], Iterator[TextPiece]]
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ class Corpus:
 
     place: Path
     paths: tuple[Path, ...]
-    pieces: Pieces
+    pieces: PiecesReader
 
     @property
     def size(self) -> int:
@@ -115,7 +115,7 @@ def _corpora(path: Path, wanted: Wanted, limit: float | None, left_out: list[Pat
                 left_out.append(inside)
 
 
-def _pieces_of_file(path: Path, wanted: Wanted, limit: float | None) -> Pieces:
+def _pieces_of_file(path: Path, wanted: Wanted, limit: float | None) -> PiecesReader:
     if path.name.lower().endswith(ARCHIVES):
         return partial(_texts, archive_source(path, max_unpacked=limit, unlabelled=True))
     if is_row_file(path):

@@ -42,7 +42,7 @@ from nystrom_lab.training.ranks.lost import leaving_the_group
 from nystrom_lab.training.ranks.pieces import check_pieces
 from nystrom_lab.training.run.folder import RunFolder, written
 from nystrom_lab.training.run.progress import no_file_bars
-from nystrom_lab.training.run.run_trainer import Results, RunTrainer, run_to_the_end, training_arguments
+from nystrom_lab.training.run.run_trainer import RunResults, RunTrainer, run_to_the_end, training_arguments
 
 # Test splits as they came; a labelled one may have been drawn from other texts.
 _UNLABELLED = ("submission", "submission_mismatched")
@@ -205,7 +205,7 @@ class FinetuneTrainer(RunTrainer):
         save_with_attention(model, folder)
         self.tokenizer.save_pretrained(folder)
 
-    def results(self, model: Any, scores: Any, command: str) -> Results:
+    def results(self, model: Any, scores: Any, command: str) -> RunResults:
         """The metrics of each split that has labels, and the files of its predictions."""
         data, task = self.material.data, self.material.task
         rows = ResultRows(self.chosen, model.config, published=data.published, command=command)
@@ -231,7 +231,7 @@ class FinetuneTrainer(RunTrainer):
                     files.append(self.run.path / "predictions" / wanted)
                     write_submission(files[-1], logits, task)
         said.append(f"best after step {self.state.best_global_step} of {self.chosen.steps}")
-        return Results(results, rows.row, "\n".join(said), {"predictions": ", ".join(map(str, files))})
+        return RunResults(results, rows.row, "\n".join(said), {"predictions": ", ".join(map(str, files))})
 
     def finish(self, command: str) -> None:
         """Finish, and remove the logits that were kept while the splits were scored."""

@@ -48,7 +48,7 @@ from nystrom_lab.training.ranks.pieces import check_pieces
 from nystrom_lab.training.results import Place, result_row, wilson
 from nystrom_lab.training.run.folder import RunFolder
 from nystrom_lab.training.run.progress import no_file_bars
-from nystrom_lab.training.run.run_trainer import Results, RunTrainer, run_to_the_end, training_arguments
+from nystrom_lab.training.run.run_trainer import RunResults, RunTrainer, run_to_the_end, training_arguments
 
 STUDY = "pretrain mlm-sop"
 # What is logged, and its name in the curves and lines.
@@ -239,7 +239,7 @@ class PretrainingTrainer(RunTrainer):
         super().save_best(model, folder)
         copy_tokenizer(Path(self.chosen.data), folder, max_length=model.config.max_position_embeddings)
 
-    def results(self, model: Any, scores: Any, command: str) -> Results:
+    def results(self, model: Any, scores: Any, command: str) -> RunResults:
         """The scores on held-out documents."""
         settings = self.chosen
         # What distinguishes runs: the preset, the model that it starts from, and the training.
@@ -253,7 +253,7 @@ class PretrainingTrainer(RunTrainer):
         place = Place(settings.device, settings.precision, settings.seed, facts, command)
         rows = score_rows(model.config, scores, place, length=settings.length)
         text = f"{summary(scores)}; best after step {self.state.best_global_step} of {settings.steps}"
-        return Results(rows, partial(result_row, model.config, place=place, study=STUDY), text, self.run.drawn)
+        return RunResults(rows, partial(result_row, model.config, place=place, study=STUDY), text, self.run.drawn)
 
 
 def _metrics(prediction: EvalPrediction) -> dict[str, float]:

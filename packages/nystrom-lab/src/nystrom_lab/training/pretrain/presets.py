@@ -23,7 +23,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from nystrom.checks import check_names
-from nystrom_lab.config import Encoder, Loop, Optimizer
+from nystrom_lab.config import EncoderSize, Loop, Optimizer
 from nystrom_lab.training.presets import Methods, MethodSetting, linformer
 
 
@@ -43,7 +43,7 @@ def _demo_methods(length: int) -> Mapping[str, MethodSetting]:
 
 
 @dataclass(frozen=True, kw_only=True)
-class PretrainingPreset(Loop, Encoder, Optimizer):
+class PretrainingPreset(Loop, EncoderSize, Optimizer):
     """Settings of one pretraining; sizes that are None are those of the starting model.
 
     Attributes:

@@ -85,7 +85,7 @@ class SampleSplit(Protocol):
         ...
 
 
-class Results(NamedTuple):
+class RunResults(NamedTuple):
     """The results of a run.
 
     Attributes:
@@ -300,7 +300,7 @@ class RunTrainer(Trainer):
         """Save the best model in a folder."""
         model.save_pretrained(folder)
 
-    def results(self, model: Any, scores: Any, command: str) -> "Results":
+    def results(self, model: Any, scores: Any, command: str) -> "RunResults":
         """The results of the best model."""
         raise NotImplementedError
 
