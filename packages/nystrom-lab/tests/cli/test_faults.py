@@ -15,7 +15,7 @@ from safetensors import SafetensorError
 from transformers import BertForSequenceClassification
 
 from nystrom_lab.cli import main as cli
-from nystrom_lab.cli.main import Command, main
+from nystrom_lab.cli.main import main
 
 
 @pytest.fixture
@@ -26,7 +26,7 @@ def ends(monkeypatch, capsys):
         def act(words):
             raise error
 
-        monkeypatch.setitem(cli.COMMANDS, "convert", Command("", act))
+        monkeypatch.setitem(cli.COMMANDS, "convert", act)
         code = main(["convert", "bert", "--to", "made/model"])
         [line] = capsys.readouterr().err.splitlines()
         return code, line.removeprefix("nystrom: ")

@@ -105,7 +105,7 @@ def test_each_option_that_takes_a_path_is_known_to_read_or_to_write(monkeypatch)
     for command, entry in COMMANDS.items():
         for words in (["--x"], ["listops"]):
             with pytest.raises(Seen) as seen:
-                entry.act(words)
+                entry(words)
             parameters = seen.value.args[0].items()
             found |= {(command, name) for name, value in parameters if "Path" in str(value.annotation)}
     assert {(command, name) for command, name in found if name not in INPUTS} == set(OUTPUTS)

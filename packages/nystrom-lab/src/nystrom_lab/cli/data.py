@@ -6,56 +6,56 @@ from nystrom_lab.cli.arguments import arguments_of, from_option, positional
 
 
 def prepare_listops_data(words: list[str]) -> None:
-    """Generate or read ListOps."""
+    """Generate ListOps expressions, or read the published ones."""
     from nystrom_lab.data.lra.listops.task import prepare_listops as prepare
 
     print(prepare(**arguments_of(prepare, words, "data prepare listops", source=from_option(prepare))))
 
 
 def prepare_text_files(words: list[str]) -> None:
-    """Prepare labelled texts."""
+    """Prepare IMDB reviews, or labelled texts of your own, as bytes."""
     from nystrom_lab.data.lra.texts.reviews import prepare_text
 
     print(prepare_text(**arguments_of(prepare_text, words, "data prepare text", source=from_option(prepare_text))))
 
 
 def prepare_retrieval_files(words: list[str]) -> None:
-    """Prepare pairs of documents."""
+    """Prepare pairs of papers, or of your own texts, as bytes."""
     from nystrom_lab.data.lra.texts.retrieval import prepare_retrieval as prepare
 
     print(prepare(**arguments_of(prepare, words, "data prepare retrieval", source=from_option(prepare))))
 
 
 def prepare_image_files(words: list[str]) -> None:
-    """Prepare CIFAR-10 in grayscale."""
+    """Prepare CIFAR-10 as grayscale pixels."""
     from nystrom_lab.data.lra.image import prepare_image
 
     print(prepare_image(**arguments_of(prepare_image, words, "data prepare image", source=from_option(prepare_image))))
 
 
 def prepare_pathfinder_data(words: list[str]) -> None:
-    """Generate or read Pathfinder."""
+    """Generate Pathfinder images, or read the published ones."""
     from nystrom_lab.data.lra.pathfinder.task import prepare_pathfinder as prepare
 
     print(prepare(**arguments_of(prepare, words, "data prepare pathfinder", source=from_option(prepare))))
 
 
 def prepare_mlm_sop_texts(words: list[str]) -> None:
-    """Prepare raw texts for pretraining."""
+    """Prepare raw texts for pretraining on masked words and sentence order."""
     from nystrom_lab.data.language.mlm_sop.task import prepare_mlm_sop as prepare
 
     print(prepare(**arguments_of(prepare, words, "data prepare mlm-sop", source=from_option(prepare))))
 
 
 def train_tokenizer_on(words: list[str]) -> None:
-    """Train a tokenizer on raw texts."""
+    """Train a WordPiece tokenizer on raw texts."""
     from nystrom_lab.data.language.word_pieces import train_tokenizer as train
 
     print(train(**arguments_of(train, words, "tokenizer train", source=from_option(train))))
 
 
 def show_data(words: list[str]) -> None:
-    """Show some samples."""
+    """Show samples of a prepared task."""
     from nystrom_lab.data.show import show
 
     for shown in show(**arguments_of(show, words, "data show", task=positional(show, "task"))):

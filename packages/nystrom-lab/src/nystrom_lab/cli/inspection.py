@@ -14,7 +14,7 @@ USUAL = ("nystrom-64", "nystrom-128", "nystrom-256", "near_far", "near_far-128")
 
 
 def inspect_encoder(words: list[str]) -> None:
-    """Inspect a model."""
+    """Measure how close methods are to exact attention in your model, on your texts."""
     inspect(**arguments_of(inspect, words, "inspect", model=positional(inspect, "model")))
 
 

@@ -6,7 +6,7 @@ from nystrom_lab.cli.method_options import arguments_with_method
 
 
 def convert_model(words: list[str]) -> None:
-    """Convert a BERT or RoBERTa, or lengthen a model."""
+    """Make a Nyströmformer from a BERT or RoBERTa, or give a model more positions."""
     source = positional(ConvertOptions, "source")
     asked = arguments_with_method(ConvertOptions, words, "convert", default="nystrom", flat=True, source=source)
     from nystrom.integrations.convert import convert
@@ -15,7 +15,7 @@ def convert_model(words: list[str]) -> None:
 
 
 def export_model(words: list[str]) -> None:
-    """Write a model as ONNX."""
+    """Export a model to ONNX, for any batch size and length."""
     asked = arguments_of(ExportOptions, words, "export", folder=positional(ExportOptions, "folder"))
     from nystrom.models.export.onnx_program import export
 

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 def reproduce_study(words: list[str]) -> None:
-    """Run a study of the papers."""
+    """Reproduce a table, figure or claim of the papers by name."""
     from nystrom_lab.config import NO_SLURM, Slurm, Where
 
     def reproduce(
@@ -145,7 +145,7 @@ def _in_jobs(studies: "list[Job]", asked: dict[str, Any]) -> dict[str, str]:
 
 
 def report_gathered(words: list[str]) -> None:
-    """Print the tables of one study from gathered rows."""
+    """Table and plot of the rows of a study of nystrom reproduce."""
     from nystrom_lab.measure.rows import read_rows
     from nystrom_lab.report.markdown_gallery import tables_markdown, verdicts_markdown
     from nystrom_lab.report.plots.canvas import check_figure, house_style, save_figure

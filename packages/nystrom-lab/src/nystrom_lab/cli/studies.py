@@ -9,7 +9,7 @@ from nystrom_lab.cli.arguments import arguments_of, positional
 
 
 def list_methods(words: list[str]) -> None:
-    """List the attention methods."""
+    """List the attention methods and their options."""
     from nystrom.attention.registry import METHODS
     from nystrom_lab.report.methods import MethodLine, methods_markdown, methods_text
 
@@ -35,7 +35,7 @@ def list_methods(words: list[str]) -> None:
 
 
 def bench_efficiency(words: list[str]) -> None:
-    """Measure attention by length."""
+    """Time and memory of attention by length (Table 1 of Nyströmformer)."""
     from nystrom_lab.bench.efficiency import run_efficiency
     from nystrom_lab.report import check_place, show_study
 
@@ -46,7 +46,7 @@ def bench_efficiency(words: list[str]) -> None:
 
 
 def bench_runs(words: list[str]) -> None:
-    """Compare methods in several runs."""
+    """Compare methods over several runs, with medians and spread."""
     from nystrom_lab.bench.runs import run_runs
 
     arguments = arguments_of(run_runs, words, "bench runs")
@@ -58,7 +58,7 @@ def bench_runs(words: list[str]) -> None:
 
 
 def bench_training(words: list[str]) -> None:
-    """Measure a training step."""
+    """Time and memory of a training step (Table 2 of Skyformer)."""
     from nystrom_lab.bench.training import run_training
     from nystrom_lab.report import check_place, show_study
 
@@ -69,7 +69,7 @@ def bench_training(words: list[str]) -> None:
 
 
 def bench_model(words: list[str]) -> None:
-    """Measure a whole encoder by length."""
+    """Time and memory of a whole encoder by length, with exact attention and others."""
     from nystrom_lab.bench.model import run_model
     from nystrom_lab.report import check_place, show_study
 
@@ -79,8 +79,8 @@ def bench_model(words: list[str]) -> None:
     show_study(rows, arguments["to"])
 
 
-def report_study(study: str) -> Callable[[list[str]], None]:
-    """The command that prints and plots the rows of a study."""
+def report_study(study: str, of: str) -> Callable[[list[str]], None]:
+    """The command that prints and plots the rows of a study, `of` what they are."""
 
     def act(words: list[str]) -> None:
         from nystrom_lab.measure.rows import read_rows
@@ -132,6 +132,7 @@ def report_study(study: str) -> Callable[[list[str]], None]:
 
         report(**arguments_of(report, words, f"report {study}", file=positional(report, "file")))
 
+    act.__doc__ = f"Table and plot of measured rows{of}."
     return act
 
 

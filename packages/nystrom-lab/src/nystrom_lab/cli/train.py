@@ -10,14 +10,14 @@ from nystrom_lab.cli.method_options import arguments_with_method, attention_of, 
 
 
 def train_model(words: list[str]) -> None:
-    """Train a model."""
+    """Train a model on a task, such as listops."""
     from nystrom_lab.training.train import train
 
     train(**_arguments(words, "train", fixed(train, "mask_share")))
 
 
 def pretrain_model(words: list[str]) -> None:
-    """Pretrain an encoder: on the inputs of a task if the first word names one, else on prepared texts."""
+    """Pretrain an encoder on masked words and the order of sentences."""
     if words and not words[0].startswith("-"):
         _pretrain_on_task(words)
         return
@@ -52,7 +52,7 @@ def _arguments(words: list[str], name: str, mask_share: inspect.Parameter) -> di
 
 
 def finetune_model(words: list[str]) -> None:
-    """Fine-tune a model."""
+    """Fine-tune an encoder on GLUE, IMDB or labelled texts of your own."""
     import tyro
 
     from nystrom_lab.training.finetune.finetune import finetune
@@ -73,14 +73,14 @@ def finetune_model(words: list[str]) -> None:
 
 
 def predict_texts(words: list[str]) -> None:
-    """Classify texts."""
+    """Classify texts with a fine-tuned model."""
     from nystrom_lab.training.finetune.predict import predict
 
     predict(**arguments_of(predict, words, "predict"))
 
 
 def evaluate_model(words: list[str]) -> None:
-    """Evaluate a model."""
+    """Measure a trained model on a task."""
     from nystrom_lab.training.train import evaluate
 
     row = evaluate(**arguments_of(evaluate, words, "evaluate", task=positional(evaluate, "task")))
@@ -89,7 +89,7 @@ def evaluate_model(words: list[str]) -> None:
 
 
 def evaluate_pretrained(words: list[str]) -> None:
-    """Evaluate a pretrained model."""
+    """Measure a pretrained model on held-out documents."""
     from nystrom_lab.training.pretrain.pretrain import evaluate_mlm_sop
 
     for row in evaluate_mlm_sop(**arguments_of(evaluate_mlm_sop, words, "evaluate mlm-sop")):
@@ -99,7 +99,7 @@ def evaluate_pretrained(words: list[str]) -> None:
 
 
 def lra_run(words: list[str]) -> None:
-    """Train a grid of runs."""
+    """Train methods on the tasks of the Long Range Arena, several runs in parallel."""
     from nystrom_lab.training.grid.run_grid import run_grid
 
     arguments = arguments_of(run_grid, words, "lra run")
@@ -111,7 +111,7 @@ def lra_run(words: list[str]) -> None:
 
 
 def lra_status(words: list[str]) -> None:
-    """Print the progress of the runs of a grid."""
+    """Show the progress of these runs, or of a hyperparameter search."""
     from nystrom_lab.training.grid.status import status_lines
 
     def status(folder: Path) -> None:
@@ -126,7 +126,7 @@ def lra_status(words: list[str]) -> None:
 
 
 def lra_table(words: list[str]) -> None:
-    """Print the accuracies of a grid."""
+    """Accuracies of these runs over seeds, compared with the two papers."""
     from nystrom_lab.measure.rows import read_rows
     from nystrom_lab.report.lra.tables import cost_markdown, lra_markdown, print_costs, print_lra
 
@@ -156,7 +156,7 @@ def lra_table(words: list[str]) -> None:
 
 
 def lra_curves(words: list[str]) -> None:
-    """Plot the curves of a grid."""
+    """Accuracies of these runs over training time (Fig. 2 of Skyformer)."""
     from nystrom.whole_files import check_new
     from nystrom_lab.report.lra.curves import Axis, Shown, draw_lra_curves, gather_curves
 
@@ -193,7 +193,7 @@ def lra_curves(words: list[str]) -> None:
 
 
 def lra_overhead(words: list[str]) -> None:
-    """Compare the time of a step with that of a bare loop."""
+    """Time of a training step, compared with a bare loop."""
     from nystrom_lab.bench.overhead import run_overhead
 
     for row in run_overhead(**arguments_of(run_overhead, words, "lra overhead")):
