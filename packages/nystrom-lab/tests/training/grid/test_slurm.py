@@ -6,7 +6,6 @@ import signal
 import stat
 import sys
 import time
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -145,32 +144,27 @@ def test_jobs_without_a_record_are_named(cluster, works, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("wrong", "says"),
+    ("check", "says"),
     [
-        ({"time": 0}, "slurm.time is 0"),
-        ({"timeouts": -1}, "slurm.timeouts is -1"),
-        ({"gpus": 2}, "slurm.gpus is 2; expected 0 or 1"),
-        ({"memory": 0}, "slurm.memory is 0"),
+        (lambda: Slurm(time=0).check("slurm"), "slurm.time is 0"),
+        (lambda: Slurm(timeouts=-1).check("slurm"), "slurm.timeouts is -1"),
+        (lambda: Slurm(gpus=2).check("slurm"), "slurm.gpus is 2; expected 0 or 1"),
+        (lambda: Slurm(memory=0).check("slurm"), "slurm.memory is 0"),
+        (lambda: Slurm(partition="gpu").check("local"), "slurm.partition is 'gpu' but on is 'local': add --on slurm"),
+        (lambda: NO_SLURM.device("cuda", "auto"), "device is 'cuda' but slurm.gpus is 0"),
+        (lambda: Slurm(gpus=1).device("auto", "auto"), "choose bfloat16 or float32"),
+        (lambda: status_lines(Path("none")), "holds no runs"),
     ],
 )
-def test_numbers_that_no_job_can_have_raise(wrong, says):
+def test_what_no_job_can_have_raises(check, says):
     with pytest.raises(ValueError, match=says):
-        replace(NO_SLURM, **wrong).check("slurm")
-
-
-def test_options_of_slurm_need_slurm():
-    with pytest.raises(ValueError, match=r"slurm.partition is 'gpu' but on is 'local': add --on slurm"):
-        Slurm(partition="gpu").check("local")
-    NO_SLURM.check("local")
+        check()
 
 
 def test_a_job_has_the_device_that_it_asks_for():
+    NO_SLURM.check("local")
     assert Slurm(gpus=1).device("auto", "bfloat16") == "cuda"
     assert NO_SLURM.device("auto", "auto") == "cpu"
-    with pytest.raises(ValueError, match=r"device is 'cuda' but slurm.gpus is 0"):
-        NO_SLURM.device("cuda", "auto")
-    with pytest.raises(ValueError, match="choose bfloat16 or float32"):
-        Slurm(gpus=1).device("auto", "auto")
 
 
 def test_a_partition_that_does_not_exist_raises_before_any_work(cluster, tmp_path):
@@ -191,10 +185,3 @@ def test_a_controller_that_does_not_answer_is_named(cluster, tmp_path):
     (cluster / "silent").touch()
     with pytest.raises(ValueError, match=r"SLURM does not answer \(slurm_load_jobs error: Unable to contact"):
         queue(tmp_path)
-
-
-def test_the_state_of_a_folder_without_runs_is_refused(tmp_path):
-    with pytest.raises(ValueError, match="holds no runs"):
-        status_lines(tmp_path)
-    with pytest.raises(ValueError, match="holds no runs"):
-        status_lines(tmp_path / "none")

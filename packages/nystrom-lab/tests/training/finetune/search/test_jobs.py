@@ -158,17 +158,6 @@ def test_a_search_without_any_finite_numbers_says_so(tuned, submitted, tmp_path)
     assert submitted == ["trials/learning_rate-1e+30"]
 
 
-@pytest.mark.long
-def test_another_search_is_refused_before_any_job(tuned, submitted, tmp_path):
-    tuned(tmp_path / "run", grid=SearchGrid(batch_size=(8,)), on="slurm", **TWO_STEPS)
-    submitted.clear()
-    with pytest.raises(ValueError, match="of other values"):
-        tuned(tmp_path / "run", grid=GRID, on="slurm", **TWO_STEPS)
-    with pytest.raises(ValueError, match="holds no search to resume"):
-        tuned(tmp_path / "other", grid=GRID, on="slurm", resume=True, **TWO_STEPS)
-    assert submitted == []
-
-
 def test_a_job_that_finds_another_model_stops(tuned, submitted, tmp_path, monkeypatch):
     find = jobs.find_classifier
     monkeypatch.setattr(jobs, "find_classifier", lambda *given, **named: replace(find(*given, **named), weights="x"))
@@ -178,9 +167,15 @@ def test_a_job_that_finds_another_model_stops(tuned, submitted, tmp_path, monkey
 
 
 @pytest.mark.long
-def test_a_search_with_jobs_in_the_queue_does_not_go_on_here(tuned, submitted, cluster, tmp_path):
+def test_another_search_and_one_with_jobs_in_the_queue_are_refused(tuned, submitted, cluster, tmp_path):
     grid = SearchGrid(batch_size=(8,))
     run = tuned(tmp_path / "run", grid=grid, on="slurm", **TWO_STEPS)
+    submitted.clear()
+    with pytest.raises(ValueError, match="of other values"):
+        tuned(run, grid=GRID, on="slurm", **TWO_STEPS)
+    with pytest.raises(ValueError, match="holds no search to resume"):
+        tuned(tmp_path / "other", grid=GRID, on="slurm", resume=True, **TWO_STEPS)
+    assert submitted == []
     (run / PRIVATE).mkdir()
     (cluster / "7.name").write_text(_job_name(run))
     (cluster / "7.state").write_text("PENDING")
@@ -201,10 +196,6 @@ def test_a_search_with_jobs_in_the_queue_does_not_go_on_here(tuned, submitted, c
         ({"jobs": 0}, "jobs is 0"),
         ({"threads": 0}, "threads is 0"),
         ({"slurm": Slurm(gpus=1)}, "device is 'cpu' but slurm.gpus is 1"),
-        (
-            {"slurm": Slurm(gpus=1), "device": "auto"},
-            "precision is 'auto', but the GPUs of the jobs cannot be checked",
-        ),
         ({"slurm": Slurm(partition="none")}, "SLURM refuses a job with .*--partition=none"),
         ({"task": "sst3"}, "'sst3' is unknown"),
         ({"data": (Path("nowhere"),)}, "nowhere"),
