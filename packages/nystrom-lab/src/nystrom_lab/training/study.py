@@ -1,8 +1,8 @@
 """The study of a search: what is searched and what became of each trial, kept by Optuna in FOLDER/study.log.
 
 The file is Optuna's journal, which its own tools read too, written whole and under a lock that ends with its process.
-Optuna's `JournalFileBackend` (5.0) waits 30 seconds for the lock of a killed process, and for ever if the file is named
-by a relative path; it opens no file to which it added lines after the half line that a full disk left.
+Optuna's `JournalFileBackend` (5.0) waits at least 30 seconds for the lock of a killed process; it opens no file to
+which it added lines after the half line that a full disk left.
 """
 
 import json
