@@ -134,7 +134,8 @@ def test_an_interrupted_study_goes_on_and_ends_like_one_that_was_not(tiny_settin
     whole = run_study(job_of("b"), lambda line: None)
     assert done.tables == whole.tables
     assert done.verdicts == whole.verdicts
-    assert done.figures == [f"supplement-figure-3{which}.png" for which in ("", "-convergence", "-attention")]
+    # The third figure is of parts that were not measured here.
+    assert done.figures == [f"supplement-figure-3{which}.png" for which in ("", "-convergence")]
 
 
 def test_a_singular_matrix_does_not_start_below_1():
