@@ -27,3 +27,32 @@ def test_many_lines_are_named_beside_their_ends_and_few_in_a_legend():
         named = [text.get_text() for text in figure.axes[0].texts]
         assert named == ([f"method {i}" for i in range(count)] if count == 9 else [])
         assert len(figure.legends) == (count == 3)
+
+
+@pytest.mark.parametrize("of", ["smallest singular value, ridge {}", "a name that is half as wide as the page is, {}"])
+def test_a_legend_is_as_wide_as_the_page_at_most(of):
+    methods = [of.format(i) for i in range(6)]
+    rows = [new_row(study="s", quantity="q", method=of, value=1.0, unit="", device="d", n=8) for of in methods]
+    figure = draw_lines({"a panel": rows}, over=lambda row: row.n, x_label="n", y_label="q", band="")
+    (legend,) = figure.legends
+    assert [text.get_text() for text in legend.get_texts()] == methods
+    assert legend.get_window_extent().width <= figure.bbox.width
+
+
+@pytest.mark.parametrize("values", [(9, 80), (20, 80), (110, 900), (0.8, 1.8), (3.1, 3.2), (0.1, 100)])
+def test_a_logarithmic_axis_has_two_numbers_at_least(values):
+    rows = [
+        new_row(study="s", quantity="q", method="m", value=value, unit="", device="d", n=8 * (1 + place))
+        for place, value in enumerate(values)
+    ]
+    figure = draw_lines({"a panel": rows}, over=lambda row: row.n, x_label="n", y_label="q", band="")
+    figure.draw_without_rendering()
+    axis, (low, high) = figure.axes[0].yaxis, figure.axes[0].get_ylim()
+    assert sum(low <= place <= high for place in axis.get_majorticklocs()) >= 2
+
+
+def test_a_line_of_one_point_is_seen():
+    """Exact attention is a line without a marker in other figures."""
+    rows = [new_row(study="s", quantity="q", method="softmax", value=1.0, unit="", device="d", n=8)]
+    figure = draw_lines({"a panel": rows}, over=lambda row: row.n, x_label="n", y_label="q", band="")
+    assert figure.axes[0].get_lines()[0].get_marker() == "x"

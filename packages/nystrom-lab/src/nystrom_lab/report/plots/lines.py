@@ -18,6 +18,8 @@ _CHARACTERS = 80
 _LEGEND = 7
 # Sizes that have a number each.
 _SIZES = 12
+# Powers of ten that hold two numbers of 1, 2 and 5 times one.
+_ROUND = 0.8
 # Distance from one name to the next, as a share of the height of a panel.
 _GAP = 0.06
 
@@ -92,20 +94,27 @@ def draw_lines(
         if panel >= len(panels) - columns:
             axes.set_xlabel(x_label)
             axes.tick_params(labelbottom=True)
+    for axes in figure.axes[: len(panels)] if log_y else ():
+        _number_values(axes)
     if named:
         for axes in figure.axes[: len(panels)]:
             _name_ends(axes)
         if band:
             figure.supxlabel(f"lines: {line}; bands: {band}", fontsize=7.5)
         return figure
-    figure.legend(
-        handles.values(),
-        handles.keys(),
-        loc="outside lower center",
-        ncols=min(5, len(handles)),
-        title=f"lines: {line}; bands: {band}" if band else None,
-        title_fontsize=7.5,
-    )
+    title = f"lines: {line}; bands: {band}" if band else None
+    for columns in range(min(5, len(handles)), 0, -1):
+        legend = figure.legend(
+            handles.values(),
+            handles.keys(),
+            loc="outside lower center",
+            ncols=columns,
+            title=title,
+            title_fontsize=7.5,
+        )
+        if columns == 1 or legend.get_window_extent().width <= figure.bbox.width:
+            break
+        legend.remove()
     return figure
 
 
@@ -118,6 +127,15 @@ def _number_sizes(axes: "Axes", sizes: Sequence[float], room: float) -> None:
     axes.set_xticks(sizes, shown)
 
 
+def _number_values(axes: "Axes") -> None:
+    """Numbers along a logarithmic axis: powers of ten or, where fewer than two are seen, round numbers between."""
+    from matplotlib.ticker import AutoLocator, LogLocator
+
+    low, high = map(math.log10, axes.get_ylim())
+    if math.floor(high) - math.ceil(low) < 1:
+        axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)) if high - low > _ROUND else AutoLocator())
+
+
 def _line(
     axes: "Axes", method: str, look: Look, rows: Sequence[Row], over: Callable[[Row], float | None], banded: bool
 ) -> "Line2D":
@@ -126,6 +144,9 @@ def _line(
     points = sorted(((x, row) for row in rows if (x := over(row)) is not None), key=lambda point: point[0])
     if not points:
         return axes.axhline(rows[0].value, color=look.colour, linestyle=look.line, linewidth=1.0, label=method)
+    if len(points) == 1:
+        # A line of one point is its marker alone.
+        style["marker"] = look.marker or "x"
     xs = [x for x, _ in points]
     (line,) = axes.plot(xs, [row.value for _, row in points], **style)
     if banded:

@@ -419,7 +419,7 @@ STUDIES = {
             ),
             "draws": _HEADS(
                 of={"quantity": ABOVE, "method": "uniform"}, over="m", line="ε = {eps}", x_label="draws d",
-                y_label="share δ of draws with an error above ε", band="", options={"log_y": False, "columns": 3},
+                y_label="share δ of draws above ε", band="", options={"log_y": False, "columns": 3},
             ),
             "lengths": Lines(
                 of={"quantity": DIMENSION, "method": "lengths", "eps": str(SCORED)}, over="n",

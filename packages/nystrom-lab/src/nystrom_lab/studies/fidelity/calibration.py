@@ -101,7 +101,7 @@ STUDIES = {
         figures={
             "": Lines(
                 of={"quantity": (_NEAR, _HELD)}, over="m", panel="{quantity}", x_label="sampled queries of each text",
-                y_label="share of estimates", band="", level=0.95, options={"log_y": False},
+                y_label="share of estimates", band="", levels=(0.95,), options={"log_y": False},
             )
         },
     )

@@ -272,7 +272,8 @@ STUDIES = {
         figures={
             "": Lines(
                 of={"quantity": ERROR}, over=RATIO, panel="n = {n}", x_label=RATIO,
-                y_label="error of the hidden states", band="", options={"log_y": False, "columns": 3},
+                y_label="error of the hidden states", band="", levels=BUDGETS,
+                options={"log_x": False, "log_y": False, "columns": 3},
             )
         },
     )

@@ -231,7 +231,7 @@ class Lines:
         panel: Titles of the panels.
         line: Names of the lines; those of methods look as in every figure; {family} is the method without its size.
         names: The values of a column that are drawn, in the order of the panels and lines, and their names.
-        level: A value that the lines are compared with, dotted in each panel.
+        levels: Values that the lines are compared with, dotted in each panel.
         x_label: Name of the horizontal axis.
         y_label: Name of the vertical axis.
         band: What the spread of a row is; "" for no bands.
@@ -246,7 +246,7 @@ class Lines:
     band: str
     line: str = "{method}"
     names: Names = field(default_factory=dict)
-    level: float | None = None
+    levels: Sequence[float] = ()
     options: Mapping[str, Any] = field(default_factory=dict)
 
     def draw(self, frame: pd.DataFrame) -> "Figure | None":
@@ -276,9 +276,9 @@ class Lines:
             looks=None if self.line == "{family}" or methods else looks,
             **self.options,
         )
-        if self.level is not None:
-            for axes in figure.axes[: len(panels)]:
-                axes.axhline(self.level, color=REFERENCE, linewidth=0.6, linestyle=":")
+        for axes in figure.axes[: len(panels)]:
+            for level in self.levels:
+                axes.axhline(level, color=REFERENCE, linewidth=0.6, linestyle=":")
         return figure
 
 

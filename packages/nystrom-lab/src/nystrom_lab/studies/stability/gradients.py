@@ -152,9 +152,9 @@ STUDIES = {
         ],
         figures={
             "": Lines(
-                of={"quantity": RATIO}, over="m", names={"layer": _LAYERS}, panel="layer {number}", level=1.0,
+                of={"quantity": RATIO}, over="m", names={"layer": _LAYERS}, panel="layer {number}", levels=(1.0,),
                 x_label="landmarks m", y_label=RATIO, band="quartiles over heads and texts",
-                options={"line": "medians", "log_y": False},
+                options={"line": "medians"},
             )
         },
     )

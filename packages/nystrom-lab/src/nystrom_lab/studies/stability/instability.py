@@ -223,7 +223,7 @@ def _by_step(rows: pd.DataFrame, folder: Path) -> "Mapping[str, Figure]":
 _ENDS = ("value", "low", "high")
 _STEPS = Lines(
     of={"quantity": _RATIO}, over="step", panel="{task}", x_label="step i", y_label="score over self-attention's",
-    band="range of the seeds", level=1.0, options={"log_x": False, "log_y": False},
+    band="range of the seeds", levels=(1.0,), options={"log_x": False, "log_y": False},
 )  # fmt: skip
 
 
