@@ -82,3 +82,13 @@ def test_rows_that_no_paper_has_raise():
         compare_with_paper([])
     with pytest.raises(ValueError, match="rows hold nothing that the papers have a number for"):
         compare_with_paper([a_row("efficiency", "forward time", "nystrom-7", 1.0, n=100)])
+
+
+@pytest.mark.parametrize(
+    ("study", "quantity", "n"), [("efficiency", "forward time", 512), ("training", "text time", 9)]
+)
+def test_two_measurements_of_the_same_are_refused_not_mixed(study, quantity, n):
+    methods = (BASE, "nystrom-32", "nystrom-128")
+    rows = [a_row(study, quantity, method, value, n=n) for value in (2.0, 3.0) for method in methods]
+    with pytest.raises(ValueError, match=r"twice, on cpu .*: show each measurement alone, by its device"):
+        paper_markdown(rows)

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 
 from nystrom_lab.measure.rows import Row
 from nystrom_lab.report.table import markdown_table
+from nystrom_lab.report.tables import once_each
 
 BASE = "softmax-materialised"
 _TABLE_1, _TABLE_2 = "Table 1 of Nyströmformer", "Table 2 of Skyformer"
@@ -93,11 +94,12 @@ def compare_with_paper(rows: Sequence[Row]) -> list[Compared]:
         rows: Rows of the study "efficiency" (its forward passes are compared) or "training".
 
     Raises:
-        ValueError: Rows of another study, or none that the papers have a number for.
+        ValueError: Rows of another study, of two measurements, or none that the papers have a number for.
     """
     studies = {row.study for row in rows}
     if studies not in ({"efficiency"}, {"training"}):
         raise ValueError(f"rows are of {', '.join(sorted(studies)) or 'no study'}; expected efficiency or training.")
+    once_each(rows)
     if studies == {"efficiency"}:
         printed = {
             (what, method, str(n)): ratios[i]

@@ -92,10 +92,12 @@ def of_device(rows: Sequence[Row], part: str) -> list[Row]:
     return found
 
 
-def _parts(rows: Sequence[Row]) -> list[tuple[str, str, list[tuple[str, list[str]]]]]:
-    """Per quantity: its name, its unit, and per method the cells of its line."""
-    rows = with_derived(rows)
-    columns, methods = _columns(rows), dict.fromkeys(row.method for row in rows)
+def once_each(rows: Sequence[Row]) -> dict[tuple[str, str, str], Row]:
+    """The rows by quantity, method and column.
+
+    Raises:
+        ValueError: Two rows are of one of these, such as of two devices.
+    """
     found: dict[tuple[str, str, str], Row] = {}
     for row in rows:
         other = found.setdefault((_quantity(row), row.method, _column(row)), row)
@@ -105,6 +107,14 @@ def _parts(rows: Sequence[Row]) -> list[tuple[str, str, list[tuple[str, list[str
                 f"{other.date} and on {row.device} at {row.date}: show each "
                 "measurement alone, by its device or from a file of its own."
             )
+    return found
+
+
+def _parts(rows: Sequence[Row]) -> list[tuple[str, str, list[tuple[str, list[str]]]]]:
+    """Per quantity: its name, its unit, and per method the cells of its line."""
+    rows = with_derived(rows)
+    columns, methods = _columns(rows), dict.fromkeys(row.method for row in rows)
+    found = once_each(rows)
     parts = []
     for quantity, unit in sorted({(_quantity(row), row.unit) for row in rows}, key=_place):
         first = next(iter(methods))
