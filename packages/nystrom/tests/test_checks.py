@@ -46,6 +46,8 @@ def test_the_nearest_name_is_suggested():
     with pytest.raises(ValueError, match=r"^task 'x' is unknown; expected one of listops, text\.$"):
         check_names("task", ["x"], ["text", "listops"])
     check_names("task", [], [])
+    with pytest.raises(ValueError, match=r"^part 'x' is unknown; expected none\.$"):
+        check_names("part", ["x"], [])
 
 
 METHODS = [

@@ -61,7 +61,8 @@ def check_names(what: str, names: Iterable[str], known: Collection[str]) -> None
         if not isinstance(name, str) or name not in known:
             near = nearest_name(name, known)
             hint = "" if near is None else f" Perhaps you meant {near!r}."
-            raise ValueError(f"{what} {name!r} is unknown; expected one of {', '.join(sorted(known))}.{hint}")
+            wanted = f"one of {', '.join(sorted(known))}" if known else "none"
+            raise ValueError(f"{what} {name!r} is unknown; expected {wanted}.{hint}")
 
 
 def nearest_name(name: object, known: Iterable[str]) -> str | None:

@@ -339,13 +339,28 @@ def test_a_part_that_is_not_there_raises_where_it_would_get_a_method(tmp_path):
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_a_part_of_an_encoder_decoder_changes_its_layers(folder):
-    model = EncoderDecoderModel.from_encoder_decoder_pretrained(folder, folder, encoder_attn_implementation="nystrom")
-    layer = model.encoder.encoder.layer[0].attention.self
-    assert layer.config is not model.encoder.config
+@pytest.mark.parametrize("when", ["loaded", "later"])
+def test_a_part_of_an_encoder_decoder_changes_its_layers(folder, when):
+    loaded = {"encoder_attn_implementation": "nystrom"} if when == "loaded" else {}
+    model = EncoderDecoderModel.from_encoder_decoder_pretrained(folder, folder, **loaded).eval()
+    layer, exact = model.encoder.encoder.layer[0].attention.self, BertModel.from_pretrained(folder)
     for name in ("nystrom", "near_far", "sdpa"):
         model.encoder.set_attn_implementation(name)
         assert layer.config._attn_implementation == name
-    model.set_attn_implementation({"encoder": "near_far"})
-    assert layer.config._attn_implementation == "near_far"
+    model.set_attn_implementation({"encoder": "nystrom"})
     assert model.decoder.bert.encoder.layer[0].attention.self.config._attn_implementation == "sdpa"
+    model = pickle.loads(pickle.dumps(model))
+    for config in (model.encoder.config, model.config.encoder, model.config):
+        for options, same in ((FEW, False), ({"num_landmarks": 100}, True)):
+            config.attention_options = options
+            moved = (run(model.encoder, **IDS) - run(exact, **IDS)).abs().max()
+            assert (moved < 1e-5) == same
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_an_encoder_decoder_without_a_method_is_left_as_it_is(folder):
+    model = EncoderDecoderModel.from_encoder_decoder_pretrained(folder, folder)
+    model.set_attn_implementation("eager")
+    config = model.encoder.encoder.layer[0].attention.self.config
+    assert config is not model.encoder.config
+    assert config._attn_implementation == "sdpa"

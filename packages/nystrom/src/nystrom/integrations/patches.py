@@ -8,7 +8,8 @@ Transformers lets any model take any registered name, drops what it does not kno
   name of a method, instead of running its own attention; so does one that picks its attention from a table of its own
   (GPT-J, GPT-Neo, Falcon), instead of a KeyError. Of a model of several parts each part is one.
 - A part that a configuration does not have, such as attn_implementation={"vison_config": "near_far"}, raises.
-- `set_attn_implementation` reaches layers that hold a copy of the configuration (EncoderDecoderModel).
+- Layers that hold a copy of their part's configuration (EncoderDecoderModel) read that of the part, so that what is set
+  later reaches them.
 - A model that is made with the name of a method refuses inputs that are longer than its table of positions
   (`nystrom.integrations.position_tables`).
 - `attention_options` is an attribute of every configuration, so that `from_pretrained` of a configuration or a model
@@ -54,7 +55,7 @@ def patch_transformers() -> None:
     def change_names(self: PreTrainedModel, attn_implementation: Any, *others: Any, **named: Any) -> None:
         _check_parts(self.config, attn_implementation)
         change(self, attn_implementation, *others, **named)
-        _change_copies(self)
+        _share_configurations(self)
 
     @wraps(start)
     def init(self: PreTrainedModel, config: PreTrainedConfig, *inputs: Any, **named: Any) -> None:
@@ -65,6 +66,7 @@ def patch_transformers() -> None:
     def post_init(self: PreTrainedModel) -> None:
         finish(self)
         check_model_asks(self)
+        _share_configurations(self)
         if self.config._attn_implementation in SERVED:
             watch_positions(self)
 
@@ -105,19 +107,31 @@ def _check_parts(config: PreTrainedConfig, names: Any) -> None:
             check_names("part in attn_implementation", [part], config.sub_configs)
 
 
-def _change_copies(model: PreTrainedModel) -> None:
-    """Give the layers of a part that all hold copies of its configuration its name, too, as in an EncoderDecoderModel.
+def _share_configurations(model: PreTrainedModel) -> None:
+    """Let the layers of a part that is set to a method read the configuration of that part, not a copy of their own.
 
-    A single layer with a copy was set by itself (`nystrom.integrations.set_attention`).
+    The parts of an EncoderDecoderModel get its configurations, and their layers keep those that they were made of: what
+    is set later, a name or options, would not reach them. A single layer with a copy was set by itself
+    (`nystrom.integrations.set_attention`).
     """
     for part in (module for module in model.modules() if isinstance(module, PreTrainedModel)):
-        configs = [
-            getattr(module, "config", None) for module in part.modules() if not isinstance(module, PreTrainedModel)
-        ]
-        held: list[Any] = [config for config in configs if type(config) is type(part.config)]
-        if all(config is not part.config for config in held):
-            for config in held:
-                config._attn_implementation_internal = part.config._attn_implementation
+        ours = part.config
+        holders: list[Any] = [each for each in part.modules() if type(getattr(each, "config", None)) is type(ours)]
+        copies = {id(each.config): each.config for each in holders if each is not part}
+        if len(copies) != 1 or id(ours) in copies:
+            continue
+        (theirs,) = copies.values()
+        names = (ours._attn_implementation, theirs._attn_implementation)
+        if not set(names) & set(SERVED) or _without_options(ours) != _without_options(theirs):
+            continue
+        if _options(ours) is None:
+            _set_options(ours, _options(theirs))
+        for each in holders:
+            each.config = ours
+
+
+def _without_options(config: PreTrainedConfig) -> dict[str, Any]:
+    return {name: value for name, value in config.to_dict().items() if name != "attention_options"}
 
 
 def _check_table(kind: type[PreTrainedModel], config: PreTrainedConfig) -> None:
