@@ -141,30 +141,43 @@ def test_attention_through_landmarks(gaussian, m, steps, skipped, watched):
     assert_same({"landmarks": (of["table"][0], small.share[..., None] * table_grad)})
 
 
-@pytest.mark.parametrize("reach", [0, 3])
-def test_attention_to_near_tokens_heavy_keys_and_clusters(reach, watched):
+@pytest.mark.parametrize(("reach", "masked"), [(0, False), (3, False), (3, True)], ids=["", "reach", "reach and masks"])
+def test_attention_to_near_tokens_heavy_keys_and_clusters(reach, masked, watched):
     m, block, n = 4, 8, 43
     q, k, v = (draw(2, 2, n, w, seed=i) for i, w in enumerate((8, 8, 6)))
     cluster = torch.randint(m, (2, 2, n), generator=torch.Generator().manual_seed(3)).to(DEVICE, torch.int32)
     heavy = torch.tensor([3, 17, 30], device=DEVICE).expand(2, 2, -1).contiguous()
     cluster, grad = cluster.scatter(2, heavy, m), draw(2, 2, n, 6, seed=5).detach()
-    near = reference.near_keys(*[torch.arange(n, device=DEVICE)] * 2, block_size=block, reach=reach)
-    out = each(lambda *x: reference.near_far(*x[:3], cluster=x[3], num_clusters=m, near=near), q, k, v, cluster)
+    # Blocks are counted from the first real token; a hole takes its place, and a heavy key may be missing.
+    keep = torch.ones(2, n, dtype=torch.bool, device=DEVICE)
+    found = torch.ones_like(heavy, dtype=torch.bool)
+    if masked:
+        keep[0, :5] = keep[0, 9] = keep[1, 40:] = False
+        found, cluster = keep[:, None].expand(-1, 2, -1).gather(2, heavy), cluster.masked_fill(~keep[:, None], m)
+
+    def attend(q, k, v, cluster, keep):
+        places = (torch.arange(n, device=DEVICE) - keep.int().argmax())[keep]
+        near = reference.near_keys(places, places, block_size=block, reach=reach)
+        some = reference.near_far(q[keep], k[keep], v[keep], cluster=cluster[keep], num_clusters=m, near=near)
+        return v.new_zeros(n, v.shape[1]).index_put((keep,), some)
+
+    out = each(attend, q, k, v, cluster, keep[:, None].expand(-1, 2, -1))
     member = F.one_hot(cluster.long(), m + 1)[..., :m].to(k.dtype).mT
     number = member.sum(dim=-1)
 
     places = watched(near_far_stages, "attend", Totals)
-    inputs = [x.detach() for x in (q, k, v, heavy, torch.ones_like(heavy, dtype=torch.bool), cluster)]
+    # The caller zeroes what padding holds.
+    real = keep[:, None, :, None]
+    grad = grad * real
+    inputs = [x.detach() * real for x in (q, k, v)] + [heavy, found, cluster, keep if masked else None]
     options = (target_of(q.device), m, block, reach, 8**-0.5)
-    program = near_far_attention.forward_program.__wrapped__(key_of(*inputs, None), *options)
-    results = program(*inputs, None)
-    totals = Totals(*taken(places, [*inputs, None], results))
+    results = near_far_attention.forward_program.__wrapped__(key_of(*inputs), *options)(*inputs)
+    totals = Totals(*taken(places, inputs, results))
     assert_same({"means": (totals.means, member @ k / number[..., None]), "sums": (totals.sums, member @ v)})
     assert_same({"number": (totals.number, number)})
     (mine,) = (x for x in results if x.shape == out.shape)
-    inputs = [grad, results[0], mine, *inputs, None]
+    inputs = [grad, results[0], mine, *inputs]
     gradients = near_far_attention.backward_program.__wrapped__(key_of(*inputs), *options)(*inputs)
     wanted = torch.autograd.grad(out, (q, k, v), grad)
-    assert_same(
-        {name: pair for name, *pair in zip(("out", "q", "k", "v"), [mine, *gradients], [out, *wanted], strict=True)}
-    )
+    pairs = zip([mine, *gradients], [out, *wanted], strict=True)
+    assert_same({name: (x * real, y) for name, (x, y) in zip(("out", "q", "k", "v"), pairs, strict=True)})
