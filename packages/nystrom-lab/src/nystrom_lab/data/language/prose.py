@@ -5,7 +5,7 @@ import platform
 from collections.abc import Sequence
 from pathlib import Path
 
-from nystrom.inspection.texts import Prose
+from nystrom_lab.data.language.encoder_texts import Prose
 from nystrom_lab.data.sources.documents import CHECKED, check_text, whole_characters
 from nystrom_lab.data.sources.unpacking import BROKEN, open_unpacked, unreadable
 

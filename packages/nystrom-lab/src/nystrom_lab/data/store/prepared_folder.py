@@ -9,9 +9,9 @@ from typing import Any
 from nystrom.progress import Progress
 from nystrom.sums import sha256
 from nystrom.whole_files import NO_SPACE
-from nystrom.whole_folders import partial_folder, remove_leftovers
 from nystrom_lab.data.store.header import HEADER, SPLITS, DataSettings, damaged, read_header, write_header
 from nystrom_lab.data.store.token_files import describe_splits, open_split
+from nystrom_lab.whole_folders import partial_folder, remove_leftovers
 
 
 def holds(folder: Path, *, task: str, settings: DataSettings) -> bool:

@@ -30,10 +30,10 @@ import torch
 
 from nystrom.attention.methods.near_far import near_far_attention
 from nystrom.inspection.candidates import Candidate, read_candidates
-from nystrom.inspection.texts import load_encoder
 from nystrom.integrations.layer_calls import LayerCall, attend_by, intercepted
 from nystrom.models.positions import Lengthening
 from nystrom.shapes import Masks
+from nystrom_lab.data.language.encoder_texts import load_encoder
 from nystrom_lab.measure.rows import Row, cpu_name, new_row
 from nystrom_lab.report.plots.canvas import COLUMN, figure_of, method_look
 from nystrom_lab.report.table import Table

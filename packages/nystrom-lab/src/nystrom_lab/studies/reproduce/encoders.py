@@ -22,7 +22,6 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from transformers import CONFIG_MAPPING, AutoConfig, AutoModel, PreTrainedModel
 
-from nystrom.inspection.texts import Prose, tokens_of, windows_of
 from nystrom.integrations.bert_names import longest_input
 from nystrom.integrations.convert import convert
 from nystrom.integrations.layer_calls import LayerCall, attend_by, intercepted
@@ -31,6 +30,7 @@ from nystrom.models.files.json_object import read_json
 from nystrom.models.files.loading import check_encoder, check_shapes, check_weights, report_held
 from nystrom.models.files.tokenizer import load_tokenizer
 from nystrom.models.positions import Lengthening
+from nystrom_lab.data.language.encoder_texts import Prose, tokens_of, windows_of
 from nystrom_lab.data.language.prose import read_prose
 from nystrom_lab.studies.reproduce.study import Setting
 from nystrom_lab.training.run.progress import no_file_bars

@@ -11,7 +11,7 @@ from typing import Any
 
 from nystrom.sums import find_fault, read_sums, write_sums
 from nystrom.whole_files import write_whole
-from nystrom.whole_folders import put_in_place
+from nystrom_lab.whole_folders import put_in_place
 
 SETTINGS = "run.json"
 _STATE = "trainer_state.json"

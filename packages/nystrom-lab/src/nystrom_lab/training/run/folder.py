@@ -34,11 +34,11 @@ from nystrom import __version__
 from nystrom.attention.method_names import sized_name
 from nystrom.sums import find_fault
 from nystrom.whole_files import NotWritten, check_folder, check_no_link, whole_text, write_whole
-from nystrom.whole_folders import remove_recorded
 from nystrom_lab.config import Resolved
 from nystrom_lab.measure.rows import Row, write_rows
 from nystrom_lab.training.hardware import is_main, restarts
 from nystrom_lab.training.run.checkpoints import SETTINGS, complete, fault_of, state_of, strangeness
+from nystrom_lab.whole_folders import remove_recorded
 
 _LOCK = ".lock"
 _CHECKPOINT = re.compile(r"checkpoint-([1-9][0-9]*)")

@@ -49,7 +49,6 @@ from nystrom.models.files.folder import write_card
 from nystrom.models.heads.pooled_norm import measure_pooled, pooled_norms
 from nystrom.parallel import parallelize
 from nystrom.whole_files import NotWritten
-from nystrom.whole_folders import whole_folder
 from nystrom_lab.config import Optimizer, Resolved
 from nystrom_lab.measure.memory import peak_megabytes
 from nystrom_lab.measure.rows import Row
@@ -61,6 +60,7 @@ from nystrom_lab.training.ranks.lost import LostRanks, connect, naming_lost_rank
 from nystrom_lab.training.ranks.pieces import Pieces
 from nystrom_lab.training.run.folder import Point, RunFolder, written
 from nystrom_lab.training.run.progress import QUANTITIES, RunProgress
+from nystrom_lab.whole_folders import whole_folder
 
 # By their names in transformers.
 _SCHEDULES = {

@@ -16,9 +16,9 @@ from pathlib import Path
 from filelock import FileLock, Timeout
 
 from nystrom.whole_files import check_no_link
-from nystrom.whole_folders import remove_files
 from nystrom_lab.data.store.header import DataSettings
 from nystrom_lab.data.store.prepared_folder import cannot_be_made
+from nystrom_lab.whole_folders import remove_files
 
 # A block, a finished shard, and what a killed process was writing.
 _FILE = re.compile(r"\.?[0-9]{6}(-[0-9]{6}\.npz|\.finished)(\.[0-9a-f]{8}\.partial)?")

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from nystrom.whole_folders import whole_folder
+from nystrom_lab.whole_folders import whole_folder
 
 
 def write(to, content):
@@ -90,7 +90,7 @@ def test_a_process_that_is_killed_at_any_rename_loses_neither_the_old_nor_the_na
     script = f"""
 import os
 from pathlib import Path
-from nystrom.whole_folders import whole_folder
+from nystrom_lab.whole_folders import whole_folder
 inner, done = Path.rename, []
 def rename(self, to):
     if len(done) == {renames}:
