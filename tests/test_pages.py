@@ -100,6 +100,11 @@ def test_the_site_opens_from_its_folder():
     assert "  - offline\n" in settings
 
 
+def test_every_file_of_rows_is_in_the_list_of_results():
+    said = set(re.findall(r"`([\w-]+\.csv)`", (ROOT / "results" / "README.md").read_text(encoding="utf-8")))
+    assert {file.name for file in (ROOT / "results").glob("*.csv")} == said
+
+
 def test_the_tables_of_joined_reviews_are_those_of_the_rows():
     rows = read_rows(ROOT / "results" / "long-documents.csv")
     found = {(row.quantity, row.study.split()[0], row.fact("model"), row.method): row for row in rows}
