@@ -328,6 +328,7 @@ KINDS = {
     ),
     "parquet": ({"a.parquet": as_parquet(sentence=QUOTED, label=[0, 1] * 3)}, task, (QUOTED, ["0", "1"] * 3)),
     "parquet, no such column": ({"a.parquet": as_parquet(words=["a"])}, task, "a.parquet: there is no 'label' among"),
+    "parquet, no column": ({"a.parquet": as_parquet()}, task, r"a.parquet: .* among the fields \(none\): name the"),
     "parquet, other bytes": (
         {"a.parquet": as_parquet(
             sentence=pyarrow.StringArray.from_buffers(1, *pyarrow.array([b"\xff"]).buffers()[1:]), label=[1]

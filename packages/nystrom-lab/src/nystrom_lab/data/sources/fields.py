@@ -29,7 +29,7 @@ def find_names(columns: Sequence[str], wanted: Wanted) -> list[str]:
             raise ValueError(f"the header names {twice[0]} twice: give each column a name of its own.")
         if len(there) != 1:
             came = f"both {there[0]!r} and {there[1]!r}" if there else f"no {' or '.join(map(repr, names))}"
-            shown = ", ".join(repr(column[:40]) for column in columns[:12])
+            shown = ", ".join(repr(column[:40]) for column in columns[:12]) or "(none)"
             raise ValueError(f"there is {came} among the fields {shown}: name the right one with {flag}.")
         found += there
     if len({*found}) < len(found):
