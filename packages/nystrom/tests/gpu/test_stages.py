@@ -73,26 +73,34 @@ def assert_same(found):
 
 
 @pytest.mark.parametrize(
-    ("gaussian", "m", "steps", "skipped"),
+    ("gaussian", "m", "steps", "skipped", "masked"),
     [
-        (False, 5, 6, True),
-        (False, 6, 6, False),
-        (True, 6, 6, False),
+        (False, 5, 6, True, False),
+        (False, 5, 6, True, True),
+        (False, 6, 6, False, False),
+        (True, 6, 6, False, False),
         # Several blocks of landmarks; many are slow in the interpreter.
-        pytest.param(False, 70, 1, False, marks=pytest.mark.long),
+        pytest.param(False, 70, 1, False, False, marks=pytest.mark.long),
     ],
-    ids=["one tile and a skip", "equal segments", "gaussian", "several blocks"],
+    ids=["one tile and a skip", "masks", "equal segments", "gaussian", "several blocks"],
 )
-def test_attention_through_landmarks(gaussian, m, steps, skipped, watched):
+def test_attention_through_landmarks(gaussian, m, steps, skipped, masked, watched):
     b, n, s, gamma = (1, 75, 80, 0.1) if m > 60 else (2, 42, 42, 0.1)
     q, k, v = (draw(b, 2, t, w, seed=i) for i, (t, w) in enumerate(((n, 8), (s, 8), (s, 6))))
     taps, grad = draw(2, 3, seed=4) if skipped else None, draw(b, 2, n, 6, seed=5).detach()
+    keep, key_keep = (torch.ones(b, 2, t, dtype=torch.bool, device=DEVICE) for t in (n, s))
+    if masked:
+        # Padding at both ends, and a hole.
+        for x in (keep, key_keep):
+            x[0, :, :5] = x[0, :, 9] = x[1, :, 37:] = False
     attend, eye = reference.kernelized if gaussian else reference.softmax, torch.eye(m, dtype=q.dtype, device=DEVICE)
     if gaussian:
         draws, half = even_draws(m, q.device), m // 2
         rows = columns = torch.cat([uniform(q, half, draws=draws[:half]), uniform(k, m - half, draws=draws[half:])], 2)
     else:
-        rows, columns = (each(lambda x: reference.segment_means(x, m), x) for x in (q, k))
+        rows, columns = (
+            each(lambda x, real: reference.segment_means(x[real], m), x, y) for x, y in ((q, keep), (k, key_keep))
+        )
     matrix, roots = each(lambda x, y: attend(x, y, eye), rows, columns), torch.ones_like(rows[..., :1])
     if gaussian:
         # As in `reference.ridged_inverse`, with each step at hand.
@@ -100,11 +108,13 @@ def test_attention_through_landmarks(gaussian, m, steps, skipped, watched):
         matrix = roots * (matrix + gamma * eye) * roots.mT
     # Each side has its own copy, so that autograd gives each part of a gradient.
     queries, keys, sides = 1.0 * rows, 1.0 * columns, 1.0 * roots
-    right, inverse = each(attend, queries, k, v), each(lambda a: reference.iterative_inverse(a, steps), matrix)
+    right = each(lambda x, y, z, real: attend(x, y[real], z[real]), queries, k, v, key_keep)
+    inverse = each(lambda a: reference.iterative_inverse(a, steps), matrix)
     middle = sides * (inverse @ (sides * right))
     out = each(attend, q, keys, middle)
     if taps is not None:
-        out = out + F.conv2d(v, taps[:, None, :, None], padding=(1, 0), groups=2)
+        out = out + F.conv2d(v * key_keep[..., None], taps[:, None, :, None], padding=(1, 0), groups=2)
+    out = out * keep[..., None]
 
     kind = "_blocks" if gaussian or m > 60 else ""
     stages_of = {name: watched(stages, name) for name in ("left_landmarks", "right_queries")}
@@ -112,7 +122,10 @@ def test_attention_through_landmarks(gaussian, m, steps, skipped, watched):
     stages_of |= {"matrix": watched(inversion, "inverse_backward")}
     stages_of |= {"small": watched(stages, f"middle{kind}_backward", Small)}
     options = (target_of(q.device), m, 8**-0.5, steps, "paper", gamma if gaussian else -1.0)
-    inputs = [x if x is None else x.detach() for x in (q, k, v, taps, None, None, None)]
+    # The caller zeroes what padding holds.
+    inputs = [(x * real[..., None]).detach() for x, real in ((q, keep), (k, key_keep), (v, key_keep))]
+    masks = [x[:, 0].contiguous() if masked else None for x in (key_keep, keep)]
+    inputs += [taps if taps is None else taps.detach(), *masks, None]
     kept, mine = landmark_attention.forward_program.__wrapped__(key_of(*inputs), *options)(*inputs)
     inputs = [grad, kept, *inputs]
     results = landmark_attention.backward_program.__wrapped__(key_of(*inputs), *options)(*inputs)
