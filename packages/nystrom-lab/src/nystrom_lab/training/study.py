@@ -50,7 +50,7 @@ class _Journal:
 
 
 def open_study(folder: Path) -> "Study":
-    """The study in a folder, which is created if there is none.
+    """The study in a folder, which is created if there is none; one that is there is only read.
 
     Raises:
         ValueError: Optuna is not installed, or the file is damaged.
@@ -60,8 +60,16 @@ def open_study(folder: Path) -> "Study":
     import optuna
 
     optuna.logging.set_verbosity(optuna.logging.WARNING)
-    storage = optuna.storages.JournalStorage(_Journal(folder / STUDY))  # pyright: ignore[reportArgumentType]
-    return optuna.create_study(storage=storage, study_name=SEARCH, direction="maximize", load_if_exists=True)
+    file = folder / STUDY
+    try:
+        storage = optuna.storages.JournalStorage(_Journal(file))  # pyright: ignore[reportArgumentType]
+        if file.is_file():
+            # `create_study` would add a line each time, for `nystrom lra status` too.
+            return optuna.load_study(study_name=SEARCH, storage=storage)
+        return optuna.create_study(storage=storage, study_name=SEARCH, direction="maximize", load_if_exists=True)
+    except (AssertionError, KeyError, TypeError) as error:
+        # Optuna's, for lines that lack something, and for another study.
+        raise ValueError(f"{file} is damaged, or not of a search ({error!r}): choose another folder.") from error
 
 
 def ended_trials(study: "Study", since: int = 0) -> "dict[str, FrozenTrial]":

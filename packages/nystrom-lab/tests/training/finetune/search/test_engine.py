@@ -10,6 +10,7 @@ import pytest
 from nystrom_lab.config import PAPER_GRID, SearchGrid
 from nystrom_lab.measure.rows import read_rows
 from nystrom_lab.training import study
+from nystrom_lab.training.grid.status import status_lines
 from nystrom_lab.training.run.run_trainer import RunTrainer
 
 optuna = pytest.importorskip("optuna")
@@ -49,12 +50,17 @@ def test_what_a_search_would_not_heed_is_refused(tuned, tmp_path, changes, messa
 
 def test_what_holds_no_search_of_this_version_is_refused_and_stays(tuned, tmp_path, monkeypatch):
     torn = '{"op_code":0,"worker_id":"a","study_name":"search","directions":[2]}\n{"op_code"'
+    whole = torn.partition("\n")[0]
     for name, content, says in (
         ("study.log", "mine\n", r"study\.log is damaged in line 1, or not of a search: choose another folder"),
         ("study.log", torn, "study.log is damaged in line 2"),
+        # Lines of another study, without what Optuna looks for, and of an operation that it does not know.
+        ("study.log", whole.replace("search", "mine"), r"study\.log is damaged, or not of a search .*: choose another"),
+        ("study.log", whole + '\n{"op_code":2,"worker_id":"a"}\n', r"study\.log is damaged, or not of a search"),
+        ("study.log", whole.replace(":0", ":99"), r"study\.log is damaged, or not of a search"),
         ("search.json", "{}", "holds search.json and a search of version 0.3, which only that continues: choose"),
     ):
-        folder = tmp_path / content[:4]
+        folder = tmp_path / str(len(content))
         folder.mkdir()
         (folder / name).write_text(content)
         with pytest.raises(ValueError, match=says):
@@ -85,6 +91,15 @@ os.kill(os.getpid(), signal.SIGKILL)
     # Optuna's own tools read the file.
     backend = optuna.storages.journal.JournalFileBackend(str(tmp_path / "study.log"))
     assert len(optuna.load_study(study_name="search", storage=optuna.storages.JournalStorage(backend)).trials) == 20
+
+
+def test_a_study_that_is_looked_at_is_not_written(tmp_path):
+    study.open_study(tmp_path).add_trial(
+        optuna.trial.create_trial(state=optuna.trial.TrialState.FAIL, user_attrs={"name": "seed-1", "error": "NaN"})
+    )
+    before = (tmp_path / "study.log").read_bytes()
+    assert status_lines(tmp_path) == ["trials/seed-1: NaN", "1 of 1 finished"]
+    assert (tmp_path / "study.log").read_bytes() == before
 
 
 @pytest.mark.refuses
