@@ -57,6 +57,7 @@ def said(*words):
         ("report training x.csv --figure", "nystrom: Missing value for argument '--figure'"),
         ("data prepare image --from x --to y --size two", "nystrom: Unrecognized options: --size, two"),
         ("bench training --repeats two", "nystrom: --repeats is 'two'; expected a whole number. See"),
+        ("train listops --adam-betas 0.9 x", "nystrom: --adam-betas is '0.9', 'x'; expected two numbers. See"),
         ("bench training --limit-seconds x", "nystrom: --limit-seconds is 'x'; expected a number. See"),
         (
             "convert bert --to x --max-position-embeddings 1e3",

@@ -12,7 +12,7 @@ from io import StringIO
 from pathlib import Path
 from typing import Annotated, Any
 
-_IN_WORDS = {"INT": "a whole number", "FLOAT": "a number"}
+_IN_WORDS = {"INT": "a whole number", "FLOAT": "a number", "FLOAT FLOAT": "two numbers"}
 
 
 class UsageError(ValueError):
@@ -134,7 +134,7 @@ def _wrong(event: Any) -> str:
     kinds: dict[str, str] = {}
     for kind in re.findall(r"\{[^}]*\}|[A-Z]+", argument.lowered.metavar):
         choices = sorted({*kind.strip("{}").split(",")} - {"None"})
-        kinds |= {word: repr(word) if kind[0] == "{" else _IN_WORDS.get(word, word.lower()) for word in choices}
+        kinds |= {word: _IN_WORDS.get(word, repr(word) if kind[0] == "{" else word.lower()) for word in choices}
     options = ", ".join(kinds.values()) if hasattr(event, "choices") else " or ".join(kinds.values())
     one_of = "one of " if hasattr(event, "choices") else ""
     return f"{argument.display_name()} is {value}; expected {one_of}{options}"
