@@ -4,6 +4,7 @@ import inspect
 import json
 import os
 import shlex
+import shutil
 import signal
 import subprocess
 import sys
@@ -25,6 +26,7 @@ from nystrom_lab.measure.rows import read_rows
 from nystrom_lab.report.lra.tables import lra_lines
 from nystrom_lab.training.grid.run_grid import run_grid
 from nystrom_lab.training.grid.runs import Planned, run_of
+from nystrom_lab.training.grid.status import status_lines
 from nystrom_lab.training.run_settings import settle
 from nystrom_lab.training.train import train
 
@@ -148,6 +150,16 @@ def test_what_is_finished_is_skipped(whole, grid, capsys):
     assert [line.partition(":")[0] for line in printed] == [NAME, "listops-linear-demo-seed0"]
     assert all("finished before: test " in line for line in printed)
     assert (whole / "lra.csv").read_bytes() == before
+
+
+def test_rows_that_lost_their_end_are_named(whole, grid, tmp_path):
+    shutil.copytree(whole, tmp_path / "grid")
+    rows = tmp_path / "grid" / NAME / "rows.csv"
+    rows.write_text("".join(rows.read_text().splitlines(keepends=True)[:2]))
+    with pytest.raises(ValueError, match=r"rows\.csv has no row of steps and training time: move it away"):
+        status_lines(tmp_path / "grid")
+    with pytest.raises(ValueError, match=r"rows\.csv has no row of steps"):
+        grid(tmp_path / "grid")
 
 
 @pytest.mark.long

@@ -69,6 +69,14 @@ def test_each_piece_has_a_job_that_runs_once_and_what_fails_is_named(cluster, wo
     assert (to / "one.log").read_text().count("starts") == 1
 
 
+@pytest.mark.parametrize("content", ["{", "[]", "\x00"])
+def test_a_damaged_record_of_jobs_is_named(tmp_path, content):
+    (tmp_path / PRIVATE).mkdir()
+    (tmp_path / PRIVATE / "jobs.json").write_text(content)
+    with pytest.raises(ValueError, match=r"jobs\.json is damaged: move it away"):
+        status_lines(tmp_path)
+
+
 def test_only_the_user_may_enter_the_folder_of_the_pickles(cluster, works, tmp_path):
     to = tmp_path / "to"
     (to / PRIVATE).mkdir(parents=True, mode=0o755)

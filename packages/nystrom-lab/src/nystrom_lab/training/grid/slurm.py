@@ -17,9 +17,10 @@ import shutil
 import subprocess
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from nystrom.whole_files import check_no_link, write_whole
 from nystrom_lab.config import Slurm
@@ -180,9 +181,20 @@ class Jobs:
 
 
 def jobs_of(to: Path) -> Mapping[str, str]:
-    """The last job of each piece that was submitted in a folder."""
+    """The last job of each piece that was submitted in a folder.
+
+    Raises:
+        ValueError: The record of the jobs is damaged.
+    """
     file = to / PRIVATE / "jobs.json"
-    return json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
+    if not file.is_file():
+        return {}
+    jobs: Any = None
+    with suppress(ValueError):
+        jobs = json.loads(file.read_text(encoding="utf-8"))
+    if not isinstance(jobs, dict):
+        raise ValueError(f"{file} is damaged: move it away, and start the command of the folder again.")
+    return jobs
 
 
 def alive_jobs(to: Path) -> set[str]:

@@ -28,10 +28,19 @@ def peak_memory(run: RunFolder) -> float:
 
 
 def result_of(run: RunFolder) -> str:
-    """The results of a run, such as "test 35.2%, validation 36.0%, 700 steps, 78 s, 812 MB"; "" if it has none."""
+    """The results of a run, such as "test 35.2%, validation 36.0%, 700 steps, 78 s, 812 MB"; "" if it has none.
+
+    Raises:
+        ValueError: Its file of rows lacks one that each run has.
+    """
     if not run.is_finished:
         return ""
     rows, peak = _values(run), peak_memory(run)
+    if lacks := [name for name in ("steps", "training time") if name not in rows]:
+        raise ValueError(
+            f"{run.rows} has no row of {' and '.join(lacks)}: move it away, and start the same command again, which "
+            "scores the run anew."
+        )
     # Of a self-pretraining the shares of masked tokens are known, and no test.
     shares = [f"{name.replace(' accuracy', '')} {rows[name]:.1%}" for name in _SHARES if name in rows]
     memory = "" if math.isnan(peak) else f", {peak:.0f} MB"
