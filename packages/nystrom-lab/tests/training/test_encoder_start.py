@@ -10,6 +10,7 @@ from torch.testing import assert_close
 from nystrom.models import EncoderForSequenceClassification
 from nystrom_lab.measure.rows import read_rows
 from nystrom_lab.training.arena import EncoderTrainer
+from nystrom_lab.training.encoder_start import find_encoder
 from nystrom_lab.training.train import train
 
 SHORT: dict[str, Any] = {
@@ -114,6 +115,13 @@ def test_the_encoder_of_another_vocabulary_and_folders_without_one_are_refused(p
     (tmp_path / "config.json").write_text('{"model_type": "bert"}')
     with pytest.raises(ValueError, match="is of type 'bert'; expected 'nystrom'"):
         train("listops", model=tmp_path, to=tmp_path / "run", **SHORT)
+
+
+def test_a_record_without_settings_names_no_preset(pretrained, tmp_path):
+    (tmp_path / "best").symlink_to(pretrained)
+    for content in ("{}", '{"settings": []}', '{"settings": {}}'):
+        (tmp_path / "run.json").write_text(content)
+        assert find_encoder(tmp_path / "best").preset is None
 
 
 def test_inputs_beyond_its_projections_are_refused_before_a_run_begins(data, tmp_path):

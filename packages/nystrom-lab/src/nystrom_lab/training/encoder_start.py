@@ -132,5 +132,6 @@ def find_encoder(folder: Path) -> StartEncoder:
     """
     start = find_start(folder, kinds=[EncoderConfig.model_type])
     run = folder.parent / "run.json"
-    preset = read_json(run).get("settings", {}).get("preset") if run.is_file() else None
+    settings = read_json(run).get("settings") if run.is_file() else None
+    preset = settings.get("preset") if isinstance(settings, dict) else None
     return StartEncoder(folder, start.weights, start.config, preset)
