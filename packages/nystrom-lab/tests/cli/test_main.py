@@ -131,6 +131,33 @@ def test_a_file_of_another_kind_ends_in_one_line_that_names_it(words, content, t
     assert line.startswith("nystrom: picture.csv, line 1 is ")
 
 
+def test_runs_of_two_devices_in_one_file_have_a_table_each(tmp_path, capsys):
+    facts = {"preset": "demo"}
+    append_rows(
+        tmp_path / "rows.csv",
+        [
+            new_row(
+                study="train text",
+                quantity=name,
+                method="nystrom",
+                value=value,
+                unit="",
+                device=on,
+                seed=0,
+                facts=facts,
+            )
+            for on, hours in (("an AMD", 1.5), ("an Intel", 2.5))
+            for name, value in (("training time", 3600 * hours), ("steps", 500))
+        ],
+    )
+    words = ["lra", "table", str(tmp_path / "rows.csv"), "--time"]
+    for part, hours in (("AMD", "1.50"), ("Intel", "2.50")):
+        assert main([*words, "--device", part]) == 0
+        assert hours in capsys.readouterr().out
+    assert main([*words, "--device", "GPU"]) == 2
+    assert "expected a part of one of 'an AMD', 'an Intel'" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("options", [[], ["--markdown"], ["--time"]])
 def test_a_table_without_a_file_of_rows_says_that_one_is_missing(options, capsys):
     assert main(["lra", "table", *options]) == 2

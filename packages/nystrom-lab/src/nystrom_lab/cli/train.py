@@ -129,19 +129,30 @@ def lra_table(words: list[str]) -> None:
     """Accuracies of these runs over seeds, compared with the two papers."""
     from nystrom_lab.measure.rows import read_rows
     from nystrom_lab.report.lra.tables import cost_markdown, lra_markdown, print_costs, print_lra
+    from nystrom_lab.report.tables import of_device
 
-    def table(files: tuple[Path, ...], *, time: bool = False, memory: bool = False, markdown: bool = False) -> None:
+    def table(
+        files: tuple[Path, ...],
+        *,
+        time: bool = False,
+        memory: bool = False,
+        device: str | None = None,
+        markdown: bool = False,
+    ) -> None:
         """Print the accuracies of runs compared with the two papers, or their time and memory.
 
         Args:
             files: Files of rows of `nystrom lra run` or `nystrom train`.
             time: Print hours of training instead of accuracies, compared with Table 2 of Skyformer.
             memory: Print gigabytes of peak memory instead of accuracies, or next to the hours.
+            device: A part of the name of the device whose runs are taken, such as AMD. Default: all runs.
             markdown: As Markdown.
         """
         if not files:
             raise ValueError("no file of rows is named; expected those of `nystrom lra run`, such as runs/lra/lra.csv.")
         rows = [row for file in files for row in read_rows(file)]
+        if device is not None:
+            rows = of_device(rows, device)
         if time or memory:
             if markdown:
                 print(cost_markdown(rows, time=time, memory=memory), end="")
