@@ -57,6 +57,10 @@ def said(*words):
         ("report training x.csv --figure", "nystrom: Missing value for argument '--figure'"),
         ("data prepare image --from x --to y --size two", "nystrom: Unrecognized options: --size, two"),
         ("bench training --repeats two", "nystrom: --repeats is 'two'; expected a whole number. See"),
+        (
+            "finetune --model bert --data x --search.batch-size 8 8",
+            "nystrom: search.batch_size is 8 8, with a repeated value: leave the repetition out. See",
+        ),
         ("train listops --adam-betas 0.9 x", "nystrom: --adam-betas is '0.9', 'x'; expected two numbers. See"),
         ("bench training --limit-seconds x", "nystrom: --limit-seconds is 'x'; expected a number. See"),
         (

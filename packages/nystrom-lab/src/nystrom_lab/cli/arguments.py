@@ -125,7 +125,8 @@ def _wrong(event: Any) -> str:
     if tokens := getattr(event, "tokens", ()):
         return f"Unrecognized options: {', '.join(tokens)}"
     if (argument := getattr(event, "argument", None)) is None:
-        return ""
+        # What a class of options itself refuses.
+        return getattr(event, "message", "").strip(" .")
     # A value of another kind stands in tyro's message alone: 'x', or ['x', 'y'].
     message = getattr(event, "message", repr(getattr(event, "value", None)))
     value = re.search(r"""\[['"].*?['"]\]|'.*?'|".*?"|$""", message)[0].strip("[]")  # pyright: ignore[reportOptionalSubscript]
