@@ -5,10 +5,9 @@
     python tools/gather_gallery.py --restate NAME... [--draw]
 
 The rows of a study become the file results/gallery/NAME.csv, in place of older ones. Figures and summaries go to
-docs/gallery/, and docs/gallery.md and docs/gallery-tables.md are written from all summaries there, those of earlier
-days too; what it says of devices, precisions, commits and dates is read from the rows. Rows of a checkout with changes
-raise an error, and so do rows of several commits of one study where nothing is trained: numbers that are printed
-together must be measured together. Trainings take days.
+docs/gallery/, and docs/gallery.md is written from all summaries there, those of earlier days too. Rows of a checkout
+with changes raise an error, and so do rows of several commits of one study where nothing is trained: numbers that are
+printed together must be measured together. Trainings take days.
 
 With --restore the rows in results/ become folders of studies again, each without the figures, where there is none yet:
 `nystrom reproduce NAME --to runs/reproduce` then goes on with the parts that have no rows.
@@ -27,7 +26,7 @@ from tempfile import TemporaryDirectory
 from PIL import Image
 
 from nystrom_lab.measure.rows import Row, append_rows, read_rows
-from nystrom_lab.report.markdown_gallery import gallery_markdown, gallery_tables_markdown
+from nystrom_lab.report.markdown_gallery import gallery_markdown
 from nystrom_lab.report.plots.canvas import house_style, save_figure
 from nystrom_lab.report.summary import Summary, provenance_of, read_summary, write_summary
 from nystrom_lab.studies.reproduce.catalogue import CATALOGUE, find_study
@@ -131,7 +130,7 @@ def _draw_again(name: str, rows: list[Row], kept: Summary, pictures: Path) -> li
 
 
 def write_page(docs: Path) -> None:
-    """Write the pages of claims and of tables from the summaries in DOCS/gallery."""
+    """Write the page of claims from the summaries in DOCS/gallery."""
     kept = {name: read_summary(docs / "gallery", f"{name}.json") for name in CATALOGUE}
     summaries: dict[str, Summary] = {name: summary for name, summary in kept.items() if summary is not None}
     missing = {
@@ -139,11 +138,8 @@ def write_page(docs: Path) -> None:
         for name, entry in CATALOGUE.items()
         if name not in summaries
     }
-    takes = {name: entry.paper_needs for name, entry in CATALOGUE.items()}
-    found = list(summaries.values())
-    claims = gallery_markdown(found, missing, takes, pictures="gallery", tables="gallery-tables.md")
-    (docs / "gallery.md").write_text(claims, encoding="utf-8")
-    (docs / "gallery-tables.md").write_text(gallery_tables_markdown(found, "gallery.md"), encoding="utf-8")
+    page = gallery_markdown(list(summaries.values()), missing, pictures="gallery", results="results/gallery")
+    (docs / "gallery.md").write_text(page, encoding="utf-8")
 
 
 def _gathered(results: Path) -> dict[str, list[Row]]:
