@@ -14,7 +14,7 @@ import torch
 from safetensors import SafetensorError
 from transformers import BertForSequenceClassification
 
-from nystrom_lab.cli import main as cli
+from nystrom_lab.cli import models
 from nystrom_lab.cli.main import main
 
 
@@ -26,7 +26,7 @@ def ends(monkeypatch, capsys):
         def act(words):
             raise error
 
-        monkeypatch.setitem(cli.COMMANDS, "convert", act)
+        monkeypatch.setattr(models, "convert_model", act)
         code = main(["convert", "bert", "--to", "made/model"])
         [line] = capsys.readouterr().err.splitlines()
         return code, line.removeprefix("nystrom: ")

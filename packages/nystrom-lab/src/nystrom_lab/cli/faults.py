@@ -10,7 +10,7 @@ import pickle
 import sys
 from typing import NamedTuple
 
-from nystrom_lab.cli.method_options import word_after
+from nystrom_lab.cli.arguments import word_after
 
 CALLER, WORLD = 2, 1
 # Errors of the system that another name or other rights of a file mend; all others are faults of the world.

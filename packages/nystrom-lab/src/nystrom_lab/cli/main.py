@@ -1,16 +1,16 @@
 """The command line: find and run a command, and report errors.
 
-A command is a line of `COMMANDS`: its words, and the function in `nystrom_lab.cli` that parses the rest. The first line
-of its docstring says what it does. Options and help come from the signature and docstring of the function that it
-calls. A user error ends with one line and exit code 2, a system error with one line and exit code 1
-(`nystrom_lab.cli.faults`); a bug in the program keeps its traceback.
+A command is a line of `COMMANDS`: its words, and the function that parses the rest, in a module of `nystrom_lab.cli`
+that is imported when it is needed. The first line of its docstring says what it does. Options and help come from the
+signature and docstring of the function that it calls. A user error ends with one line and exit code 2, a system error
+with one line and exit code 1 (`nystrom_lab.cli.faults`); a bug in the program keeps its traceback.
 """
 
 import difflib
 import sys
 from collections.abc import Callable, Sequence
+from importlib import import_module
 
-from nystrom_lab.cli import data, inspection, models, reproduce, studies, train
 from nystrom_lab.cli.faults import expected
 from nystrom_lab.cli.streams import plain_warnings, standing_streams
 
@@ -25,13 +25,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
         The exit code: 0, 1 for a system error, 2 for a user error, 130 for an interruption.
     """
     words = list(sys.argv[1:] if arguments is None else arguments)
-    for name, command in COMMANDS.items():
+    for name in COMMANDS:
         if words[: len(name.split())] == name.split():
             lasting = name in LASTING or any(word.partition("=")[0] in _OUTPUTS for word in words)
             with standing_streams(lasting=lasting), plain_warnings():
-                return _guarded(command, name, words[len(name.split()) :])
+                return _guarded(_function(name), name, words[len(name.split()) :])
     with standing_streams(lasting=False):
         return _guarded(_answer, "", words)
+
+
+def _function(name: str) -> Callable[[list[str]], int | None]:
+    module, _, function = COMMANDS[name].partition(".")
+    return getattr(import_module(f"nystrom_lab.cli.{module}"), function)
 
 
 def _answer(words: list[str]) -> int:
@@ -86,47 +91,47 @@ def _guarded(act: Callable[[list[str]], int | None], name: str, words: list[str]
 def _overview(within: str) -> str:
     width = max(map(len, COMMANDS))
     lines = [
-        f"  {name:{width}}  {(act.__doc__ or '').splitlines()[0].rstrip('.')}"
-        for name, act in COMMANDS.items()
+        f"  {name:{width}}  {(_function(name).__doc__ or '').splitlines()[0].rstrip('.')}"
+        for name in COMMANDS
         if name.startswith(within)
     ]
     return "\n".join(["usage: nystrom COMMAND ...    (nystrom COMMAND --help lists its options)", "", *lines])
 
 
-COMMANDS: dict[str, Callable[[list[str]], None]] = {
-    "train": train.train_model,
-    "pretrain": train.pretrain_model,
-    "finetune": train.finetune_model,
-    "predict": train.predict_texts,
-    "evaluate mlm-sop": train.evaluate_pretrained,
-    "evaluate": train.evaluate_model,
-    "data prepare listops": data.prepare_listops_data,
-    "data prepare text": data.prepare_text_files,
-    "data prepare retrieval": data.prepare_retrieval_files,
-    "data prepare image": data.prepare_image_files,
-    "data prepare pathfinder": data.prepare_pathfinder_data,
-    "data prepare mlm-sop": data.prepare_mlm_sop_texts,
-    "data show": data.show_data,
-    "data verify": data.verify_data,
-    "tokenizer train": data.train_tokenizer_on,
-    "lra run": train.lra_run,
-    "lra status": train.lra_status,
-    "lra table": train.lra_table,
-    "lra curves": train.lra_curves,
-    "lra overhead": train.lra_overhead,
-    "inspect": inspection.inspect_encoder,
-    "convert": models.convert_model,
-    "export": models.export_model,
-    "methods": studies.list_methods,
-    "reproduce": reproduce.reproduce_study,
-    "bench efficiency": studies.bench_efficiency,
-    "bench model": studies.bench_model,
-    "bench runs": studies.bench_runs,
-    "bench training": studies.bench_training,
-    "report efficiency": studies.report_study("efficiency", " of attention"),
-    "report model": studies.report_study("model", " of whole encoders"),
-    "report study": reproduce.report_gathered,
-    "report training": studies.report_study("training", " of training steps"),
+COMMANDS = {
+    "train": "train.train_model",
+    "pretrain": "train.pretrain_model",
+    "finetune": "train.finetune_model",
+    "predict": "train.predict_texts",
+    "evaluate mlm-sop": "train.evaluate_pretrained",
+    "evaluate": "train.evaluate_model",
+    "data prepare listops": "data.prepare_listops_data",
+    "data prepare text": "data.prepare_text_files",
+    "data prepare retrieval": "data.prepare_retrieval_files",
+    "data prepare image": "data.prepare_image_files",
+    "data prepare pathfinder": "data.prepare_pathfinder_data",
+    "data prepare mlm-sop": "data.prepare_mlm_sop_texts",
+    "data show": "data.show_data",
+    "data verify": "data.verify_data",
+    "tokenizer train": "data.train_tokenizer_on",
+    "lra run": "train.lra_run",
+    "lra status": "train.lra_status",
+    "lra table": "train.lra_table",
+    "lra curves": "train.lra_curves",
+    "lra overhead": "train.lra_overhead",
+    "inspect": "inspection.inspect_encoder",
+    "convert": "models.convert_model",
+    "export": "models.export_model",
+    "methods": "studies.list_methods",
+    "reproduce": "reproduce.reproduce_study",
+    "bench efficiency": "studies.bench_efficiency",
+    "bench model": "studies.bench_model",
+    "bench runs": "studies.bench_runs",
+    "bench training": "studies.bench_training",
+    "report efficiency": "studies.report_efficiency",
+    "report model": "studies.report_model",
+    "report study": "reproduce.report_gathered",
+    "report training": "studies.report_training",
 }
 # They write files even if none is named, and so continue when their output is closed.
 LASTING = {

@@ -1,8 +1,7 @@
 """Commands on models in folders: convert, export."""
 
 from nystrom.command_options import ConvertOptions, ExportOptions
-from nystrom_lab.cli.arguments import arguments_of, positional
-from nystrom_lab.cli.method_options import arguments_with_method
+from nystrom_lab.cli.arguments import arguments_of, arguments_with_method, positional
 
 
 def convert_model(words: list[str]) -> None:

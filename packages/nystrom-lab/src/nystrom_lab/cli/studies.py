@@ -79,7 +79,7 @@ def bench_model(words: list[str]) -> None:
     show_study(rows, arguments["to"])
 
 
-def report_study(study: str, of: str) -> Callable[[list[str]], None]:
+def _report_study(study: str, of: str) -> Callable[[list[str]], None]:
     """The command that prints and plots the rows of a study, `of` what they are."""
 
     def act(words: list[str]) -> None:
@@ -132,8 +132,13 @@ def report_study(study: str, of: str) -> Callable[[list[str]], None]:
 
         report(**arguments_of(report, words, f"report {study}", file=positional(report, "file")))
 
-    act.__doc__ = f"Table and plot of measured rows{of}."
+    act.__doc__ = f"Table and plot of measured rows of {of}."
     return act
+
+
+report_efficiency = _report_study("efficiency", "attention")
+report_model = _report_study("model", "whole encoders")
+report_training = _report_study("training", "training steps")
 
 
 def _way_out(file: Path, study: str) -> str:

@@ -5,8 +5,14 @@ import sys
 from pathlib import Path
 from typing import Annotated, Any
 
-from nystrom_lab.cli.arguments import arguments_of, fixed, positional
-from nystrom_lab.cli.method_options import arguments_with_method, attention_of, word_after
+from nystrom_lab.cli.arguments import (
+    arguments_of,
+    arguments_with_method,
+    attention_of,
+    fixed,
+    positional,
+    word_after,
+)
 
 
 def train_model(words: list[str]) -> None:
