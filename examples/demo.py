@@ -33,12 +33,13 @@ try:
     from transformers.utils import logging
 
     from nystrom import near_far_sizes
-    from nystrom.clock import peak_bytes, seconds
+    from nystrom.clock import seconds
     from nystrom.integrations import set_attention
     from nystrom.integrations.convert import convert
     from nystrom.interleaved_timing import in_turns, is_open, quartiles, ratios, too_busy
     from nystrom.models import EncoderConfig, EncoderModel
     from nystrom.progress import Progress
+    from nystrom_lab.measure.peak import peak_bytes
     from nystrom_lab.report.plots.canvas import COLUMN, check_figure, figure_of, house_style, method_look, save_figure
     from nystrom_lab.report.table import Table, print_table
 except ModuleNotFoundError as missing:

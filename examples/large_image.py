@@ -16,7 +16,8 @@ from transformers import AutoModel, ViTConfig
 from transformers.utils import logging
 
 import nystrom.integrations  # noqa: F401 (registers the methods)
-from nystrom.clock import peak_bytes, seconds
+from nystrom.clock import seconds
+from nystrom_lab.measure.peak import peak_bytes
 
 
 def main() -> None:

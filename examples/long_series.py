@@ -15,7 +15,8 @@ import torch
 from torch import Tensor, nn
 
 from nystrom import MultiheadAttention
-from nystrom.clock import peak_bytes, seconds
+from nystrom.clock import seconds
+from nystrom_lab.measure.peak import peak_bytes
 
 PATCH, WIDTH = 16, 64
 

@@ -102,7 +102,11 @@ _EVERY: dict[str, Any] = {"batch": 8, "heads": 8, "width": 64, "methods": _METHO
 # What `backend="auto"` does not rest on yet: one method beside its kernels, at few lengths.
 _PAIRS = ("nystrom-64", "nystrom-triton-64", "near_far", "near_far-triton", "skyformer-128", "skyformer-triton-128")
 _WIDER: dict[str, Any] = {"methods": _PAIRS, "lengths": (512, 4096, 16384), "skip": "without", "repeats": 9}
-_TIMED = ("packages/nystrom/tests/test_clock.py", "packages/nystrom-lab/tests/bench/test_floor.py")
+_TIMED = (
+    "packages/nystrom/tests/test_clock.py",
+    "packages/nystrom-lab/tests/measure/test_peak.py",
+    "packages/nystrom-lab/tests/bench/test_floor.py",
+)
 
 STEPS = (
     # Most of the time of tests, errors and tiles is the compiler's.

@@ -10,10 +10,9 @@ import pytest
 from nystrom.whole_files import (
     NotWritten,
     check_new,
-    open_log,
     remove_leftovers,
+    whole_bytes,
     whole_file,
-    whole_text,
     write_whole,
 )
 
@@ -21,20 +20,17 @@ from nystrom.whole_files import (
 def test_text_and_bytes_are_written_as_they_are(tmp_path):
     write_whole(tmp_path / "text", "ö\r\n")
     write_whole(tmp_path / "bytes", b"\0\r\n")
-    with whole_text(tmp_path / "lines", newline="\r\n") as file:
-        file.write("a\nb\n")
     assert (tmp_path / "text").read_bytes() == "ö\r\n".encode()
     assert (tmp_path / "bytes").read_bytes() == b"\0\r\n"
-    assert (tmp_path / "lines").read_bytes() == b"a\r\nb\r\n"
-    assert sorted(os.listdir(tmp_path)) == ["bytes", "lines", "text"]
+    assert sorted(os.listdir(tmp_path)) == ["bytes", "text"]
 
 
 def test_a_failure_leaves_the_file_that_was_there_and_nothing_else(tmp_path):
     (tmp_path / "a").write_text("before")
 
     def fail():
-        with whole_text(tmp_path / "a") as file:
-            file.write("half")
+        with whole_bytes(tmp_path / "a") as file:
+            file.write(b"half")
             file.flush()
             raise ZeroDivisionError
 
@@ -156,16 +152,3 @@ def test_what_a_killed_process_left_goes_with_the_next_writing_and_nothing_else_
         assert sorted(os.listdir(tmp_path)) == sorted([*kept, partial.name])
         write_whole(tmp_path / "a", "another process")
     assert sorted(os.listdir(tmp_path)) == sorted([*kept, "a"])
-
-
-def test_a_log_grows_and_is_not_written_through_a_link(tmp_path):
-    for line in ("a\n", "b\n"):
-        with open_log(tmp_path / "log") as log:
-            log.write(line.encode())
-    assert (tmp_path / "log").read_text() == "a\nb\n"
-    for target in ("log", "nowhere"):
-        (tmp_path / f"to-{target}").symlink_to(tmp_path / target)
-        with pytest.raises(ValueError, match=f"to-{target} is a symbolic link, which is not written through"):
-            open_log(tmp_path / f"to-{target}")
-    assert (tmp_path / "log").read_text() == "a\nb\n"
-    assert not (tmp_path / "nowhere").exists()

@@ -8,6 +8,7 @@ What has the name of a new folder already is never removed. If it holds the same
 see `nystrom.sums`) it stays as it is, with whatever a user has added; otherwise it is renamed to `data-before`.
 """
 
+import json
 import os
 import re
 import secrets
@@ -20,8 +21,8 @@ from pathlib import Path
 
 from filelock import FileLock, Timeout
 
-from nystrom.sums import SUMS, files_in, holds_same, read_sums, write_sums
-from nystrom.whole_files import sync
+from nystrom.sums import CARD, SUMS, find_fault, read_sums, sha256
+from nystrom.whole_files import sync, write_whole
 
 
 @contextmanager
@@ -120,3 +121,24 @@ def _free_name(path: Path) -> Path:
     """A name beside a path that nothing has yet."""
     names = (path.with_name(f"{path.name}-before{'' if i == 1 else f'-{i}'}") for i in count(1))
     return next(name for name in names if not os.path.lexists(name))
+
+
+def files_in(folder: Path) -> set[str]:
+    """The files and links in a folder, and in the folders inside, but for the record."""
+    paths = (path for path in folder.rglob("*") if path.is_symlink() or not path.is_dir())
+    return {path.relative_to(folder).as_posix() for path in paths} - {SUMS}
+
+
+def write_sums(folder: Path) -> None:
+    """Record the files of a folder, and of the folders inside; all must be complete. Readers may edit the card."""
+    names = sorted(files_in(folder) - {CARD})
+    content = {name: [(folder / name).stat().st_size, sha256(folder / name)] for name in names}
+    write_whole(folder / SUMS, json.dumps(content, indent=1) + "\n")
+
+
+def holds_same(folder: Path, other: Path) -> bool:
+    """Whether a folder holds the files that another one's record lists, unchanged."""
+    try:
+        return read_sums(folder) == read_sums(other) and not find_fault(folder)
+    except (FileNotFoundError, NotADirectoryError, ValueError):
+        return False

@@ -4,8 +4,6 @@ import hashlib
 import json
 from pathlib import Path
 
-from nystrom.whole_files import write_whole
-
 SUMS, CARD = "complete.json", "README.md"
 
 
@@ -13,19 +11,6 @@ def sha256(path: Path) -> str:
     """The SHA-256 sum of a file's content."""
     with path.open("rb", buffering=0) as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def files_in(folder: Path) -> set[str]:
-    """The files and links in a folder, and in the folders inside, but for the record."""
-    paths = (path for path in folder.rglob("*") if path.is_symlink() or not path.is_dir())
-    return {path.relative_to(folder).as_posix() for path in paths} - {SUMS}
-
-
-def write_sums(folder: Path) -> None:
-    """Record the files of a folder, and of the folders inside; all must be complete. Readers may edit the card."""
-    names = sorted(files_in(folder) - {CARD})
-    content = {name: [(folder / name).stat().st_size, sha256(folder / name)] for name in names}
-    write_whole(folder / SUMS, json.dumps(content, indent=1) + "\n")
 
 
 def read_sums(folder: Path) -> dict[str, tuple[int, str | None]]:
@@ -61,14 +46,6 @@ def find_fault(folder: Path, *, besides: tuple[str, ...] = ()) -> str:
     except ValueError as error:
         return str(error)
     return "" if written else f"{SUMS} is empty"
-
-
-def holds_same(folder: Path, other: Path) -> bool:
-    """Whether a folder holds the files that another one's record lists, unchanged."""
-    try:
-        return read_sums(folder) == read_sums(other) and not find_fault(folder)
-    except (FileNotFoundError, NotADirectoryError, ValueError):
-        return False
 
 
 def check_sums(folder: Path) -> None:

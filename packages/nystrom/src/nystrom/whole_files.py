@@ -21,7 +21,7 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import BinaryIO, TextIO
+from typing import BinaryIO
 
 if sys.platform != "win32":
     import fcntl
@@ -73,19 +73,6 @@ def whole_file(path: Path, *, new: bool = False) -> Iterator[Path]:
         partial.unlink(missing_ok=True)
         if lock is not None:
             os.close(lock)
-
-
-@contextmanager
-def whole_text(path: Path, *, newline: str = "", new: bool = False) -> Iterator[TextIO]:
-    """Open a UTF-8 text stream, which becomes the file at the end. See `whole_file`.
-
-    Args:
-        path: The file.
-        newline: How line ends are written, as in `open`.
-        new: Refuse to replace an existing file.
-    """
-    with whole_file(path, new=new) as partial, partial.open("w", encoding="utf-8", newline=newline) as file:
-        yield file
 
 
 @contextmanager
@@ -148,19 +135,6 @@ def check_no_link(path: Path) -> None:
         raise ValueError(
             f"{path} is a symbolic link, which is not written through: remove the link, or choose another name."
         )
-
-
-def open_log(path: Path) -> BinaryIO:
-    """Open a file to append to; it is created if missing.
-
-    Raises:
-        ValueError: It is a symbolic link.
-        OSError: It cannot be opened.
-    """
-    check_no_link(path)
-    # Windows has no such flag.
-    file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0), 0o666)
-    return os.fdopen(file, "ab")
 
 
 def remove_leftovers(path: Path) -> None:

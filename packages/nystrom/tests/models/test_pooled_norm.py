@@ -12,7 +12,7 @@ from nystrom.models import (
     EncoderForSequenceClassification,
     EncoderModel,
 )
-from nystrom.models.heads.pooled_norm import PooledNorm, measure_pooled, pooled_norms
+from nystrom.models.heads.pooled_norm import PooledNorm
 
 # Sums of some hundred numbers of size 1 in float64.
 CLOSE = {"rtol": 1e-10, "atol": 1e-12}
@@ -45,42 +45,6 @@ def test_a_sequence_by_itself_gets_the_fixed_values(training):
     x = torch.arange(4, dtype=torch.float64)[None]
     assert_close(norm(x), (x - 2) / (9 + 1e-5) ** 0.5, **CLOSE)
     assert_close(norm.running_mean, torch.full((4,), 2.0, dtype=torch.float64), rtol=0, atol=0)
-
-
-def test_the_fixed_values_are_those_of_all_that_was_run_without_dropout():
-    model, ids = make(hidden_dropout_prob=0.3).train(), draw_tokens(20, 12)
-    seen = []
-    hook = pooled_norms(model)[0].register_forward_pre_hook(lambda _, given: seen.append(given[0]))
-    # Parts of different sizes, so that a mean of their means would be another.
-    measure_pooled(model, (model(part) for part in ids.split(8)))
-    hook.remove()
-    assert model.training
-    pooled, norm = torch.cat(seen), pooled_norms(model)[0]
-    assert [len(part) for part in seen] == [8, 8, 4]
-    assert_close(norm.running_mean, pooled.mean(dim=0), **CLOSE)
-    assert_close(norm.running_var, pooled.var(dim=0, correction=0), **CLOSE)
-    model.eval()
-    seen.clear()
-    model.classifier.dense.register_forward_pre_hook(lambda _, given: seen.append(given[0]))
-    model(ids)
-    assert_close(seen[0].mean(dim=0), torch.zeros(16, dtype=torch.float64), **CLOSE)
-
-
-def test_they_are_measured_on_a_compiled_model_too():
-    model, ids = make(), draw_tokens(20, 12)
-    measure_pooled(model, (model(ids) for _ in range(1)))
-    plain = pooled_norms(model)[0].running_mean.clone()
-    model.compile(backend="eager")
-    model.eval()(ids)
-    measure_pooled(model, (model(ids) for _ in range(1)))
-    assert_close(pooled_norms(model)[0].running_mean, plain, **CLOSE)
-
-
-def test_that_nothing_was_measured_is_said():
-    model = make()
-    with pytest.raises(ValueError, match="no sequence reached the norm of the pooled tokens"):
-        measure_pooled(model, [])
-    assert pooled_norms(model)[0].running_mean.eq(0).all()
 
 
 def test_texts_of_a_new_encoder_hardly_differ_without_it():

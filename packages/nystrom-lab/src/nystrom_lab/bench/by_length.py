@@ -21,7 +21,7 @@ from typing import get_args
 import torch
 from torch import Tensor
 
-from nystrom.clock import peak_bytes, seconds
+from nystrom.clock import seconds
 from nystrom.progress import Progress
 from nystrom_lab.bench.contenders import Contender, check_kernels, find_contender
 from nystrom_lab.bench.floor import floor_quantities, floor_rows
@@ -29,6 +29,7 @@ from nystrom_lab.bench.harness import UNABLE, Setup, reason, sweep, take_turns, 
 from nystrom_lab.bench.inputs import Call, Inputs, Sizes, make_inputs
 from nystrom_lab.bench.options import LengthOptions, Pass, Skip, device_name
 from nystrom_lab.measure.memory import allocator
+from nystrom_lab.measure.peak import peak_bytes
 from nystrom_lab.measure.rows import Row, new_row, other_setting, rows_so_far
 
 

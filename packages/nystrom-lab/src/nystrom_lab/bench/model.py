@@ -140,7 +140,7 @@ def find_sizes(model: Path | None, **asked: int | None) -> EncoderSizes:
     sizes = replace(sizes, **{name: value for name, value in asked.items() if value is not None})
     if sizes.width % sizes.heads:
         raise ValueError(f"width is {sizes.width} but heads is {sizes.heads}; expected a multiple of the heads.")
-    from nystrom.models.memory import check_memory
+    from nystrom_lab.measure.memory import check_memory
 
     check_memory(**{name: size for name, size in asdict(sizes).items() if name != "heads"}, numbers=1)
     return sizes

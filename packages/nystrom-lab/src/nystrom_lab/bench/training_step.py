@@ -3,7 +3,8 @@
 import torch
 from torch import Tensor, nn
 
-from nystrom.clock import peak_bytes, seconds
+from nystrom.clock import seconds
+from nystrom_lab.measure.peak import peak_bytes
 from nystrom_lab.training.scoring import DTYPES
 
 Batch = dict[str, Tensor]

@@ -88,10 +88,10 @@ def inspect(asked: InspectOptions) -> None:
     from nystrom.inspection.budget import check_can_be_planned, choose_plan
     from nystrom.inspection.candidates import read_candidates
     from nystrom.inspection.inspect import inspect_model
-    from nystrom.models.files.tokenizer import load_tokenizer
     from nystrom.whole_files import check_folder
     from nystrom_lab.data.language.encoder_texts import load_encoder, read_batches
     from nystrom_lab.data.language.prose import read_prose
+    from nystrom_lab.data.language.tokenizer import load_tokenizer
     from nystrom_lab.measure.rows import append_rows
     from nystrom_lab.report.inspection import BADLY, inspection_text, plan_text
     from nystrom_lab.studies.inspection import inspection_rows, plan_rows

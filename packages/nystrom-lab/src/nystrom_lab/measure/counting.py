@@ -17,7 +17,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
-from nystrom.clock import peak_bytes
+from nystrom_lab.measure.peak import peak_bytes
 
 
 def _product(a: Sequence[int], b: Sequence[int], **_: object) -> int:

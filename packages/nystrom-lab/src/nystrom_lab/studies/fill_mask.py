@@ -17,8 +17,8 @@ import pandas as pd
 
 from nystrom.models.configuration import EncoderConfig
 from nystrom.models.files.loading import check_weights
-from nystrom.models.files.tokenizer import load_tokenizer
 from nystrom.models.heads.language import EncoderForMaskedLM
+from nystrom_lab.data.language.tokenizer import load_tokenizer
 from nystrom_lab.measure.rows import Row, cpu_name, new_row
 from nystrom_lab.report.table import Table
 from nystrom_lab.studies.reproduce.declared import Claim, Found, Lines, declare, each

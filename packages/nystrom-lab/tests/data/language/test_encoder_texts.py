@@ -7,8 +7,8 @@ import torch
 from transformers import BertConfig, BertForSequenceClassification, BertLMHeadModel, BertModel, T5Config, T5Model
 
 from nystrom.models import EncoderConfig, EncoderForMaskedLM
-from nystrom.models.files.tokenizer import load_tokenizer
 from nystrom_lab.data.language.encoder_texts import Prose, load_encoder, read_batches, tokens_of
+from nystrom_lab.data.language.tokenizer import load_tokenizer
 
 SMALL = {"vocab_size": 40, "hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
 

@@ -9,8 +9,8 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from transformers import BertForSequenceClassification
 
-from nystrom.models.files.tokenizer import load_tokenizer
 from nystrom_lab.data.language.labelled.splits import TextSplit
+from nystrom_lab.data.language.tokenizer import load_tokenizer
 from nystrom_lab.training.finetune import inference
 from nystrom_lab.training.finetune.encoding import EncodedSplit, collator, padding_of
 

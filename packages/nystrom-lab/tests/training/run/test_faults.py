@@ -11,10 +11,10 @@ from filelock import FileLock
 from safetensors.torch import load_file
 from torch.testing import assert_close
 
-from nystrom.sums import write_sums
 from nystrom.whole_files import NotWritten
 from nystrom_lab.training.run.folder import RunFolder
 from nystrom_lab.training.train import evaluate
+from nystrom_lab.whole_folders import write_sums
 
 
 @contextmanager

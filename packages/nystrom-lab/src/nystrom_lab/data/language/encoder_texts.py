@@ -1,6 +1,6 @@
 """A model from a folder, and running text as its inputs."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -16,7 +16,7 @@ from nystrom.integrations.bert_names import more_positions, positions_of
 from nystrom.models.classes import model_class
 from nystrom.models.configuration import EncoderConfig
 from nystrom.models.files.json_object import read_json
-from nystrom.models.files.loading import check_encoder, check_shapes, check_weights, report_held
+from nystrom.models.files.loading import check_shapes, check_weights, report_held
 from nystrom.models.files.published import PUBLISHED_TYPE
 
 # Tokens of a text where neither the user nor the model says.
@@ -164,3 +164,26 @@ def windows_of(
         )
     step = (count - length) // max(1, windows - 1)
     return torch.stack([tokens[i * step : i * step + length] for i in range(windows)])
+
+
+def check_encoder(model: Any, report: Mapping[str, Any], folder: Path, *, new_heads: bool) -> None:
+    """Check that all weights of a transformers encoder came from its folder; a pooler may be new.
+
+    Args:
+        model: The loaded model.
+        report: The loading report of transformers (`output_loading_info` with `ignore_mismatched_sizes`).
+        folder: The folder that it was loaded from.
+        new_heads: Whether a head may also be new.
+
+    Raises:
+        ValueError: The first weight that is missing, left over or of the wrong size.
+    """
+    prefix = f"{model.base_model_prefix}."
+    lacking = {*report["missing_keys"], *(name for name, *_ in report["mismatched_keys"])}
+    for name in sorted(lacking | set(report["unexpected_keys"])):
+        inside = name.removeprefix(prefix)
+        whole = name in lacking and (model.base_model is model or not new_heads)
+        if (whole or name.startswith(prefix) or ".layer." in name) and not inside.startswith("pooler."):
+            raise ValueError(
+                f"model {folder} does not fit its config.json, for example in {name}: save or fetch the model again."
+            )

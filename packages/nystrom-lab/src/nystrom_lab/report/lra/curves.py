@@ -18,7 +18,7 @@ from textwrap import fill
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
 
 from nystrom.checks import check_choice
-from nystrom.whole_files import check_folder, check_new, whole_text
+from nystrom.whole_files import check_folder, check_new, whole_file
 from nystrom_lab.report.plots.canvas import (
     REFERENCE,
     Look,
@@ -175,7 +175,7 @@ def gather_curves(folder: Path, to: Path) -> None:
     if not files:
         raise ValueError(f"{folder} holds no run with curves; expected the folder of `nystrom lra run`.")
     check_folder(Path(to).parent)
-    with whole_text(Path(to), new=True) as file:
+    with whole_file(Path(to), new=True) as partial, partial.open("w", encoding="utf-8", newline="") as file:
         writer = csv.writer(file, lineterminator="\n")
         writer.writerow(GATHERED)
         for curves in files:

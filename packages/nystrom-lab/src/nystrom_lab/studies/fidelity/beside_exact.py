@@ -8,8 +8,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from nystrom.clock import peak_bytes, seconds
+from nystrom.clock import seconds
 from nystrom.interleaved_timing import in_turns
+from nystrom_lab.measure.peak import peak_bytes
 from nystrom_lab.measure.rows import Row, cpu_name, new_row
 from nystrom_lab.measure.timing import timed_rows
 

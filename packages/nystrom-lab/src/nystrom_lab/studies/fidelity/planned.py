@@ -32,8 +32,8 @@ from nystrom.attention.plan import AttentionPlan, LayerChoice, read_plan
 from nystrom.inspection.budget import choose_plan
 from nystrom.integrations.bert_names import FAMILIES
 from nystrom.integrations.set_attention import set_attention
-from nystrom.models.files.tokenizer import load_tokenizer
 from nystrom_lab.data.language.encoder_texts import load_encoder, tokens_of
+from nystrom_lab.data.language.tokenizer import load_tokenizer
 from nystrom_lab.measure.rows import Row, cpu_name, new_row
 from nystrom_lab.studies.fidelity.beside_exact import MEMORY, RATIO, TIME, time_calls
 from nystrom_lab.studies.reproduce.declared import Claim, Found, Lines, Pivot, by, cells, declare, each

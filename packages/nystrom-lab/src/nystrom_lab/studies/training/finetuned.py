@@ -46,9 +46,9 @@ from typing import NamedTuple
 
 from nystrom.attention.method_names import read_method
 from nystrom.integrations.convert import convert
-from nystrom.models.files.tokenizer import load_tokenizer
 from nystrom_lab.data.language.labelled.glue import find_labelled
 from nystrom_lab.data.language.labelled.splits import read_labelled
+from nystrom_lab.data.language.tokenizer import load_tokenizer
 from nystrom_lab.measure.rows import Row, cpu_name, new_row, read_rows
 from nystrom_lab.studies.reproduce.encoders import find_folder, instead_of_bert_base
 from nystrom_lab.studies.reproduce.study import Part, Plan, Setting, Study

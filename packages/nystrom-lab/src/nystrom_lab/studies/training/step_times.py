@@ -8,10 +8,11 @@ from typing import Any
 import numpy as np
 import torch
 
-from nystrom.clock import peak_bytes, seconds
+from nystrom.clock import seconds
 from nystrom.interleaved_timing import in_turns
 from nystrom_lab.data.language.labelled.glue import find_labelled
 from nystrom_lab.data.language.labelled.splits import read_labelled
+from nystrom_lab.measure.peak import peak_bytes
 from nystrom_lab.measure.rows import Row, cpu_name, new_row
 from nystrom_lab.measure.timing import timed_rows
 from nystrom_lab.training.data.batches import TrainingOrder

@@ -25,9 +25,10 @@ from nystrom.integrations.saving import check_can_be_saved
 from nystrom.integrations.set_attention import check_attention, set_attention
 from nystrom.models import EncoderForSequenceClassification
 from nystrom.models.files.json_object import read_json
-from nystrom.models.files.loading import check_encoder, check_shapes, check_weights, find_folder, report_held
+from nystrom.models.files.loading import check_shapes, check_weights, find_folder, report_held
 from nystrom.models.files.published import PUBLISHED_TYPE
-from nystrom.models.files.tokenizer import load_tokenizer
+from nystrom_lab.data.language.encoder_texts import check_encoder
+from nystrom_lab.data.language.tokenizer import load_tokenizer
 from nystrom_lab.training.finetune.finetune_settings import model_name
 from nystrom_lab.training.run.progress import no_load_report
 from nystrom_lab.training.start import OWN_TYPES, StartModel, find_start, model_type

@@ -16,7 +16,7 @@ from typing import Any, TextIO
 from nystrom.checks import check_at_least
 from nystrom.command_options import taking
 from nystrom.progress import Progress
-from nystrom.whole_files import check_folder, check_new, whole_text
+from nystrom.whole_files import check_folder, check_new, whole_file
 from nystrom_lab.config import PredictOptions
 from nystrom_lab.data.language.labelled.glue import TASKS, LabelledTask, own_task
 from nystrom_lab.data.language.labelled.rows import read_texts, spoilt_rows
@@ -95,7 +95,7 @@ def _opened(to: Path | None) -> Iterator[TextIO]:
         yield sys.stdout
         return
     check_folder(to.parent)
-    with whole_text(to, new=True) as file:
+    with whole_file(to, new=True) as partial, partial.open("w", encoding="utf-8", newline="") as file:
         yield file
 
 

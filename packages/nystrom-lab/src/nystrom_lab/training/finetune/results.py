@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 
 from nystrom.attention.method_names import sized_name
-from nystrom.whole_files import whole_text
+from nystrom.whole_files import whole_file
 from nystrom_lab.data.language.labelled.glue import LabelledTask
 from nystrom_lab.measure.rows import Row, cpu_name, new_row
 from nystrom_lab.training.finetune.finetune_settings import FinetuneSettings
@@ -118,7 +118,7 @@ def write_submission(path: Path, logits: NDArray[Any], task: LabelledTask) -> No
 
 def _write(path: Path, header: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
-    with whole_text(path) as file:
+    with whole_file(path) as partial, partial.open("w", encoding="utf-8", newline="") as file:
         # A label is a word of the user's files, which may hold a quote but no tab.
         writer = csv.writer(file, delimiter="\t", lineterminator="\n")
         writer.writerow(header)

@@ -4,9 +4,9 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from nystrom.integrations.bert_names import positions_of
-from nystrom.models.files.tokenizer import load_tokenizer
 from nystrom.progress import Progress
 from nystrom_lab.data.language.labelled.splits import TextSplit
+from nystrom_lab.data.language.tokenizer import load_tokenizer
 from nystrom_lab.training.finetune.classifier import check_vocabulary, load_classifier, takes_segments
 from nystrom_lab.training.finetune.encoding import EncodedSplit, collator, padding_of
 from nystrom_lab.training.finetune.finetune_settings import MAX_LENGTH

@@ -19,8 +19,9 @@ from pathlib import Path
 import psutil
 
 from nystrom.progress import Progress
-from nystrom.whole_files import check_no_link, open_log
+from nystrom.whole_files import check_no_link
 from nystrom_lab.training.grid.child import OUT_OF_MEMORY
+from nystrom_lab.training.grid.job import open_log
 from nystrom_lab.training.grid.runs import Run
 from nystrom_lab.training.grid.table import last_line, peak_memory, result_of, write_table
 from nystrom_lab.training.run.folder import RunFolder

@@ -30,11 +30,11 @@ from nystrom.models import EncoderConfig
 from nystrom.models.files.folder import copy_tokenizer
 from nystrom.models.heads.language import EncoderForPreTraining
 from nystrom.models.heads.losses import IGNORED
-from nystrom.models.memory import check_memory
 from nystrom_lab.config import EvaluatePretrainedOptions, PretrainOptions, command_line
 from nystrom_lab.data.language.mlm_sop.dataset import MlmSop
 from nystrom_lab.data.store.header import read_header
 from nystrom_lab.data.store.prepared_folder import verify
+from nystrom_lab.measure.memory import check_memory
 from nystrom_lab.measure.rows import Row
 from nystrom_lab.training.additions.compiling import check_compiler, compile_module
 from nystrom_lab.training.hardware import is_main

@@ -15,10 +15,10 @@ from nystrom.attention.method_names import NO_ATTENTION
 from nystrom.integrations.bert_names import FAMILIES, longest_input, read_config
 from nystrom.integrations.convert import convert
 from nystrom.models.configuration import POSITION_OFFSET, EncoderConfig
-from nystrom.models.files.tokenizer import load_tokenizer
 from nystrom.models.heads.language import EncoderForPreTraining
 from nystrom.models.positions import resize_positions
 from nystrom_lab.data.language.mlm_sop.vocabulary import Vocabulary
+from nystrom_lab.data.language.tokenizer import load_tokenizer
 from nystrom_lab.training.pretrain.pretrain_settings import SIZES, PretrainingSettings
 from nystrom_lab.training.run.progress import no_load_report
 from nystrom_lab.training.start import StartModel, find_start

@@ -9,9 +9,9 @@ import json
 from pathlib import Path
 from typing import Any
 
-from nystrom.sums import find_fault, read_sums, write_sums
+from nystrom.sums import find_fault, read_sums
 from nystrom.whole_files import write_whole
-from nystrom_lab.whole_folders import put_in_place
+from nystrom_lab.whole_folders import put_in_place, write_sums
 
 SETTINGS = "run.json"
 _STATE = "trainer_state.json"

@@ -33,7 +33,7 @@ from safetensors import SafetensorError
 from nystrom import __version__
 from nystrom.attention.method_names import sized_name
 from nystrom.sums import find_fault
-from nystrom.whole_files import NotWritten, check_folder, check_no_link, whole_text, write_whole
+from nystrom.whole_files import NotWritten, check_folder, check_no_link, whole_file, write_whole
 from nystrom_lab.config import Resolved
 from nystrom_lab.measure.rows import Row, write_rows
 from nystrom_lab.training.hardware import is_main, restarts
@@ -274,7 +274,7 @@ class RunFolder:
 
     def write_curves(self, points: Iterable[Point]) -> None:
         """Replace the curves."""
-        with whole_text(self.curves) as file:
+        with whole_file(self.curves) as partial, partial.open("w", encoding="utf-8", newline="") as file:
             writer = csv.writer(file, lineterminator="\n")
             writer.writerow(Point._fields)
             writer.writerows(

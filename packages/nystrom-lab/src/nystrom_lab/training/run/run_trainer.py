@@ -46,7 +46,7 @@ from transformers import (
 from transformers.trainer_pt_utils import safe_globals
 
 from nystrom.models.files.folder import write_card
-from nystrom.models.heads.pooled_norm import measure_pooled, pooled_norms
+from nystrom.models.heads.pooled_norm import pooled_norms
 from nystrom.parallel import parallelize
 from nystrom.whole_files import NotWritten
 from nystrom_lab.config import Optimizer, Resolved
@@ -59,6 +59,7 @@ from nystrom_lab.training.hardware import is_main
 from nystrom_lab.training.ranks.lost import LostRanks, connect, naming_lost_ranks
 from nystrom_lab.training.ranks.pieces import Pieces
 from nystrom_lab.training.run.folder import Point, RunFolder, written
+from nystrom_lab.training.run.pooled import measure_pooled
 from nystrom_lab.training.run.progress import QUANTITIES, RunProgress
 from nystrom_lab.whole_folders import whole_folder
 

@@ -26,7 +26,6 @@ from torch import nn
 from transformers.utils import CONFIG_NAME, SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME
 
 from nystrom.models.files.json_object import read_json
-from nystrom.models.memory import least_weights
 from nystrom.sums import check_sums
 
 # The sizes in a config.json by the names that families give them: layers, width, inside the feed-forward blocks,
@@ -182,9 +181,8 @@ def _check_sizes(folder: Path, content: Mapping[str, Any], weights: int) -> None
     if "num_hidden_groups" in content:
         # ALBERT's layers share their weights.
         layers = 1
-    body = least_weights(layers=layers, width=width, intermediate=inside, vocabulary=0)
     # A quarter, for blocks of a matrix that are not stored, as in SqueezeBERT, and for packed weights.
-    least = (body + words * vectors) // 4
+    least = (2 * layers * width * inside + words * vectors) // 4
     if least > weights:
         raise ValueError(
             f"model {folder} does not fit its config.json, whose {layers:,} layers of width {width:,}, {inside:,} "
@@ -252,29 +250,6 @@ def check_shapes(report: Mapping[str, Any], folder: Path) -> None:
             f"{tuple(came)} where it says {tuple(wanted)}: save or fetch the model again, or pass "
             "ignore_mismatched_sizes=True for a new head of another size."
         )
-
-
-def check_encoder(model: Any, report: Mapping[str, Any], folder: Path, *, new_heads: bool) -> None:
-    """Check that all weights of a transformers encoder came from its folder; a pooler may be new.
-
-    Args:
-        model: The loaded model.
-        report: The loading report of transformers (`output_loading_info` with `ignore_mismatched_sizes`).
-        folder: The folder that it was loaded from.
-        new_heads: Whether a head may also be new.
-
-    Raises:
-        ValueError: The first weight that is missing, left over or of the wrong size.
-    """
-    prefix = f"{model.base_model_prefix}."
-    lacking = {*report["missing_keys"], *(name for name, *_ in report["mismatched_keys"])}
-    for name in sorted(lacking | set(report["unexpected_keys"])):
-        inside = name.removeprefix(prefix)
-        whole = name in lacking and (model.base_model is model or not new_heads)
-        if (whole or name.startswith(prefix) or ".layer." in name) and not inside.startswith("pooler."):
-            raise ValueError(
-                f"model {folder} does not fit its config.json, for example in {name}: save or fetch the model again."
-            )
 
 
 def check_tied(model: nn.Module, tied: dict[str, str] | None, folder: Path) -> None:

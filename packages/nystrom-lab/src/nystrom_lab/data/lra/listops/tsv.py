@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nystrom.progress import Progress
-from nystrom.whole_files import whole_text
+from nystrom.whole_files import whole_file
 from nystrom_lab.data.lra.listops.expressions import (
     CLOSE,
     DEEPEST,
@@ -184,7 +184,7 @@ def write_tsv(path: Path, samples: TokenSamples, *, progress: bool = False) -> N
     """Write one official file."""
     count = samples.labels.size
     # The official writer ends its lines as csv files do.
-    with whole_text(path, newline="\r\n") as file:
+    with whole_file(path) as partial, partial.open("w", encoding="utf-8", newline="\r\n") as file:
         file.write(COLUMNS.decode() + "\n")
         for i in Progress(path.name, count, unit="samples", shown=progress).over(range(count)):
             source = to_official(samples.tokens[samples.offsets[i] : samples.offsets[i + 1]])

@@ -19,7 +19,7 @@ import shutil
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from nystrom.sums import check_sums, holds_same
+from nystrom.sums import check_sums
 from nystrom.whole_files import write_whole
 from nystrom_lab.config import command_line
 from nystrom_lab.measure.rows import read_rows, write_rows
@@ -34,7 +34,7 @@ from nystrom_lab.training.hardware import processes
 from nystrom_lab.training.run.folder import RunFolder
 from nystrom_lab.training.run.run_trainer import NotFinite
 from nystrom_lab.training.study import STUDY, TRIALS, ended_trials, open_study, outcome
-from nystrom_lab.whole_folders import whole_folder
+from nystrom_lab.whole_folders import holds_same, whole_folder
 
 if TYPE_CHECKING:
     from optuna.trial import FrozenTrial

@@ -6,7 +6,7 @@ import struct
 
 import pytest
 
-from nystrom.models.files.tokenizer import load_tokenizer
+from nystrom_lab.data.language.tokenizer import load_tokenizer
 
 
 def varint(number):
@@ -54,7 +54,7 @@ def test_the_package_that_reads_spiece_model_is_named(tmp_path, monkeypatch):
     write_spiece(tmp_path / "spiece.model")
     found = importlib.util.find_spec
     monkeypatch.setattr(
-        "nystrom.models.files.tokenizer.find_spec", lambda name: None if name == "sentencepiece" else found(name)
+        "nystrom_lab.data.language.tokenizer.find_spec", lambda name: None if name == "sentencepiece" else found(name)
     )
     with pytest.raises(ValueError, match=r"is spiece.model, which the package sentencepiece reads: pip install"):
         load_tokenizer(tmp_path)
