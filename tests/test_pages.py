@@ -1,6 +1,5 @@
 """The pages say of the methods and of the tests what the code says."""
 
-import math
 import pkgutil
 import re
 import tomllib
@@ -109,7 +108,6 @@ def test_the_tables_of_joined_reviews_are_those_of_the_rows():
     rows = read_rows(ROOT / "results" / "long-documents.csv")
     found = {(row.quantity, row.study.split()[0], row.fact("model"), row.method): row for row in rows}
     guide = (DOCS / "long-documents.md").read_text(encoding="utf-8")
-    page = (DOCS / "long-documents-measured.md").read_text(encoding="utf-8")
     for shown, model, method in (
         ("the first 512 tokens, exact attention", "short/best", "softmax"),
         ("4,096 tokens, exact attention", "long-softmax-repeat", "softmax"),
@@ -123,36 +121,12 @@ def test_the_tables_of_joined_reviews_are_those_of_the_rows():
         )
         numbers = f"{before.value:.1%} | {after.value:.1%} | {seconds.value / 60:.0f} | {memory.value / 1e3:.1f}"
         assert f"| {shown} | {numbers.replace('%', ' %')} |" in guide
-        for row in (before, after):
-            said = f"{row.value:.1%} | {100 * row.low:.1f} to {100 * row.high:.1f} |"
-            assert f"| {said.replace('%', ' %')}" in page
-
-
-def test_the_parts_of_an_encoder_are_those_of_their_rows():
-    rows = read_rows(ROOT / "results" / "encoder-parts.csv")
-    found = {(row.fact("model"), row.n, row.quantity, row.method): row for row in rows if not math.isnan(row.value)}
-    page = (DOCS / "compare-attentions.md").read_text(encoding="utf-8")
-    section = page.partition("`tools/encoder_parts.py`")[2].partition("\n## ")[0]
-    lines = re.findall(r"^\| ([\d,]+) \| (\w+) \| (.*) \|$", section, flags=re.MULTILINE)
-    models = ["4 x 256"] * 8 + ["all-MiniLM-L6-v2"] * 4
-    for model, (tokens, which, cells) in zip(models, lines, strict=True):
-        timed = {"forward": "forward", "training": "forward+backward"}[which]
-        for method, cell in zip(("softmax", "nystrom-64", "near_far"), cells.split(" | "), strict=True):
-            of = {
-                what: found.get((model, int(tokens.replace(",", "")), f"{timed}{what}", method))
-                for what in (" time", ", attention", ", linear", ", around")
-            }
-            time, *parts = of.values()
-            if time is None:
-                assert not cell[0].isdigit()
-                continue
-            attention, linear, around = (100 * part.value for part in parts if part)
-            assert cell == f"{time.value:,.0f}: {attention:.0f}, {linear:.0f}, {around:.1f}"
+        assert all(3 < 100 * max(row.high - row.value, row.value - row.low) < 6 for row in (before, after))
 
 
 def test_the_summary_of_compared_attentions_has_numbers_of_the_tables_below():
     page = (DOCS / "compare-attentions.md").read_text(encoding="utf-8")
-    summary, _, below = page.partition("To choose by use case")
+    summary, _, below = page.partition("## The same call")
     numbers = set(re.findall(r"\d+\.\d+", summary))
     assert len(numbers) >= 5
     cells = re.findall(r"\d+\.\d+", "\n".join(line for line in below.splitlines() if line.startswith("|")))
@@ -172,14 +146,3 @@ def test_what_the_skip_costs_is_what_the_rows_say(words, device):
     cells = [" to ".join(dict.fromkeys(f"{each:.0f}" for each in (min(costs), max(costs)))) for costs in added.values()]
     line = " | ".join([words, *(f"{cell} %" for cell in cells), f"{min(gained):.1f} to {max(gained):.1f}"])
     assert f"| {line} |\n" in (ROOT / "docs/compare-attentions.md").read_text(encoding="utf-8")
-
-
-def test_the_skip_beside_the_code_before_is_what_the_rows_say():
-    rows = read_rows(ROOT / "results/compare-skip-stretches.csv")
-    found = {"forward": [], "forward+backward": []}
-    for row in rows:
-        if row.method == "nystrom-64+skip" and row.n == 8192:
-            found[row.quantity.split(" time")[0]].append(row.value)
-    forward, step = (f"{min(each):.2f} to {max(each):.2f}" for each in found.values())
-    page = " ".join((ROOT / "docs/compare-attentions.md").read_text(encoding="utf-8").split())
-    assert f"takes {forward} of the time forward and {step} in a training step" in page

@@ -21,6 +21,8 @@ ROOT = Path(__file__).resolve().parents[1]
 # Pages of the site, by their files.
 ELSEWHERE = {
     "README.md": "index.md",
+    # A README of a folder would be its index, in place of the first page.
+    "docs/README.md": "pages.md",
     "CHANGELOG.md": "changelog.md",
     "CONTRIBUTING.md": "contributing.md",
     "results/README.md": "results.md",

@@ -87,13 +87,14 @@ def _report_study(study: str, of: str) -> Callable[[list[str]], None]:
         from nystrom_lab.report.plots.canvas import check_figure
         from nystrom_lab.report.plots.speed import draw_study
         from nystrom_lab.report.printed_ratios import paper_markdown
-        from nystrom_lab.report.tables import of_device, only_quantities, print_study, study_markdown
+        from nystrom_lab.report.tables import of_device, only_methods, only_quantities, print_study, study_markdown
 
         def report(
             file: Path,
             *,
             markdown: bool = False,
             only: tuple[str, ...] = (),
+            methods: tuple[str, ...] = (),
             device: str | None = None,
             paper: bool = False,
             figure: Path | None = None,
@@ -104,6 +105,7 @@ def _report_study(study: str, of: str) -> Callable[[list[str]], None]:
                 file: File of rows, written by `nystrom bench`.
                 markdown: Print the table as Markdown.
                 only: Quantities to print and draw, such as "forward time". Default: all.
+                methods: Methods to print and draw, as the table calls them. Default: all.
                 device: A part of the name of the device whose rows are taken, such as AMD. Default: all rows.
                 paper: Print ratios next to those printed in the paper, as Markdown.
                 figure: File for the plot, .png or .svg; an existing file is replaced only if nystrom drew it. Default:
@@ -121,6 +123,8 @@ def _report_study(study: str, of: str) -> Callable[[list[str]], None]:
                 rows = of_device(rows, device)
             if only:
                 rows = only_quantities(rows, only)
+            if methods:
+                rows = only_methods(rows, methods)
             if paper:
                 print(paper_markdown(rows), end="")
             elif markdown:

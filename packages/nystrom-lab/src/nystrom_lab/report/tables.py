@@ -79,6 +79,16 @@ def only_quantities(rows: Sequence[Row], wanted: Sequence[str]) -> list[Row]:
     return [row for row in rows if _quantity(row) in wanted]
 
 
+def only_methods(rows: Sequence[Row], wanted: Sequence[str]) -> list[Row]:
+    """The rows of some methods, as they are called in the table.
+
+    Raises:
+        ValueError: A method that no row has.
+    """
+    check_names("method", wanted, dict.fromkeys(row.method for row in rows))
+    return [row for row in rows if row.method in wanted]
+
+
 def of_device(rows: Sequence[Row], part: str) -> list[Row]:
     """The rows of devices with this in their name.
 
