@@ -44,6 +44,13 @@ SIZES = {
 }
 
 
+@pytest.fixture(autouse=True)
+def same_threads() -> Iterator[None]:
+    """Commands with --threads set those of the process: sums of the tests after it would differ in the last bit."""
+    yield
+    torch.set_num_threads(1)
+
+
 @pytest.fixture
 def no_space(monkeypatch):
     """The disk is full for each file that is written whole."""

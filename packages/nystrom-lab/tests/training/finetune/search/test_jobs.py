@@ -7,7 +7,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-import torch
 from safetensors.torch import load_file
 from torch.testing import assert_close
 
@@ -85,9 +84,7 @@ def submitted(monkeypatch):
 
     monkeypatch.setattr("nystrom_lab.training.finetune.finetune.Jobs", make)
     monkeypatch.setattr(jobs, "alive_jobs", lambda folder: set())
-    threads = torch.get_num_threads()
-    yield names
-    torch.set_num_threads(threads)
+    return names
 
 
 @pytest.mark.slow
