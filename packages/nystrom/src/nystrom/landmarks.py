@@ -122,7 +122,6 @@ def uniform(
     Args:
         x: Queries or keys.
         m: Number of landmarks, at most the number of tokens.
-        keep: Real tokens; None if all are.
         draws: Position of each token within its segment, in [0, 1), shared by the batch; None uses `even_draws`.
 
     Raises:
@@ -159,7 +158,6 @@ def kmeans(
     Args:
         x: Queries or keys.
         m: Number of landmarks, at most the number of tokens.
-        keep: Real tokens; None if all are.
         steps: Lloyd's iterations. A cluster that becomes empty keeps its centre.
 
     Raises:
@@ -224,7 +222,6 @@ def group_means(x: Float[Tensor, "b h n d"], groups: Int[Tensor, "b n"], m: int)
     """Mean of the tokens of each group, in float32 at least; zero for an empty group.
 
     Args:
-        x: Tokens.
         groups: Group of each token, the same in all heads; m for tokens in no group.
         m: Number of groups.
     """
@@ -320,9 +317,7 @@ def short_sequences(
     """Sequences of at most m real keys, and sequences of at most m real queries and more keys.
 
     Args:
-        keep: Real keys.
         query_keep: Real queries. If it is the same object as `keep`, the second result is None.
-        m: Landmarks.
     """
     few_keys = keep.sum(-1) <= m
     return few_keys, None if query_keep is keep else (query_keep.sum(-1) <= m) & ~few_keys

@@ -37,12 +37,6 @@ def by_sequence(
     Args:
         formula: A function of (q, k, v, b, h, places): the real tokens of sequence b and head h, and the places of its
             real keys, counted from the first of them.
-        q: Queries.
-        k: Keys.
-        v: Values.
-        keep: Real tokens of self-attention.
-        key_keep: Real keys of cross-attention.
-        query_keep: Real queries of cross-attention.
     """
     queries, keys = (keep, keep) if keep is not None else (query_keep, key_keep)
     out = []

@@ -15,6 +15,10 @@ h, d), as xformers and flash-attn have them, cannot be told apart unless a mask 
 
 A mask is boolean, True = real token (False = padding), and its name declares self- or cross-attention, see `Masks`. The
 checks raise an error for what no method supports, such as an n x s mask or bias, and name it.
+
+Docstrings of functions that users do not call leave out what these mean everywhere: `keep`, `key_keep` and
+`query_keep` (None if all are real), `scale` (of the scores), `group` and `ranks` (over which tokens are split),
+`options` (of the method) and `m`.
 """
 
 from typing import Any, Literal, NamedTuple
@@ -74,8 +78,6 @@ def cross_masks(k: Tensor, key_keep: Tensor | None, query_keep: Tensor | None, *
 
     Args:
         k: Keys (b, h, s, d) or (b, s, width).
-        key_keep: Real keys.
-        query_keep: Real queries.
         declared: Whether a mask is required, since the method depends on positions: a mask of the keys is created if
             there is none.
     """
@@ -86,12 +88,6 @@ def cross_masks(k: Tensor, key_keep: Tensor | None, query_keep: Tensor | None, *
 
 def check_inputs(q: Tensor, k: Tensor, v: Tensor, masks: Masks) -> tuple[Tensor | None, Tensor | None]:
     """Check the inputs of attention.
-
-    Args:
-        q: Queries (b, h, n, d).
-        k: Keys (b, h, s, d).
-        v: Values (b, h, s, e).
-        masks: Which tokens are real.
 
     Returns:
         The masks of keys (b, s) and queries (b, n), None if all are real; the same object in self-attention.
@@ -167,9 +163,6 @@ def check_same_tokens(rule: str, q: Tensor, k: Tensor, masks: Masks) -> None:
 
     Args:
         rule: What requires it, and what to do instead, such as "longformer is self-attention: use nystrom".
-        q: Queries.
-        k: Keys.
-        masks: Which tokens are real.
 
     Raises:
         ValueError: It is cross-attention, or the numbers of queries and keys differ.
@@ -213,7 +206,6 @@ def row_per_token(name: str, mask: Tensor, x: Tensor) -> str:
     """The sentence that gives a mask of tokens in another form the shape (b, n); "" if it is no mask of tokens.
 
     Args:
-        name: Its name.
         mask: The mask, such as (b, 1, 1, n) or (n).
         x: What it masks, (b, ..., n, width).
     """

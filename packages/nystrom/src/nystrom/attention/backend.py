@@ -1,8 +1,6 @@
 """The backend that computes attention: torch, or the Triton kernels of `nystrom.gpu`.
 
-"auto" means the kernels where they were measured to be faster than the same method in torch, see
-`nystrom.attention.entry.picks_triton`, and torch everywhere else. An explicit choice that cannot run raises an error;
-there is no silent fallback.
+"auto" is decided by `nystrom.attention.entry.picks_triton`. An explicit choice that cannot run raises an error.
 """
 
 import importlib.util
@@ -15,13 +13,9 @@ HAS_TRITON = importlib.util.find_spec("triton") is not None
 
 
 def check_triton(unsupported: dict[str, tuple[object, object]]) -> None:
-    """Raise if Triton is not installed, or there is no Triton code for an option.
+    """Raise ValueError if Triton is not installed, or an option has not the one value that its code supports.
 
-    Args:
-        unsupported: Options for which the Triton code supports only one value: the given value and the supported one.
-
-    Raises:
-        ValueError: It cannot be used; the message says what to do.
+    `unsupported` holds the given and the supported value of such options.
     """
     if not HAS_TRITON:
         raise ValueError(
@@ -36,11 +30,7 @@ def check_triton(unsupported: dict[str, tuple[object, object]]) -> None:
 
 
 def check_backend_device(backend: object, device: "torch.device") -> None:
-    """Raise if a backend does not run on a device, before any tensor is moved there.
-
-    Raises:
-        ValueError: It does not; the message says what to do.
-    """
+    """Raise ValueError if a backend does not run on a device, before any tensor is moved there."""
     if backend == "triton":
         from nystrom.gpu.launch import check_device
 

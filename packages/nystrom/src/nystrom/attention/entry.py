@@ -42,20 +42,15 @@ def attend(
     """Run `core(q, k, v, keep, query_keep, *rest)` on checked inputs, with the masks of keys and queries.
 
     The core sees padding tokens as zeros and the dtype that autocast asks for, with autocast switched off. Its result
-    is zeroed at padding queries and cast to the dtype of the values.
+    is zeroed at padding queries and cast to the dtype of the values. With a `group`, `nystrom.parallel` runs the
+    method.
 
     Args:
-        core: The computation.
-        q: Queries.
-        k: Keys.
-        v: Values.
-        masks: Which tokens are real.
         *rest: Further arguments of the core.
         same_tokens: The message for a method that requires queries and keys of the same tokens, see
             `check_same_tokens`; None if they may differ.
         kernels: The computation by kernels, if `picks_triton` does with the options that `rest` begins with. It applies
             the masks itself, so that with backend="triton" nothing is done around it.
-        group: Process group across which the tokens are split; `nystrom.parallel` then runs the method.
 
     Raises:
         ValueError: Invalid shapes, dtypes or masks.
@@ -116,16 +111,10 @@ def empty_output(
 def picks_triton(options: Any, q: Tensor, k: Tensor, v: Tensor) -> bool:
     """Whether the kernels compute a call: with "triton", and with "auto" where they were measured to be faster.
 
-    With "auto" that is in bfloat16 on a GPU of compute capability 9.0, for options and widths of heads that were
-    measured, outside of exports, of transforms of torch.func and of forward mode. Neither lengths nor masks matter: the
-    same code computes a sequence however it is padded. A compiler takes the same choice, for the same bits.
-
-    Args:
-        options: Those of the method, with a `backend` and a `measured_width`: the widest head that kernels with these
-            options were measured with, 0 if they were not.
-        q: Queries, in the dtype that they are computed in.
-        k: Keys.
-        v: Values.
+    With "auto" that is in bfloat16 on a GPU of compute capability 9.0, for widths of heads up to `measured_width` of
+    the options (0 if these were not measured), outside of exports, of transforms of torch.func and of forward mode.
+    Neither lengths nor masks matter: the same code computes a sequence however it is padded. A compiler takes the same
+    choice, for the same bits. The queries come in the dtype that they are computed in.
     """
     if options.backend != "auto" or not HAS_TRITON:
         return options.backend == "triton"

@@ -6,10 +6,8 @@ result over all keys, an m x m matrix B, and a left factor over the landmarks.
 - At most m real keys: they become the landmarks and their values the middle, so that the left factor is exact.
 - At most m real queries, and more keys: they become the landmarks, so that the right factor holds the exact results.
 
-`nystrom.landmarks.short_sequences` finds the short sequences, also for the kernels.
-
-Both select between tensors of the same shape, for each sequence of a batch independently. So results do not depend on
-the rest of the batch, and compilation and export need no branch.
+Both select between tensors of the same shape, for each sequence of a batch independently (`short_sequences`). So
+results do not depend on the rest of the batch, and compilation and export need no branch.
 """
 
 from collections.abc import Callable
@@ -33,7 +31,6 @@ class ExactLimit:
     """The short sequences of a batch, and what replaces their landmarks.
 
     Attributes:
-        m: Landmarks.
         keep: Real keys.
         query_keep: Real queries; the same object as `keep` in self-attention.
         few_keys: Sequences of at most m real keys.
@@ -90,15 +87,7 @@ def exact_limit(
     query_keep: Bool[Tensor, "b n"] | None,
     m: int,
 ) -> ExactLimit | None:
-    """The short sequences of a batch; None if all tokens are real and their number is known.
-
-    Args:
-        q: Queries.
-        k: Keys.
-        keep: Real keys; None if all are.
-        query_keep: Real queries; None if all are.
-        m: Landmarks.
-    """
+    """The short sequences of a batch; None if all tokens are real and their number is known."""
     if keep is None and query_keep is None and is_known(q, k):
         return None
     keep = all_real(k) if keep is None else keep
@@ -120,14 +109,7 @@ def exact_where_short(
 ) -> Float[Tensor, "b h n e"]:
     """Self-attention that is exact for sequences of at most m real tokens.
 
-    Args:
-        approximate: The attention for longer sequences: a function of q, k, v and the masks of keys and queries.
-        q: Queries.
-        k: Keys.
-        v: Values.
-        keep: Real tokens.
-        m: Longest sequence, in real tokens, that gets exact attention.
-        scale: Factor on the scores; None means 1 / sqrt(d).
+    `approximate` is that of longer ones: a function of q, k, v and the masks of keys and queries.
     """
     count = keep.sum(dim=1)
     short = count <= m
@@ -160,10 +142,9 @@ def exact_one_by_one(
     keep: Bool[Tensor, "b n"] | None,
     scale: float | None,
 ) -> Float[Tensor, "b h n e"]:
-    """Exact self-attention, one sequence at a time; on a CPU this avoids computing on padding.
+    """Exact self-attention, one sequence at a time, if possible cut to the span of its real tokens.
 
-    A fused call takes as long for a masked token as for a real one. If calls are cut to the span of the real tokens,
-    the tokens before and after it give zeros.
+    A fused call on a CPU takes as long for a masked token as for a real one. Tokens outside the span give zeros.
     """
     if keep is None or q.shape[0] == 1 or q.device.type != "cpu" or not may_branch(q):
         return fused_softmax(q, k, v, keep=keep, scale=scale)

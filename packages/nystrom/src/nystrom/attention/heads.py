@@ -56,19 +56,11 @@ class AttentionHeads(nn.Module):
         skip: Float[Tensor, "h 1 taps 1"] | None = None,
         is_causal: bool = False,
     ) -> Float[Tensor, "b h n e"]:
-        """Attend.
+        """Attend. The arguments are those of the method's function.
 
         Args:
-            q: Queries.
-            k: Keys.
-            v: Values.
-            keep: Real tokens of self-attention, see `nystrom.shapes.Masks`.
-            key_keep: Real keys of cross-attention.
-            query_keep: Real queries of cross-attention.
-            cu_seqlens: Start of each packed sequence, and the end of the last.
             skip: Kernel of the skip convolution of the values, which is added to the output, see `depthwise_skip`;
                 self-attention only.
-            is_causal: Causal attention: a query sees no later token; for methods that support it, and without a skip.
 
         Raises:
             ValueError: Invalid shapes, dtypes or masks, or heads whose number or width differs from those that the
@@ -176,15 +168,6 @@ def attend_in_heads(
     is_causal: bool = False,
 ) -> Float[Tensor, "b n x"]:
     """Split projected tokens into heads, attend, add the skip convolution of the values if there is one, and merge.
-
-    Args:
-        heads: The method.
-        q: Projected queries.
-        k: Projected keys.
-        v: Projected values.
-        masks: Which tokens are real.
-        conv: A `DepthwiseSkip`, or None.
-        is_causal: Causal attention: a query sees no later token.
 
     Raises:
         ValueError: Invalid shapes, dtypes or masks.

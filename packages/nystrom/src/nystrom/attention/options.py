@@ -7,6 +7,7 @@ descriptions to the function's docstring.
 import functools
 import inspect
 import math
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, TypeVar, get_args
@@ -455,30 +456,39 @@ MASK_DOCS = {
     ),
 }
 
+_USUAL_DOCS = {
+    "q": "Queries.",
+    "k": "Keys.",
+    "v": "Values.",
+    **MASK_DOCS,
+    "generator": (
+        'Source of the draws; None spreads them evenly, the same each time, "global" uses torch\'s global generator.'
+    ),
+    "group": (
+        "Process group across which the tokens are split, for the methods of `nystrom.parallel`; the others raise.\n"
+        "None for a single process."
+    ),
+}
+_ERRORS_DOC = """
+
+Raises:
+    ValueError: Invalid shapes, dtypes, masks or options, or an argument that the method cannot honour."""
+
 
 def documented(options: type) -> Callable[[F], F]:
     """Decorate a method's function: document its options, and raise a named error for unsupported arguments.
 
-    The descriptions of the fields of `options` replace the line `**options: ...` of the docstring, and those of the
-    masks replace the line `**masks: ...`. Only arguments of the function are listed: fields that shape weights concern
-    only its Module. Other arguments raise an error, see `refusing`.
+    In place of the line `**usual: ...` of the docstring come the tensors, the masks, generator and group, and the
+    fields of `options`, as far as the function takes them: fields that shape weights concern only its Module. Other
+    arguments raise an error, see `refusing`.
     """
+    docs = _USUAL_DOCS | option_docs(options)
 
     def document(function: F) -> F:
-        attention = refusing(function)
-        docs = {"**options": option_docs(options), "**masks": MASK_DOCS}
-        lines = []
-        for line in (function.__doc__ or "").splitlines():
-            kind = line.strip().partition(":")[0]
-            if kind in docs:
-                indent = line[: len(line) - len(line.lstrip())]
-                taken = inspect.signature(function).parameters
-                for name, doc in docs[kind].items():
-                    if name in taken:
-                        lines.append(f"{indent}{name}: " + doc.replace("\n", f"\n{indent}    "))
-            else:
-                lines.append(line)
-        attention.__doc__ = "\n".join(lines)
+        attention, text = refusing(function), inspect.getdoc(function) or ""
+        taken = [name for name in inspect.signature(function).parameters if name in docs]
+        usual = "\n".join(f"    {name}: " + docs[name].replace("\n", "\n        ") for name in taken)
+        attention.__doc__ = re.sub(r"    \*\*usual: .*", lambda _: usual, text) + _ERRORS_DOC
         return attention
 
     return document

@@ -67,11 +67,7 @@ class AttentionPlan:
         return {LAYERS: [{"method": method, "options": dict(options)} for method, options in self.layers]}
 
     def check_layers(self, count: int, model: str) -> None:
-        """Check that a model has as many layers as the plan.
-
-        Raises:
-            ValueError: It does not.
-        """
+        """Raise ValueError for a model that has another number of layers than the plan."""
         if len(self.layers) != count:
             raise ValueError(
                 f"the plan has {len(self.layers)} layers but {model} has {count}: make one for this model with "
@@ -85,11 +81,7 @@ class AttentionPlan:
 
 
 def read_plan(path: Path) -> AttentionPlan:
-    """Read a plan from a JSON file.
-
-    Raises:
-        ValueError: The file is missing or is not a plan.
-    """
+    """Read a plan from a JSON file; ValueError if it is missing or is not a plan."""
     path = Path(path)
     if not path.is_file():
         raise ValueError(f"plan is {path}, which is not a file; nystrom inspect --budget writes one.")
@@ -104,11 +96,7 @@ def read_plan(path: Path) -> AttentionPlan:
 
 
 def plan_of_options(options: Mapping[str, Any]) -> AttentionPlan:
-    """The plan stored in a configuration, as the options of `PLAN`.
-
-    Raises:
-        ValueError: The options hold no valid plan.
-    """
+    """The plan stored in a configuration, as the options of `PLAN`; ValueError if they hold no valid one."""
     layers = options.get(LAYERS)
     right = set(options) == {LAYERS} and isinstance(layers, list) and all(map(_is_choice, layers))
     if not right:

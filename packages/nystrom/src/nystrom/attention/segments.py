@@ -17,7 +17,7 @@ _PADDED = 1 / 8
 
 
 def check_segments(cu_seqlens: object, x: Shaped[Tensor, "b h n d"]) -> list[int]:
-    """Check the boundaries of a packed batch, and return them as Python integers.
+    """The boundaries of a packed batch as Python integers.
 
     Raises:
         ValueError: Invalid boundaries, or a call inside a traced graph, which cannot depend on their values.

@@ -41,11 +41,10 @@ def depthwise_skip(
 ) -> Float[Tensor, "b h n e"]:
     """Convolve each channel of the values along the tokens with the kernel of its head; float16 is clipped.
 
+    Padding counts as zeros and gives zeros. The result is added to the attention output `to`, if that is given.
+
     Args:
-        v: Values.
         weight: One kernel per head, of odd size, in the layout of `nn.Conv2d(h, h, (k, 1), groups=h)`.
-        keep: Real tokens; None if all are. Padding counts as zeros and gives zeros.
-        to: The attention output to which the result is added; None for the convolution alone.
 
     Raises:
         ValueError: An even kernel, the wrong number of heads, or a mask or `to` that does not match.
@@ -76,24 +75,16 @@ def depthwise_skip(
 def padded_values_and_buffer(
     v: Float[Tensor, "b h n e"], w: Float[Tensor, "h k"]
 ) -> tuple[Float[Tensor, "b h n e"], Float[Tensor, "b h n e"]]:
-    """The values, and memory to which `nystrom.attention.parts.landmark_sums` writes their convolution, on a CPU.
+    """The values, zeros at padding, and memory for their convolution, see `nystrom.attention.parts.landmark_sums`.
 
     Both share one gradient of the values, and the gradient of the convolution is added to it in place. So use the
     returned values only in operations that allocate a new gradient for them, as attention does.
-
-    Args:
-        v: Values; zeros at padding tokens.
-        w: A kernel of odd size per head.
     """
     return _Convolution.apply(v, w, None, True)
 
 
 def check_kernel(v: Tensor, weight: Tensor) -> None:
-    """Check that a kernel matches the values.
-
-    Raises:
-        ValueError: Wrong axes, an even size, a different number of heads, or another device.
-    """
+    """Raise ValueError for a kernel of wrong axes, an even size, a different number of heads, or another device."""
     for name, x in (("v", v), ("weight", weight)):
         check_tensor(name, x)
     if weight.ndim != 4 or weight.shape[1] != 1 or weight.shape[3] != 1 or weight.shape[2] % 2 == 0:
@@ -133,9 +124,6 @@ class DepthwiseSkip(nn.Module):
         """Convolve, and add; see `depthwise_skip`.
 
         Args:
-            v: Values.
-            keep: Real tokens.
-            to: The attention output to which the result is added.
             attend: Attention that adds the convolution itself, in place of `keep` and `to`: a function of the values
                 and the kernel. It runs in this call, around which hooks bring, gather or cast the weights.
         """
@@ -147,10 +135,9 @@ class DepthwiseSkip(nn.Module):
 
 
 class _Convolution(torch.autograd.Function):
-    """Returns the values and their convolution, or memory for it.
+    """Returns the values, passed through so that they have one gradient, and their convolution, or memory for it.
 
-    The values are passed through so that they have a single gradient, to which that of the convolution is added in
-    place.
+    The gradient of the convolution is added to that of the values in place.
     """
 
     @staticmethod

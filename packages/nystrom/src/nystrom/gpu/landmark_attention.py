@@ -50,13 +50,9 @@ def landmark_attention(
     """Attend through landmarks, as `nystrom_attention` and, with `gamma`, as `skyformer_attention` do.
 
     Args:
-        q: Queries (b, h, n, d).
-        k: Keys (b, h, s, d).
-        v: Values (b, h, s, e).
         num_landmarks: Landmarks m, at most 256; n and s are larger, or there are masks.
         keep: Real keys (b, s).
         query_keep: Real queries (b, n).
-        scale: Factor on the scores.
         pinv_steps: Iterations of the inverse.
         z0: Start value of the inverse, see `nystrom.linalg.pinv`.
         gamma: Ridge of Skyformer, whose landmarks are drawn tokens; None means Nyström attention with means.

@@ -85,7 +85,6 @@ def tiles(m: int, d: int, e: int, dtype: torch.dtype, device: torch.device) -> T
     """Blocks for m landmarks and these widths that fit into shared memory and, for the most part, into registers.
 
     Args:
-        m: Landmarks.
         d: Width of queries and keys.
         e: Width of values.
         dtype: The widest dtype of the operands of products.
@@ -121,11 +120,9 @@ def splits(tokens: int, programs: int, m: int, block_n: int, device: torch.devic
     Spans are long enough that their sums, m rows of float32, take only a few per cent of the memory of the tokens.
 
     Args:
-        tokens: Tokens.
         programs: Programs that run for each span.
         m: Rows of the sums.
         block_n: Tokens that a program processes at a time.
-        device: Device that they run on.
     """
     wanted = -(-_WAVES * multiprocessors(device) // programs)
     shortest = max(-(-tokens // wanted), _TOKENS_PER_ROW * m)
@@ -139,10 +136,8 @@ def walks(tokens: int, programs: int, block_n: int, device: torch.device) -> tup
     A span is long enough that what a program reads once, the landmarks, costs little beside its tokens.
 
     Args:
-        tokens: Tokens.
         programs: Programs that run for each span.
         block_n: Tokens that a program processes at a time.
-        device: Device that they run on.
     """
     wanted = max(1, _WALKS * multiprocessors(device) // programs)
     span = max(1, min(_LONGEST_WALK, -(-tokens // (wanted * block_n)))) * block_n
@@ -159,7 +154,6 @@ def check_launch(m: int, tensors: Mapping[str, Any]) -> None:
     """Raise an error for inputs that the kernels do not support.
 
     Args:
-        m: Landmarks.
         tensors: The tensors by name, or what is known of them, including q, k and v, with matching shapes.
 
     Raises:

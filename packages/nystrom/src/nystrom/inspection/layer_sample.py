@@ -67,7 +67,6 @@ def sample_layer(
         call: The layer's call, for one sequence.
         candidates: The methods.
         num_queries: Queries to sample.
-        generator: Source of the draws.
 
     Raises:
         ValueError: A cross-attention layer, inputs that are not finite, or a method that does not support the layer.

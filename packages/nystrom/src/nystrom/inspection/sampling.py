@@ -63,7 +63,6 @@ def draw_queries(real: Int[Tensor, " N"], count: int, generator: torch.Generator
     Args:
         real: Positions to draw from.
         count: How many.
-        generator: Source of the draws, on the CPU.
     """
     if len(real) <= count:
         return real

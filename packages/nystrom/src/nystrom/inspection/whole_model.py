@@ -82,7 +82,6 @@ def compare_models(
     """Run a model with a method in each layer, and compare it with exact attention.
 
     Args:
-        model: The model.
         batches: Its inputs.
         exact: What it made of them with exact attention.
         choice: The method of each layer by its number; under None that of all others.

@@ -83,7 +83,6 @@ def start_value(a: Float[Tensor, "*b m m"], *, z0: StartValue = "paper") -> Floa
     """Initial value of the iteration, $Z_0$.
 
     Args:
-        a: Square matrices.
         z0: As in `pinv_iterative`.
 
     Raises:
@@ -104,7 +103,6 @@ def iterate(a: Float[Tensor, "*b m m"], z: Float[Tensor, "*b m m"], steps: int) 
     """Steps of the iteration from any start: $Z_{k + steps}$ from $Z_k$.
 
     Args:
-        a: Square matrices.
         z: Initial value.
         steps: Number of steps.
     """

@@ -169,7 +169,6 @@ class EncoderPreTrainedModel(PreTrainedModel):
 
         Args:
             attention: As the field `attention` of `EncoderConfig`.
-            options: Its options.
 
         Raises:
             ValueError: An invalid method or option, or a method with weights that would have to be learned.

@@ -49,7 +49,6 @@ def agree(
     """Compare facts across ranks, and exchange how many queries and keys each holds.
 
     Args:
-        ranks: The ranks.
         facts: Values that must be equal on all ranks, by name.
         held: Number of queries and keys of this rank.
         refusal: What is wrong with this rank's own inputs, or None.

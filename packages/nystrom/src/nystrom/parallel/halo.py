@@ -16,8 +16,6 @@ def with_halo(
     Positions outside the sequence are zero. Ranks without tokens request none.
 
     Args:
-        ranks: The ranks.
-        tokens: Positions of the tokens.
         x: The rank's own tokens; a single padding token if it has none.
         before: Number of tokens before its first.
         after: Number of tokens after its last.

@@ -22,7 +22,6 @@ def join(
     """Averages and logarithms of normalisers over all ranks.
 
     Args:
-        ranks: The ranks.
         means: Averages over the keys of this rank.
         logs: Logarithms of their normalisers; far below all others for a rank without a real key.
     """
@@ -46,9 +45,6 @@ def joined_softmax(
     """Softmax attention of a few replicated queries to the keys of all ranks; in float32 at least.
 
     Args:
-        ranks: The ranks.
-        keys: Positions of the keys.
-        q: Queries.
         k: Keys of this rank.
         v: Their values; zeros where a key is not real.
         scale: Factor on the inner products; None means 1 / sqrt(d).

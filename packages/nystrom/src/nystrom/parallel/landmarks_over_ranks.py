@@ -23,8 +23,6 @@ def choose(
     """Landmarks of the requested kind, in float32 at least.
 
     Args:
-        ranks: The ranks.
-        tokens: Positions of the tokens.
         x: Queries or keys of this rank; zeros where they are not real.
         m: Number of landmarks.
         landmarks: Their kind.

@@ -54,7 +54,6 @@ def find_tokens(
     """Find the positions of this rank's tokens.
 
     Args:
-        ranks: The ranks.
         lengths: Tokens of each.
         keep: Mask of this rank; given on all ranks or on none.
         batch: Sequences.

@@ -79,13 +79,7 @@ class ShortSequences:
 
 
 def find_short(queries: Tokens, keys: Tokens, m: int) -> ShortSequences:
-    """The short sequences of a batch.
-
-    Args:
-        queries: Positions of the queries.
-        keys: Positions of the keys.
-        m: Landmarks.
-    """
+    """The short sequences of a batch."""
     few_keys, few_queries = (tokens.count <= m for tokens in (keys, queries))
     few_queries = few_queries & ~few_keys
     few = (few[:, None, None, None] if bool(few.any()) else None for few in (few_keys, few_queries))

@@ -26,7 +26,6 @@ def skip_over_ranks(
     """`depthwise_skip` of the values of all ranks, added to the attention; the caller must zero padding tokens.
 
     Args:
-        ranks: The ranks.
         keys: Positions of the values.
         v: Values of this rank; zeros where they are not real.
         weight: See `depthwise_skip`.

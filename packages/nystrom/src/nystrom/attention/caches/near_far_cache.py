@@ -24,15 +24,7 @@ class NearFarCache(nn.Module):
     """The tokens that a layer has read, as a cache; made by `MultiheadAttention.new_cache`.
 
     Save and load it by its state dict, move it with `to`, and reorder its sequences with `reorder`. It has no gradient.
-    All sequences of a batch have read the same number of tokens, all of them real.
-
-    Args:
-        options: The layer's options of `near_far`.
-        batch: Sequences.
-        num_heads: Heads.
-        head_dim: Width of a key and of a value in one head.
-        device: Where it lives.
-        dtype: Its dtype, float32 at least.
+    All sequences of a batch have read the same number of tokens, all of them real. Its dtype is float32 at least.
 
     Raises:
         ValueError: Invalid sizes, or options that causal attention does not support.
@@ -83,12 +75,7 @@ class NearFarCache(nn.Module):
     def forward(
         self, q: Float[Tensor, "b h t d"], k: Float[Tensor, "b h t d"], v: Float[Tensor, "b h t e"]
     ) -> Float[Tensor, "b h t e"]:
-        """Read the next tokens, one or many.
-
-        Args:
-            q: Their queries.
-            k: Their keys.
-            v: Their values.
+        """Read the next tokens, one or many, by their queries, keys and values.
 
         Raises:
             ValueError: Shapes or dtypes that do not match the cache, or a gradient is required, which a cache does not
@@ -163,11 +150,7 @@ class NearFarCache(nn.Module):
         return {**asdict(self.options), "num_heads": self.num_heads}
 
     def set_extra_state(self, state: dict[str, Any]) -> None:
-        """Check that a state was saved with the same options.
-
-        Raises:
-            ValueError: It is not.
-        """
+        """Raise ValueError for a state that was saved with other options."""
         for name, own in self.get_extra_state().items():
             if state.get(name) != own:
                 raise ValueError(f"the state is of a cache with {name} = {state.get(name)!r}; expected {own!r}.")

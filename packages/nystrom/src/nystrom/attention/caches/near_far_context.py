@@ -58,10 +58,6 @@ class NearFarContext(nn.Module):
     ) -> Float[Tensor, "b h n e"]:
         """Attend to the context, in time and memory that do not depend on its length.
 
-        Args:
-            q: Queries.
-            query_keep: Real queries; None if all are.
-
         Raises:
             ValueError: Invalid shapes, dtypes or mask.
         """

@@ -58,16 +58,7 @@ def bigbird_attention(
     """Attend to a window, random and global blocks, in time and memory linear in n. Self-attention only.
 
     Args:
-        q: Queries.
-        k: Keys of the same tokens.
-        v: Values.
-        **options: Those of `BigBirdOptions`.
-        **masks: Which tokens are real.
-        generator: Source of the random blocks; None uses evenly spread draws, "global" torch's global generator.
-        group: None; a process group raises, see `nystrom.parallel` for the methods that take one.
-
-    Raises:
-        ValueError: Invalid shapes, dtypes, masks or options, or queries and keys of different tokens.
+        **usual: Tensors, masks, generator, group and `BigBirdOptions`.
     """
     check_generator(generator)
     options = BigBirdOptions(block_size=block_size, num_random_blocks=num_random_blocks, scale=scale)

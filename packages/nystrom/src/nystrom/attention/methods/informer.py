@@ -54,16 +54,7 @@ def informer_attention(
     """Exact attention for the queries that stand out, the mean of the values for the rest; linear in n and s.
 
     Args:
-        q: Queries.
-        k: Keys.
-        v: Values.
-        **options: Those of `InformerOptions`.
-        **masks: Which tokens are real.
-        generator: Source of the sample of keys; None uses evenly spread keys, "global" torch's global generator.
-        group: None; a process group raises, see `nystrom.parallel` for the methods that take one.
-
-    Raises:
-        ValueError: Invalid shapes, dtypes, masks or options.
+        **usual: Tensors, masks, generator, group and `InformerOptions`.
     """
     check_generator(generator)
     options = InformerOptions(num_queries=num_queries, num_samples=num_samples, scale=scale)

@@ -58,15 +58,7 @@ def kernelized_attention(
     """Attend by a kernel over real keys, in memory linear in n; computed in float32 at least.
 
     Args:
-        q: Queries.
-        k: Keys.
-        v: Values.
-        **options: Those of `KernelizedOptions`.
-        **masks: Which tokens are real.
-        group: None; a process group raises, see `nystrom.parallel` for the methods that take one.
-
-    Raises:
-        ValueError: Invalid shapes, dtypes, masks or options.
+        **usual: Tensors, masks, group and `KernelizedOptions`.
     """
     return attend(
         _kernelized,

@@ -49,15 +49,7 @@ def linear_attention(
     Computed in float32 at least. Scores are not scaled: the feature map is not homogeneous, and the paper has no scale.
 
     Args:
-        q: Queries.
-        k: Keys.
-        v: Values.
-        **options: Those of `LinearOptions`.
-        **masks: Which tokens are real.
-        group: None; a process group raises, see `nystrom.parallel` for the methods that take one.
-
-    Raises:
-        ValueError: Invalid shapes, dtypes, masks or options.
+        **usual: Tensors, masks, group and `LinearOptions`.
     """
     return attend(
         _linear,

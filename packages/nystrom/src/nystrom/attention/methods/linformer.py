@@ -48,20 +48,12 @@ def linformer_attention(
     cu_seqlens: Int[Tensor, " ends"] | None = None,
     group: Group = None,
 ) -> Float[Tensor, "b h n e"]:
-    """Attend to learned mixtures of the keys, in time and memory linear in n and s.
+    """Attend to learned mixtures of the keys, at most as many as E has columns, in time and memory linear in n and s.
 
     Args:
-        q: Queries.
-        k: Keys.
-        v: Values.
+        **usual: Tensors, masks, group and those of `LinformerOptions` that do not shape the projections.
         key_projection: E, one for each head (g = h) or one for all (g = 1); cast to the dtype of `k`.
         value_projection: F, likewise; the same tensor as E if keys and values share it.
-        **options: Those of `LinformerOptions` that do not shape the projections.
-        **masks: Which tokens are real.
-        group: None; a process group raises, see `nystrom.parallel` for the methods that take one.
-
-    Raises:
-        ValueError: Invalid shapes, dtypes or masks, or more keys than the projections have columns.
     """
     return attend(
         _linformer,
@@ -94,11 +86,7 @@ def _linformer(
 
 
 def _check_projection(name: str, projection: Tensor, k: Tensor, s: int) -> None:
-    """Check a projection for the heads of k and s keys.
-
-    Raises:
-        ValueError: The shape or the device is wrong, or there are fewer columns than keys.
-    """
+    """Check shape, device and number of columns of a projection for the heads of k and s keys; raises ValueError."""
     check_tensor(name, projection)
     h = k.shape[1]
     if projection.ndim != 3 or projection.shape[0] not in (1, h) or projection.shape[1] == 0:

@@ -56,15 +56,7 @@ def longformer_attention(
     """Attend within a sliding window and to global tokens, in time and memory linear in n. Self-attention only.
 
     Args:
-        q: Queries.
-        k: Keys of the same tokens.
-        v: Values.
-        **options: Those of `LongformerOptions`.
-        **masks: Which tokens are real.
-        group: Process group across which the tokens are split, see `nystrom.parallel`; None for a single process.
-
-    Raises:
-        ValueError: Invalid shapes, dtypes, masks or options, or queries and keys of different tokens.
+        **usual: Tensors, masks, group and `LongformerOptions`.
     """
     options = LongformerOptions(window=window, num_global=num_global, scale=scale)
     return attend(

@@ -95,16 +95,8 @@ def near_far_attention(
     """Attend to near tokens, heavy keys and clusters of the rest, in time and memory linear in n and s.
 
     Args:
-        q: Queries.
-        k: Keys.
-        v: Values.
-        **options: Those of `NearFarOptions`.
-        **masks: Which tokens are real.
+        **usual: Tensors, masks, group and `NearFarOptions`.
         is_causal: Causal attention: a query sees no later token; self-attention, in one process.
-        group: Process group across which the tokens are split, see `nystrom.parallel`; None for a single process.
-
-    Raises:
-        ValueError: Invalid shapes, dtypes, masks or options.
     """
     options = NearFarOptions(
         block_size=block_size,
@@ -144,21 +136,14 @@ def near_far_rows(
     key_keep: Bool[Tensor, "b s"] | None = None,
     query_keep: Bool[Tensor, "b n"] | None = None,
 ) -> Float[Tensor, "b h r s"]:
-    r"""Rows of the attention matrix A, for the queries at r positions: r x s numbers.
+    """Rows of the attention matrix A, for the queries at r positions: r x s numbers.
 
     The rows times V are the outputs of `near_far_attention` at these queries. They are positive at real keys, zero
-    elsewhere, and sum to one.
+    elsewhere, and sum to one, so `num_samples` must be 0.
 
     Args:
-        q: Queries.
-        k: Keys.
-        queries: Positions of the queries.
-        **options: Those of `NearFarOptions`.
-        **masks: Which tokens are real.
-
-    Raises:
-        ValueError: Invalid shapes, dtypes, masks or options, a position outside 0 ... n - 1, or `num_samples` other
-            than 0.
+        **usual: Queries, keys, masks and `NearFarOptions`.
+        queries: Positions of the queries, 0 ... n - 1.
     """
     options = NearFarOptions(
         block_size=block_size,

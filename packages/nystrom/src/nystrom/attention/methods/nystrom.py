@@ -90,18 +90,8 @@ def nystrom_attention(
     """Approximate softmax attention with m landmarks, in time and memory linear in n and s.
 
     Args:
-        q: Queries.
-        k: Keys.
-        v: Values.
-        **options: Those of `NystromOptions`.
-        **masks: Which tokens are real.
-        generator: Source of the draws of "uniform"; None uses evenly spread tokens, the same each time, "global"
-            torch's global generator.
+        **usual: Tensors, masks, generator, group and `NystromOptions`.
         skip: Kernel of a convolution of the values that is added, see `depthwise_skip`; self-attention only.
-        group: Process group across which the tokens are split, see `nystrom.parallel`; None for a single process.
-
-    Raises:
-        ValueError: Invalid shapes, dtypes, masks or options.
     """
     check_generator(generator)
     options = NystromOptions(
@@ -137,14 +127,7 @@ def nystrom_factors(
     """The landmarks, their softmax matrix and its inverse, for the same arguments as `nystrom_attention`.
 
     Args:
-        q: Queries.
-        k: Keys.
-        **options: Those of `NystromOptions`.
-        **masks: Which tokens are real.
-        generator: Source of the draws of "uniform".
-
-    Raises:
-        ValueError: Invalid shapes, dtypes, masks or options.
+        **usual: Queries, keys, masks, generator and `NystromOptions`.
     """
     check_generator(generator)
     options = NystromOptions(
@@ -183,15 +166,8 @@ def nystrom_rows(
     need not be positive, nor sum to one.
 
     Args:
-        q: Queries.
-        k: Keys.
-        queries: Positions of the queries.
-        **options: Those of `NystromOptions`.
-        **masks: Which tokens are real.
-        generator: Source of the draws of "uniform".
-
-    Raises:
-        ValueError: Invalid shapes, dtypes, masks or options, or a position outside 0 ... n - 1.
+        **usual: Queries, keys, masks, generator and `NystromOptions`.
+        queries: Positions of the queries, 0 ... n - 1.
     """
     check_generator(generator)
     options = NystromOptions(

@@ -58,18 +58,8 @@ def performer_attention(
     Computed in float32 at least. The projection is shared by the batch and the heads.
 
     Args:
-        q: Queries.
-        k: Keys.
-        v: Values.
+        **usual: Tensors, masks, group, generator (where no projection is given) and `PerformerOptions`.
         projection: Rows of random features, from `draw_projection`; None draws `num_features` of them.
-        **options: Those of `PerformerOptions`.
-        **masks: Which tokens are real.
-        generator: Source of the draw if no projection is given; None draws the same each time, "global" uses torch's
-            global generator.
-        group: None; a process group raises, see `nystrom.parallel` for the methods that take one.
-
-    Raises:
-        ValueError: Invalid shapes, dtypes, masks or options, or both a projection and a generator.
     """
     options = PerformerOptions(num_features=num_features, scale=scale)
     check_generator(generator)
@@ -135,13 +125,9 @@ def draw_projection(
     generator: torch.Generator | None = None,
     device: torch.device | str | None = None,
 ) -> Float[Tensor, "r d"]:
-    """Draw normally distributed rows that are orthogonal to each other in blocks of `head_dim`.
+    """Draw r normally distributed rows of width d that are orthogonal to each other in blocks of d.
 
-    Args:
-        num_features: Rows r.
-        head_dim: Width d of a row.
-        generator: Source of the draws; the rows are on its device. None means torch's global one.
-        device: Where to draw without a generator; None means torch's default device.
+    Without a generator they are drawn on `device`; None means torch's default device.
     """
     device = device if generator is None else generator.device
     blocks = -(-num_features // head_dim)

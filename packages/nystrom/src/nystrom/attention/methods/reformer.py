@@ -61,16 +61,7 @@ def reformer_attention(
     """Attend to the tokens of the same hash bucket, in time linear in n except for a sort, and in linear memory.
 
     Args:
-        q: Queries.
-        k: Keys, of the same tokens; with `shared_qk` the queries are used instead.
-        v: Values.
-        **options: Those of `ReformerOptions`.
-        **masks: Which tokens are real.
-        generator: Source of the rotations; None uses evenly spread numbers, "global" torch's global generator.
-        group: None; a process group raises, see `nystrom.parallel` for the methods that take one.
-
-    Raises:
-        ValueError: Invalid shapes, dtypes, masks or options, or queries and keys of different tokens.
+        **usual: Tensors, masks, generator of the rotations, group and `ReformerOptions`.
     """
     check_generator(generator)
     options = ReformerOptions(
@@ -151,10 +142,7 @@ def _rotations(
 
 
 def _directions(x: Float[Tensor, "b h n d"]) -> Float[Tensor, "b h n d"]:
-    """Tokens scaled to length sqrt(d), in float32 at least; the factor is at most 1000.
-
-    Their gradient is the gradient of the tokens times their length, which float16 may not hold.
-    """
+    """Tokens scaled to length sqrt(d), in float32 at least, by at most 1000: float16 may not hold the gradient."""
     x = at_least_float32(x)
     return x * x.square().mean(dim=-1, keepdim=True).clamp(min=1e-6).rsqrt()
 

@@ -59,16 +59,7 @@ def skyformer_attention(
     """Approximate kernelized attention with m landmarks, in time and memory linear in n and s.
 
     Args:
-        q: Queries.
-        k: Keys.
-        v: Values.
-        **options: Those of `SkyformerOptions`.
-        **masks: Which tokens are real.
-        generator: Source of the draws; None uses evenly spread tokens, "global" torch's global generator.
-        group: Process group across which the tokens are split, see `nystrom.parallel`; None for a single process.
-
-    Raises:
-        ValueError: Invalid shapes, dtypes, masks or options.
+        **usual: Tensors, masks, generator, group and `SkyformerOptions`.
     """
     check_generator(generator)
     options = SkyformerOptions(

@@ -76,16 +76,7 @@ def skyformer_softmax_attention(
     """Approximate softmax attention with m landmarks, in time and memory linear in n and s; in float32 at least.
 
     Args:
-        q: Queries.
-        k: Keys.
-        v: Values.
-        **options: Those of `SkyformerSoftmaxOptions`.
-        **masks: Which tokens are real.
-        generator: Source of the draws; None uses evenly spread tokens, "global" torch's global generator.
-        group: None; a process group raises, see `nystrom.parallel` for the methods that take one.
-
-    Raises:
-        ValueError: Invalid shapes, dtypes, masks or options.
+        **usual: Tensors, masks, generator, group and `SkyformerSoftmaxOptions`.
     """
     check_generator(generator)
     options = SkyformerSoftmaxOptions(

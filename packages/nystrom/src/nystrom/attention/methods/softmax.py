@@ -35,15 +35,7 @@ def softmax_attention(
     """Exact attention over real keys; padding queries, and sequences without a real key, give zeros.
 
     Args:
-        q: Queries.
-        k: Keys.
-        v: Values.
-        **options: Those of `SoftmaxOptions`.
-        **masks: Which tokens are real.
-        group: Process group across which the tokens are split, see `nystrom.parallel`; None for a single process.
-
-    Raises:
-        ValueError: Invalid shapes, dtypes, masks or options.
+        **usual: Tensors, masks, group and `SoftmaxOptions`.
     """
     options = SoftmaxOptions(form=form, scale=scale)
     return attend(_softmax, q, k, v, Masks(keep, key_keep, query_keep, cu_seqlens), options, group=group)

@@ -60,12 +60,8 @@ def from_first_real(
 
 
 def windows(x: Shaped[Tensor, "b t d"], size: int, half: int) -> Shaped[Tensor, "b l k d"]:
-    """For each block, the tokens from `half` before its first to `half` after its last, as a view of the padded tokens.
-
-    Args:
-        x: A whole number of blocks.
-        size: Tokens of a block.
-        half: Tokens on either side; outside the sequence there are zeros.
+    """For each block of `size` tokens, those from `half` before it to `half` after it, a view of tokens padded by
+    zeros.
     """
     return F.pad(x, (0, 0, half, half)).unfold(1, size + 2 * half, size).mT
 
@@ -114,14 +110,11 @@ def attend_blocks(
     Args:
         q: Queries, a whole number of blocks.
         k: Keys of the same tokens as the queries, or of more tokens on either side.
-        v: Values.
         reach: Gathers the keys or values that each block attends to (b, l, k, d), from those of one head (b, s, d), the
             number of the head, and `tables`.
         bias: 0 for the keys that a query may attend to, at least one per query, and -inf for the others; c is the
             block size, or 1 if the bias is the same for all queries of a block.
         tables: Tensors that `reach` reads, without a gradient; torch.func would not see tensors in a closure.
-        size: Tokens of a block.
-        scale: Factor on the scores.
         copies: Whether `reach` returns a copy; the backward pass then copies again, so that no copy is kept.
     """
     d, e = q.shape[-1], v.shape[-1]
@@ -196,17 +189,9 @@ def attend_globally(
     keep: Bool[Tensor, "b n"] | None,
     scale: float,
 ) -> Float[Tensor, "b h n e"]:
-    """Replace the results of the queries at g positions with their attention to all real keys.
+    """Replace the results of the queries at g positions, those marked `real`, with their attention to all real keys.
 
-    Args:
-        out: Results of all queries.
-        q: Queries.
-        k: Keys.
-        v: Values, zero where masked.
-        positions: Positions of the g queries.
-        real: Which of them to replace; no position may be marked twice.
-        keep: Real keys; None if all are.
-        scale: Factor on the scores.
+    No position may be marked twice; masked values are zero.
     """
     n = out.shape[2]
     rows = fused_softmax(take(q, positions), k, v, keep=keep, scale=scale)

@@ -73,7 +73,6 @@ def advance(
         past: Rows of the m clusters, whose keys and values are sums, then of the g heavy tokens.
         leaving: Rows of the tokens, see `rows_of`.
         queries: Mean queries of the last blocks, multiplied by the scale.
-        options: The sizes.
         e: Width of a value.
     """
     m, g, d = options.num_clusters, options.num_heavy, queries.shape[2]
@@ -144,16 +143,9 @@ def attend_causally(
     scale: float,
     first: int = 0,
 ) -> Float[Tensor, "r u e"]:
-    """Causal attention of the queries in all blocks from `first` on.
+    """Causal attention of the queries, a whole number of blocks, in all blocks from `first` on.
 
-    Args:
-        q: Queries of a whole number of blocks.
-        k: Keys; zeros where they are not real, as for values.
-        v: Values.
-        real: Real tokens, which include the first of each sequence; None if all are.
-        options: The sizes.
-        scale: Factor on the scores.
-        first: The first block whose outputs are wanted.
+    Keys and values are zeros where they are not real; the first token of each sequence is.
     """
     size, e, q = options.block_size, v.shape[2], scale * q
     means, x = mean_queries(q.detach(), real, size), rows_of(k, v, real)

@@ -64,13 +64,8 @@ def choose(
 ) -> Chosen:
     """Choose heavy keys and clusters; the choice has no gradient.
 
-    Args:
-        q: Queries, in float32 at least; zeros where they are not real. None if they are not known.
-        k: Keys, in float32 at least; zeros where they are not real.
-        keep: Real keys; None if all are.
-        query_keep: Real queries; None if all are.
-        options: The sizes.
-        ordered: Whether neighbouring keys tend to be similar.
+    Queries (None if not known) and keys come in float32 at least, with zeros where they are not real. `ordered` says
+    whether neighbouring keys tend to be similar.
     """
     # Neither weights nor clusters see a common offset of the keys; in comparisons it would cost digits.
     k = k - middle_of(k, keep)

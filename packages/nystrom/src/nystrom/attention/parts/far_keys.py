@@ -19,13 +19,7 @@ from nystrom.shapes import cut_blocks, score_scale
 
 
 class SeenKeys(NamedTuple):
-    """The keys that blocks of queries attend to.
-
-    Attributes:
-        keys: Keys.
-        values: Their values.
-        bias: Added to the scores; -inf for a key that does not count.
-    """
+    """The keys that blocks of queries attend to, their values, and a bias of their scores, -inf where none counts."""
 
     keys: Float[Tensor, "b l k d"]
     values: Float[Tensor, "b l k e"]
@@ -59,14 +53,9 @@ def attend_blocks(
     chosen: Chosen,
     options: NearFarOptions,
 ) -> Float[Tensor, "b t e"]:
-    """Self-attention of a whole number of blocks, one head per row; the first real token is at place 0.
+    """Self-attention of a whole number of blocks, one head per row, in float32 or float64.
 
-    Args:
-        q: Queries, in float32 or float64; zeros where they are not real, as for keys and values.
-        k: Keys.
-        v: Values.
-        chosen: Heavy keys and clusters of each row.
-        options: The sizes.
+    The first real token is at place 0; queries, keys and values are zeros where they are not real.
     """
     keys = keys_of_blocks(k, v, chosen.cluster, far_keys(k, v, chosen, options), options)
     return attend_with_bias(cut_blocks(q, options.block_size), keys, score_scale(q, options.scale)).flatten(1, 2)
@@ -79,14 +68,9 @@ def attend_everywhere(
     chosen: Chosen,
     options: NearFarOptions,
 ) -> Float[Tensor, "b h n e"]:
-    """Attention of all queries to the same keys: the heavy ones and all clusters.
+    """Attention of all queries to the same keys, the heavy ones and all clusters of each head, in float32 or float64.
 
-    Args:
-        q: Queries, in float32 or float64.
-        k: Keys; zeros where they are not real, as for values.
-        v: Values.
-        chosen: Heavy keys and clusters of each head.
-        options: The sizes.
+    Keys and values are zeros where they are not real.
     """
     return attend_far(q, far_keys(k, v, chosen, options), options)
 
@@ -96,11 +80,7 @@ def far_keys(
 ) -> FarKeys:
     """Heavy keys, and sizes, mean keys and sums of values of the clusters.
 
-    Args:
-        k: Keys; zeros where they are not real, as for values.
-        v: Values.
-        chosen: Heavy keys and clusters of each row.
-        options: The sizes.
+    Keys and values are zeros where they are not real.
     """
     m, sizes = options.num_clusters, open_sizes(k, chosen, options.num_clusters)
     means = cluster_sums(k, chosen.cluster, m) / sizes.clamp(min=1)[..., None]
@@ -128,10 +108,7 @@ def keys_of_blocks(
 
     Args:
         k: Keys of a whole number of blocks, one head per row.
-        v: Their values.
         cluster: The cluster of each key.
-        far: Heavy keys and clusters of each row.
-        options: The sizes.
         beyond: Sums of the values of each cluster over far tokens that are not in `v`; None if there are none.
     """
     size, reach, m = options.block_size, options.reach, options.num_clusters

@@ -36,15 +36,7 @@ def sum_by_distance(
     kernel: Kernel,
     scale: float,
 ) -> Float[Tensor, "b h n e"]:
-    """Sum the values of all keys, each weighted by the kernel.
-
-    Args:
-        q: Queries; all tensors are in float32 or float64.
-        k: Keys.
-        v: Values; zeros where a key is not real.
-        kernel: Name of the kernel.
-        scale: Factor c on squared distances.
-    """
+    """Sum the values of all keys, zeros where not real, each weighted by the kernel; in float32 or float64."""
     if torch.compiler.is_compiling() or not all(isinstance(x.shape[2], int) for x in (q, k)):
         return _plain(q, k, v, KERNELS[kernel], scale)
     return _SumByDistance.apply(q, k, v, KERNELS[kernel], scale)

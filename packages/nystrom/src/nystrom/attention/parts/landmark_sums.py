@@ -34,13 +34,11 @@ def landmark_sums(
 
     Args:
         out: Memory for the result, which has the gradients of v and w, see `attention.skip.padded_values_and_buffer`.
-        q: Queries.
         landmarks: Landmarks of the keys.
         middle: What is summed for them.
         v: Values; zeros at padding tokens.
         w: A kernel of odd size per head.
         keep: Landmarks that may be attended to; None if all may. The middle of the others must be zero.
-        scale: Factor on the scores.
     """
     return _LandmarkSums.apply(out, q, landmarks, middle, v, w, keep, scale)
 

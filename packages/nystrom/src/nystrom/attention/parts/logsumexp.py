@@ -33,17 +33,10 @@ def softmax_and_logsumexp(
     scale: float | None = None,
     bias: Float[Tensor, "b h s 1"] | None = None,
 ) -> tuple[Float[Tensor, "b h r e"], Float[Tensor, "b h r 1"]]:
-    """Means of the values and logarithms of the normalisers, for a few queries over many keys.
+    """Means of the values and logarithms of the normalisers, for a few queries over many keys, in float32 or float64.
 
-    A sequence without a real key gives zero means (its values must hold zeros) and logarithms far below all others.
-
-    Args:
-        q: Queries; all tensors are in float32 or float64.
-        k: Keys; zeros where a key is not real.
-        v: Values; zeros where a key is not real.
-        keep: Real keys; None if all are.
-        scale: Factor on the inner products; None means 1 / sqrt(d).
-        bias: Added to all scores of a key.
+    Keys and values are zeros where a key is not real; a sequence without one gives zero means and logarithms far below
+    all others. `bias` is added to all scores of a key; `scale` None means 1 / sqrt(d).
     """
     q = q * score_scale(q, scale)
     bias = torch.zeros_like(k[..., :1]) if bias is None else bias

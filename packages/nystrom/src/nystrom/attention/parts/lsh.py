@@ -105,15 +105,10 @@ def plan_rounds(
     chunk_size: int,
     across_buckets: bool,
 ) -> HashRounds:
-    """Hash, sort and cut, once for each rotation.
+    """Hash, sort and cut into chunks of m tokens, once for each rotation, one for each round and head.
 
-    Args:
-        q: Queries.
-        k: Keys, sorted separately from the queries; None if the queries are the keys.
-        rotations: One for each round and head.
-        keep: Real tokens; None if all are.
-        chunk_size: Tokens m of a chunk.
-        across_buckets: Whether a query may attend to all of its reach.
+    Keys are sorted separately from the queries, unless they are None. With `across_buckets` a query may attend to all
+    of its reach.
     """
     rounds = []
     for rotation in rotations:

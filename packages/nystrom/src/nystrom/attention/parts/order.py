@@ -19,12 +19,9 @@ def in_order(
     place: Int[Tensor, "*b s"],
     keep: Bool[Tensor, "b #h s"] | None,  # noqa: F821
 ) -> Int[Tensor, "b h s"]:
-    """Integers that sort like the given numbers and, among nearly equal ones, in reverse order of their places.
+    """Integers that sort like the numbers; where these differ by less than a thousandth, in reverse order of places.
 
-    Args:
-        numbers: Numbers, of which differences below a thousandth are meaningless.
-        place: Places of the tokens in their sequence, padding included.
-        keep: Real tokens; None if all are. The others get the smallest integer.
+    Places are counted with padding; tokens that are not real get the smallest integer.
     """
     level = (numbers.clamp(-_FURTHEST, _FURTHEST) * _STEPS).round().long()
     order = level * _PLACES + (_PLACES - 1 - place)

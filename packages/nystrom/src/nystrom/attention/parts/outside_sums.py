@@ -24,14 +24,7 @@ from nystrom.attention.parts.clusters import cluster_sums, in_one_matrix, take_r
 def sums_outside(
     near: Float[Tensor, "b l w e"], inside: Int[Tensor, "b l w"], size: int, m: int
 ) -> Float[Tensor, "b l m e"]:
-    """Compute the sums.
-
-    Args:
-        near: The values in the windows; zeros outside the sequence.
-        inside: The cluster of each value.
-        size: Tokens of a block.
-        m: Clusters.
-    """
+    """Compute the sums from the values in the windows, zeros outside the sequence, and the cluster of each."""
     first, last = (cluster_sums(near[:, :, some], inside[:, :, some], m) for some in (slice(size), slice(-size, None)))
     before = F.pad(first, (0, 0, 0, 0, 1, -1)).cumsum(dim=1)
     after = F.pad(last, (0, 0, 0, 0, -1, 1)).flip(1).cumsum(dim=1).flip(1)
@@ -52,10 +45,8 @@ class OutsideSums:
         """Cut tokens and spans.
 
         Args:
-            v: Values (b, t, e) of a whole number of blocks.
+            v: Values (b, t, e) of a whole number of blocks of `size` tokens.
             cluster: The cluster of each value; m for none.
-            m: Clusters.
-            size: Tokens of a block.
             reach: Tokens on either side of its block that a query sees.
             blocks: Blocks of a group; the last one may have fewer.
         """
@@ -74,13 +65,7 @@ class OutsideSums:
         self.place, self.given = part, [self.beyond]
 
     def of_stretch(self, rows: slice, start: int, stop: int) -> Float[Tensor, "rows blocks m e"]:
-        """The sums for the blocks of whole groups; read them before the next call, which overwrites them.
-
-        Args:
-            rows: Rows.
-            start: The first block.
-            stop: The block after the last.
-        """
+        """The sums for blocks `start` to `stop`, whole groups; read them before the next call overwrites them."""
         values = self.v[rows]
         if start == 0:
             self.beyond = values.new_zeros(len(values), len(self.ranges), self.clusters, values.shape[-1])
@@ -114,7 +99,6 @@ class OutsideSums:
             whole: Gradient of the values, with as many tokens before and after as `cluster` has.
             means: Gradient of the mean values, for the blocks of the last call of `of_stretch`.
             number: How many tokens each mean is taken over.
-            rows: Rows.
             start: The first of the blocks.
         """
         blocks, width = means.shape[1], whole.shape[2]
@@ -144,11 +128,7 @@ class OutsideSums:
 
 
 def _cut(begins: range, width: int, tokens: int) -> tuple[Int[Tensor, " tokens"], list[tuple[int, int]]]:
-    """Cut tokens into parts where windows begin and end.
-
-    Returns:
-        The part of each token, and for each window its first part and the one after its last.
-    """
+    """The part of each token, cut where windows begin and end; each window's first part, and that after its last."""
     edges = sorted({edge for first in begins for edge in (first, first + width) if 0 < edge < tokens})
     part = torch.bucketize(torch.arange(tokens), torch.tensor(edges, dtype=torch.long), right=True)
 

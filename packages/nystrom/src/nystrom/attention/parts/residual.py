@@ -32,17 +32,9 @@ def add_residual(
     chosen: Chosen,
     options: NearFarOptions,
 ) -> Float[Tensor, "b h n e"]:
-    """Add to the outputs what they miss, predicted by regression on the clusters.
+    """Add to the outputs what they miss, predicted by regression on the clusters, in float32 or float64.
 
-    Args:
-        out: Outputs; all tensors are in float32 or float64.
-        q: Queries; zeros where they are not real, as for keys and values.
-        k: Keys.
-        v: Values.
-        keep: Real keys.
-        query_keep: Real queries.
-        chosen: Clusters of the keys.
-        options: The sizes.
+    Queries, keys and values are zeros where they are not real.
     """
     m, r, scale = options.num_clusters, options.num_samples, score_scale(q, options.scale)
     rank, count = ranks(all_real(q) if query_keep is None else query_keep)
@@ -68,16 +60,9 @@ def spread_residual(
     sums: Float[Tensor, "b h m d"],
     scale: float,
 ) -> Float[Tensor, "b h n e"]:
-    """Predict what all outputs miss from what some of them miss, and add it.
+    """Predict what all outputs miss from what those of the `sampled` queries miss, and add it.
 
-    Args:
-        out: Outputs.
-        q: Queries.
-        sampled: The queries whose exact outputs are known.
-        missed: What the outputs of these miss.
-        sizes: Tokens of each cluster of keys.
-        sums: Sum of the keys of each cluster.
-        scale: Factor on the scores.
+    `sizes` and `sums` are the tokens and the sums of the keys of each cluster.
     """
     # If all keys are heavy, all clusters are empty, and softmax over nothing would be NaN.
     sizes = torch.where(sizes.sum(dim=-1, keepdim=True) > 0, sizes, 1.0)

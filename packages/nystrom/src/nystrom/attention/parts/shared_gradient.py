@@ -20,13 +20,7 @@ from nystrom.landmarks import segment_means, segments, take
 def with_segment_means(
     x: Float[Tensor, "b h n d"], m: int, *, keep: Bool[Tensor, "b n"] | None
 ) -> tuple[Float[Tensor, "b h n d"], Float[Tensor, "b h m d"]]:
-    """The tokens and their `segment_means`.
-
-    Args:
-        x: Queries or keys; zeros where they are not real.
-        m: Number of landmarks.
-        keep: Real tokens; None if all are.
-    """
+    """The tokens, zeros where they are not real, and m `segment_means` of them."""
     return _WithMeans.apply(x, m, keep)
 
 

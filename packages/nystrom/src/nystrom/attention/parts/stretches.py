@@ -27,10 +27,8 @@ def runs_in_stretches(*inputs: Tensor) -> bool:
 def pieces(batch: int, tokens: int, numbers: int) -> Iterator[Piece]:
     """Cut (batch, heads, tokens, ...) into indices of pieces that fit into the cache.
 
-    Args:
-        batch: Sequences; several short ones form a piece.
-        tokens: Tokens of a sequence; a long one is cut into stretches of a multiple of 32.
-        numbers: How many numbers a piece needs per token, over all heads.
+    Several short sequences form a piece; a long one is cut into stretches of a multiple of 32 tokens. A piece needs
+    `numbers` numbers per token, over all heads.
     """
     length = max(1, _NUMBERS // max(1, numbers) // _SHORTEST) * _SHORTEST
     group = max(1, length // max(1, tokens))

@@ -1,4 +1,4 @@
-r"""The values convolved along the tokens, one kernel per head, a stretch of tokens at a time, on a CPU.
+"""The values convolved along the tokens, one kernel per head, a stretch of tokens at a time, on a CPU.
 
 float32 values whose heads are stored side by side, token by token, are convolved channels-last. All others are products
 of windows: one of T + K - 1 tokens holds what T outputs of a kernel of K taps need, which are the (T x (T + K - 1))
@@ -19,12 +19,7 @@ _WINDOW = 16
 
 
 class Convolution:
-    """The convolution of values with the kernels of their heads, for one piece after another.
-
-    Args:
-        v: Values.
-        w: Kernels of odd size.
-    """
+    """The convolution of values with the kernels `w` of their heads, of odd size, for one piece after another."""
 
     def __init__(self, v: Float[Tensor, "b h n e"], w: Float[Tensor, "h k"]):
         self._v, self._size = v, w.shape[1]
@@ -33,11 +28,7 @@ class Convolution:
         self._channels = w.repeat_interleave(v.shape[3], dim=0)[:, None, None] if together else None
 
     def at(self, piece: Piece) -> Float[Tensor, "g h p e"]:
-        """The convolution at the tokens of a piece, in new memory.
-
-        Args:
-            piece: Sequences and tokens, see `nystrom.attention.parts.stretches.pieces`.
-        """
+        """The convolution at the tokens of a piece of `nystrom.attention.parts.stretches.pieces`, in new memory."""
         if self._channels is not None:
             return _by_channels(self._v, self._channels, piece)
         assert self._band is not None
@@ -72,14 +63,9 @@ def kernel_gradient(
 
 
 class ConvolutionGradients:
-    """The gradients of the values and of the kernels, from that of the convolution, for one piece after another.
+    """The gradients of the values and, with `of_w`, of the kernels, from that of the convolution, piece after piece.
 
-    Args:
-        v: Values.
-        w: Kernels of odd size.
-        grad: The gradient of the convolution.
-        of_v: Another gradient of the values, to which this one is added in place; None for no other.
-        of_w: Whether the gradient of the kernels is wanted.
+    The gradient of the values is added in place to `of_v`, another one, unless that is None.
     """
 
     def __init__(

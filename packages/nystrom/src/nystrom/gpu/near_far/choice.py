@@ -76,8 +76,6 @@ def choose_by_kernels(
     """Choose heavy keys and clusters.
 
     Args:
-        q: Queries (b, h, n, d).
-        k: Keys (b, h, s, d).
         keep: (b, s) Real keys; None if all are.
         query_keep: (b, n) Real queries; None if all are.
         options: Its sizes.

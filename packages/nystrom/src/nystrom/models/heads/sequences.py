@@ -100,7 +100,6 @@ def pool_encoded(
         config: Configuration of the encoder.
         x: Output of the encoder, including the class token if it has one.
         attention_mask: The encoder's attention mask.
-        group: Process group across which the tokens are split; None for a single process.
     """
     keep = None if attention_mask is None else attention_mask.bool()
     if config.pooling == "cls":
@@ -114,10 +113,7 @@ def pool(
     """One vector per sequence, from its real tokens; zeros if there are none. The mean is taken in float32 at least.
 
     Args:
-        x: Tokens.
-        keep: Real tokens; None if all are.
         how: The "mean", the "first", or the largest value of each channel, "max".
-        group: Process group across which the tokens are split; None for a single process.
     """
     if group is not None:
         return pool_over_ranks(group, x, keep, how=how)

@@ -33,8 +33,6 @@ class DroppedWeights(AttentionHeads):
 
     Args:
         method: "softmax" or "kernelized".
-        options: Its options.
-        num_heads: Heads.
         head_dim: Width of a query or key in one head.
         share: Probability p that a weight is dropped, in [0, 1).
     """

@@ -55,7 +55,6 @@ def rotation(
 
     Args:
         positions: Positions of the tokens; that of the first real one is 0.
-        num_heads: Heads.
         head_dim: Width of a head, an even number.
         share: Share of the pairs that are rotated, in (0, 1].
         across_heads: Whether pairs are numbered across the heads.
@@ -77,7 +76,6 @@ def rotate(x: Float[Tensor, "b n w"], by: Rotation, *, num_heads: int) -> Float[
     Args:
         x: Queries or keys, with their heads side by side.
         by: The result of `rotation`.
-        num_heads: Heads.
     """
     real, imaginary = at_least_float32(x).unflatten(-1, (num_heads, 2, -1)).unbind(-2)
     turned = torch.stack([real * by.cos - imaginary * by.sin, real * by.sin + imaginary * by.cos], dim=-2)

@@ -60,7 +60,6 @@ class ShortConvolution(nn.Module):
         """Convolve.
 
         Args:
-            x: Tokens.
             keep: Real tokens; None if all are. The others count as zeros.
         """
         if isinstance(x.shape[1], int) and x.shape[1] == 0:

@@ -237,12 +237,9 @@ def _beyond(
     the next. The tokens after a span are cut at the ends of later spans in the same way.
 
     Args:
-        ranks: The ranks.
-        keys: Positions of the keys.
         place: Positions of the tokens that this rank holds.
         v: Their values.
         cluster: Their clusters.
-        options: The sizes.
     """
     m, (low, high) = options.num_clusters, _span(keys, ranks.rank, options)
     next_low, last_high = (
