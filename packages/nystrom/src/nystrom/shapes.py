@@ -38,19 +38,13 @@ _DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 
 
 class Masks(NamedTuple):
-    """Which tokens are real, as declared by the caller; neither lengths nor the identity of tensors decide it.
+    """Which tokens are real, as declared by the caller; neither lengths nor the identity of tensors decide it."""
 
-    Attributes:
-        keep: Real tokens (b, n) of self-attention, of queries and keys alike; None if all are.
-        key_keep: Real keys (b, s) of cross-attention; None if all are.
-        query_keep: Real queries (b, n) of cross-attention; None if all are.
-        cu_seqlens: Start of each packed sequence, and the end of the last, see `nystrom.attention.segments`. Each is
-            self-attention of real tokens. None if each row of the batch is one sequence.
-    """
-
-    keep: Tensor | None = None
-    key_keep: Tensor | None = None
-    query_keep: Tensor | None = None
+    keep: Tensor | None = None  # Real tokens (b, n) of self-attention, of queries and keys alike; None if all are
+    key_keep: Tensor | None = None  # Real keys (b, s) of cross-attention; None if all are
+    query_keep: Tensor | None = None  # Real queries (b, n) of cross-attention; None if all are
+    # Start of each packed sequence, and the end of the last, see `nystrom.attention.segments`. Each is self-attention
+    # of real tokens. None if each row of the batch is one sequence.
     cu_seqlens: Tensor | None = None
 
     @property

@@ -28,20 +28,13 @@ _PADDED = 1 / 8
 
 @dataclass(frozen=True)
 class ExactLimit:
-    """The short sequences of a batch, and what replaces their landmarks.
-
-    Attributes:
-        keep: Real keys.
-        query_keep: Real queries; the same object as `keep` in self-attention.
-        few_keys: Sequences of at most m real keys.
-        few_queries: Other sequences, of at most m real queries.
-    """
+    """The short sequences of a batch, and what replaces their landmarks."""
 
     m: int
-    keep: Bool[Tensor, "b s"]
-    query_keep: Bool[Tensor, "b n"]
-    few_keys: Bool[Tensor, "b 1 1 1"]
-    few_queries: Bool[Tensor, "b 1 1 1"] | None
+    keep: Bool[Tensor, "b s"]  # Real keys
+    query_keep: Bool[Tensor, "b n"]  # Real queries; the same object as `keep` in self-attention
+    few_keys: Bool[Tensor, "b 1 1 1"]  # Sequences of at most m real keys
+    few_queries: Bool[Tensor, "b 1 1 1"] | None  # Other sequences, of at most m real queries
 
     @property
     def short(self) -> Bool[Tensor, "b 1 1 1"]:

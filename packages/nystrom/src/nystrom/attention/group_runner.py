@@ -10,14 +10,11 @@ from torch import Tensor
 
 
 class GroupRunner(NamedTuple):
-    """Functions over the ranks of a group.
+    """Functions over the ranks of a group."""
 
-    Attributes:
-        attend: The counterpart of `nystrom.attention.entry.attend`, see `nystrom.parallel.entry_over_ranks`.
-        add_skip: The counterpart of `nystrom.attention.heads.add_skip`, see `nystrom.parallel.skip_over_ranks`.
-    """
-
+    # The counterpart of `nystrom.attention.entry.attend`, see `nystrom.parallel.entry_over_ranks`
     attend: Callable[..., Tensor]
+    # The counterpart of `nystrom.attention.heads.add_skip`, see `nystrom.parallel.skip_over_ranks`
     add_skip: Callable[..., Tensor]
 
 

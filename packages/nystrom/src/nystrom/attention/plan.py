@@ -17,30 +17,22 @@ _FORMAT = "nystrom attention plan"
 
 
 class LayerChoice(NamedTuple):
-    """The attention of one layer.
+    """The attention of one layer."""
 
-    Attributes:
-        method: Name of the method; "softmax" is exact attention.
-        options: Options that differ from the method's defaults.
-    """
-
-    method: str
-    options: dict[str, Any]
+    method: str  # Name of the method; "softmax" is exact attention
+    options: dict[str, Any]  # Options that differ from the method's defaults
 
 
 @dataclass(frozen=True)
 class AttentionPlan:
     """A method for each layer.
 
-    Attributes:
-        layers: In the order of the layers.
-        found: The measurements behind the plan, such as its error and time; plain values by name.
-
     Raises:
         ValueError: No layers, or an unknown or invalid method or option.
     """
 
-    layers: tuple[LayerChoice, ...]
+    layers: tuple[LayerChoice, ...]  # In the order of the layers
+    # The measurements behind the plan, such as its error and time; plain values by name
     found: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self):

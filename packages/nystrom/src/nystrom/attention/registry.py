@@ -22,41 +22,23 @@ from nystrom.checks import check_names
 
 @dataclass(frozen=True, kw_only=True)
 class Method:
-    """One attention method; its functions are in `nystrom.attention.functions`.
+    """One attention method; its functions are in `nystrom.attention.functions`."""
 
-    Attributes:
-        summary: What it is, in a few words.
-        options: Dataclass of its options.
-        cost: Order of its time, in the letters of `nystrom.shapes`.
-        exact_limit: When it equals what it approximates.
-        source: Paper.
-        weights: A Module supplies the function's tensor arguments after the values.
-        weight_options: Options of these weights, which the function does not take.
-        random: Its function can draw at random from `generator`.
-        cross_attention: It supports cross-attention, where queries and keys are different tokens.
-        positional: It depends on positions, so masked holes inside a sequence count.
-        takes_skip: Its function adds the skip convolution itself.
-        causal: Its function takes `is_causal`.
-        over_ranks: Its tokens may be split across the ranks of a process group, see `nystrom.parallel`.
-        rows: A function gives rows of its attention matrix.
-        second_derivatives: The option required for second derivatives; "always", or "never" if they raise.
-    """
-
-    summary: str
-    options: type
-    cost: str
-    exact_limit: str
-    source: str
-    weights: bool = False
-    weight_options: tuple[str, ...] = ()
-    random: bool = False
-    cross_attention: bool = True
-    positional: bool = False
-    takes_skip: bool = False
-    causal: bool = False
-    over_ranks: bool = False
-    rows: bool = False
-    second_derivatives: str = "never"
+    summary: str  # What it is, in a few words
+    options: type  # Dataclass of its options
+    cost: str  # Order of its time, in the letters of `nystrom.shapes`
+    exact_limit: str  # When it equals what it approximates
+    source: str  # Paper
+    weights: bool = False  # A Module supplies the function's tensor arguments after the values
+    weight_options: tuple[str, ...] = ()  # Options of these weights, which the function does not take
+    random: bool = False  # Its function can draw at random from `generator`
+    cross_attention: bool = True  # It supports cross-attention, where queries and keys are different tokens
+    positional: bool = False  # It depends on positions, so masked holes inside a sequence count
+    takes_skip: bool = False  # Its function adds the skip convolution itself
+    causal: bool = False  # Its function takes `is_causal`
+    over_ranks: bool = False  # Its tokens may be split across the ranks of a process group, see `nystrom.parallel`
+    rows: bool = False  # A function gives rows of its attention matrix
+    second_derivatives: str = "never"  # The option required for second derivatives; "always", or "never" if they raise
 
     def abilities(self) -> tuple[list[str], list[str]]:
         """Capabilities that differ between methods; unsupported ones raise an error."""

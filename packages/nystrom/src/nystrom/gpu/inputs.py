@@ -27,37 +27,22 @@ _TRITON = {
 
 @dataclass(frozen=True)
 class StageInputs:
-    """What all stages share.
+    """What all stages share."""
 
-    Attributes:
-        program: The program that their launches are added to.
-        q: Queries.
-        k: Keys.
-        v: Values.
-        conv: (h, taps) Kernel of the skip, or None.
-        keep: (b, s) Real keys as bytes, or None.
-        query_keep: (b, n) Real queries as bytes, or None.
-        plan: Where landmarks come from; None means equal segments of all tokens.
-        masked: Whether sequences may be short, or hold padding tokens.
-        m: Number of landmarks that queries, or keys, are compared with.
-        scale: Factor on the scores.
-        gaussian: Whether the Gaussian kernel replaces softmax.
-        centre: (b, h, d) Subtracted from all tokens before distances are computed, or None. This changes no distance,
-            and saves digits if all tokens are far from 0. It is already subtracted from the table of landmarks.
-    """
-
-    program: Program
-    q: Slot
-    k: Slot
-    v: Slot
-    conv: Slot | None
-    keep: Slot | None
-    query_keep: Slot | None
-    plan: LandmarkPlan | None
-    masked: bool
-    m: int
-    scale: float
-    gaussian: bool
+    program: Program  # The program that their launches are added to
+    q: Slot  # Queries
+    k: Slot  # Keys
+    v: Slot  # Values
+    conv: Slot | None  # (h, taps) Kernel of the skip, or None
+    keep: Slot | None  # (b, s) Real keys as bytes, or None
+    query_keep: Slot | None  # (b, n) Real queries as bytes, or None
+    plan: LandmarkPlan | None  # Where landmarks come from; None means equal segments of all tokens
+    masked: bool  # Whether sequences may be short, or hold padding tokens
+    m: int  # Number of landmarks that queries, or keys, are compared with
+    scale: float  # Factor on the scores
+    gaussian: bool  # Whether the Gaussian kernel replaces softmax
+    # (b, h, d) Subtracted from all tokens before distances are computed, or None. This changes no distance, and saves
+    # digits if all tokens are far from 0. It is already subtracted from the table of landmarks.
     centre: Slot | None = None
 
     @property

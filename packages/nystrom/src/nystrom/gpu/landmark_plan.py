@@ -26,25 +26,16 @@ _BLOCK = 4096
 
 
 class LandmarkPlan(NamedTuple):
-    """The landmarks of a batch.
+    """The landmarks of a batch."""
 
-    Attributes:
-        starts: (b, rows) First token of each landmark.
-        stops: (b, rows) One past its last token; equal to `starts` for a landmark without tokens.
-        of_keys: (b, rows) Whether the landmark is made of keys; None means that the second half of the rows is.
-        query_group: (b, n) Row that a query is part of, or -1.
-        key_group: (b, s) Row that a key is part of, or -1.
-        few: (b,) FEW_KEYS or FEW_QUERIES if a sequence has at most m of them, else 0.
-        real: (b,) Landmarks that queries are compared with: all, or as many as there are keys.
-    """
-
-    starts: Slot
-    stops: Slot
+    starts: Slot  # (b, rows) First token of each landmark
+    stops: Slot  # (b, rows) One past its last token; equal to `starts` for a landmark without tokens
+    # (b, rows) Whether the landmark is made of keys; None means that the second half of the rows is
     of_keys: Slot | None
-    query_group: Slot
-    key_group: Slot
-    few: Slot
-    real: Slot
+    query_group: Slot  # (b, n) Row that a query is part of, or -1
+    key_group: Slot  # (b, s) Row that a key is part of, or -1
+    few: Slot  # (b,) FEW_KEYS or FEW_QUERIES if a sequence has at most m of them, else 0
+    real: Slot  # (b,) Landmarks that queries are compared with: all, or as many as there are keys
 
 
 def plan_of(program: Program, x: tuple[Slot | None, ...], sizes: LandmarkSizes, *, gaussian: bool) -> LandmarkPlan:

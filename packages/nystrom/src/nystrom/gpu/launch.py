@@ -51,25 +51,15 @@ _DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 
 @dataclass(frozen=True)
 class Tiles:
-    """Sizes of the blocks of a program.
+    """Sizes of the blocks of a program."""
 
-    Attributes:
-        block_n: Tokens.
-        block_m: Landmarks.
-        block_d: At least the width of queries and keys.
-        block_e: At least the width of values.
-        warps: Warps of a program.
-        stages: Loads in flight at the same time in sums over tokens.
-        walk_stages: The same where each token has a result, and landmarks stay in shared memory.
-    """
-
-    block_n: int
-    block_m: int
-    block_d: int
-    block_e: int
-    warps: int = 4
-    stages: int = 2
-    walk_stages: int = 1
+    block_n: int  # Tokens
+    block_m: int  # Landmarks
+    block_d: int  # At least the width of queries and keys
+    block_e: int  # At least the width of values
+    warps: int = 4  # Warps of a program
+    stages: int = 2  # Loads in flight at the same time in sums over tokens
+    walk_stages: int = 1  # The same where each token has a result, and landmarks stay in shared memory
 
 
 # What a device and `trying` decide about launches.

@@ -15,17 +15,13 @@ from nystrom.autograd_modes import is_forward_mode, is_transformed
 
 
 class Differentiable(NamedTuple):
-    """A forward pass with a gradient, as a function.
+    """A forward pass with a gradient, as a function."""
 
-    Attributes:
-        call: Calls it.
-        keep: For other functions of autograd that compute the same: saves, in the context of one, the tensors and
-            numbers of such a call, and its results.
-        differentiate: The `backward` of a function that kept them, whose first inputs are the tensors with gradients.
-    """
-
-    call: Callable[..., Tensor]
+    call: Callable[..., Tensor]  # Calls it
+    # For other functions of autograd that compute the same: saves, in the context of one, the tensors and numbers of
+    # such a call, and its results
     keep: Callable[..., None]
+    # The `backward` of a function that kept them, whose first inputs are the tensors with gradients
     differentiate: Callable[..., Any]
 
     def __call__(self, *inputs: Any) -> Tensor:

@@ -51,21 +51,13 @@ def key_of(*tensors: Tensor | None) -> tuple[GivenTensor | None, ...]:
 
 
 class Slot(NamedTuple):
-    """A tensor of a program.
+    """A tensor of a program."""
 
-    Attributes:
-        memory: Number of the tensor of a call that holds it: the inputs, then the results; -1 is the workspace.
-        offset: Where it begins there, in bytes.
-        shape: Its shape.
-        strides: Its strides, in elements.
-        dtype: Its dtype.
-    """
-
-    memory: int
-    offset: int
-    shape: tuple[int, ...]
-    strides: tuple[int, ...]
-    dtype: torch.dtype
+    memory: int  # Number of the tensor of a call that holds it: the inputs, then the results; -1 is the workspace
+    offset: int  # Where it begins there, in bytes
+    shape: tuple[int, ...]  # Its shape
+    strides: tuple[int, ...]  # Its strides, in elements
+    dtype: torch.dtype  # Its dtype
 
     def stride(self) -> tuple[int, ...]:
         """Its strides, in elements."""

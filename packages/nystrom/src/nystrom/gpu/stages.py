@@ -20,23 +20,14 @@ from nystrom.gpu.program import Slot
 
 
 class Small(NamedTuple):
-    """What is kept between the passes, beside the tokens.
+    """What is kept between the passes, beside the tokens."""
 
-    Attributes:
-        table: (b, h, rows, d) The landmarks.
-        share: (b, h, rows) The reciprocal of each one's number of tokens.
-        inverse: (b, h, m, m) The inverse of their matrix.
-        right: (b, h, m, e) The right factor times the values.
-        logs: (b, h, m, 2) Its normalisers; empty for the Gaussian kernel.
-        middle: (b, h, m, e) What the left factor multiplies.
-    """
-
-    table: Slot
-    share: Slot
-    inverse: Slot
-    right: Slot
-    logs: Slot
-    middle: Slot
+    table: Slot  # (b, h, rows, d) The landmarks
+    share: Slot  # (b, h, rows) The reciprocal of each one's number of tokens
+    inverse: Slot  # (b, h, m, m) The inverse of their matrix
+    right: Slot  # (b, h, m, e) The right factor times the values
+    logs: Slot  # (b, h, m, 2) Its normalisers; empty for the Gaussian kernel
+    middle: Slot  # (b, h, m, e) What the left factor multiplies
 
 
 def small_shapes(b: int, h: int, d: int, e: int, m: int, gaussian: bool) -> tuple[tuple[int, ...], ...]:

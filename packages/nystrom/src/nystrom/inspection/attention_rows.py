@@ -22,19 +22,12 @@ REACH = 32
 
 
 class RowFacts(NamedTuple):
-    """Statistics of sampled queries, for each head.
+    """Statistics of sampled queries, for each head."""
 
-    Attributes:
-        entropy: In nats.
-        distance: In tokens.
-        near: Weight on near keys.
-        rank: Effective rank of the whole matrix.
-    """
-
-    entropy: Float[Tensor, "h r"]
-    distance: Float[Tensor, "h r"]
-    near: Float[Tensor, "h r"]
-    rank: Float[Tensor, " h"]
+    entropy: Float[Tensor, "h r"]  # In nats
+    distance: Float[Tensor, "h r"]  # In tokens
+    near: Float[Tensor, "h r"]  # Weight on near keys
+    rank: Float[Tensor, " h"]  # Effective rank of the whole matrix
 
 
 def row_facts(

@@ -11,19 +11,12 @@ EXACT = "softmax"
 
 
 class Candidate(NamedTuple):
-    """A method with its options.
+    """A method with its options."""
 
-    Attributes:
-        name: Its name with its size, such as "nystrom-64".
-        method: The method.
-        options: Options that differ from the method's defaults.
-        size: Number of landmarks, features or the like; None if it has no such number.
-    """
-
-    name: str
-    method: str
-    options: dict[str, Any]
-    size: int | None
+    name: str  # Its name with its size, such as "nystrom-64"
+    method: str  # The method
+    options: dict[str, Any]  # Options that differ from the method's defaults
+    size: int | None  # Number of landmarks, features or the like; None if it has no such number
 
 
 SOFTMAX = Candidate(EXACT, EXACT, {}, None)

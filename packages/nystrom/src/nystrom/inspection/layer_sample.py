@@ -30,32 +30,20 @@ _AT_ONCE = 2**25
 
 @dataclass(frozen=True)
 class MethodSample:
-    """A method on one sequence.
+    """A method on one sequence."""
 
-    Attributes:
-        error: Squared errors of the output over squared norms.
-        variation: Total variation of the rows, over ones; None where the method gives no rows.
-        residual: Of the m x m inverse, for each head; None if the method has none.
-    """
-
-    error: Sample
-    variation: Sample | None
-    residual: Float[Tensor, " h"] | None
+    error: Sample  # Squared errors of the output over squared norms
+    variation: Sample | None  # Total variation of the rows, over ones; None where the method gives no rows
+    residual: Float[Tensor, " h"] | None  # Of the m x m inverse, for each head; None if the method has none
 
 
 @dataclass(frozen=True)
 class LayerSample:
-    """A layer on one sequence.
+    """A layer on one sequence."""
 
-    Attributes:
-        size: Real queries.
-        facts: Of exact attention.
-        methods: By name.
-    """
-
-    size: int
-    facts: RowFacts
-    methods: dict[str, MethodSample]
+    size: int  # Real queries
+    facts: RowFacts  # Of exact attention
+    methods: dict[str, MethodSample]  # By name
 
 
 def sample_layer(

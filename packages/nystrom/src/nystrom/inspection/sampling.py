@@ -25,31 +25,19 @@ _LEVEL = 1.96
 
 
 class Sample(NamedTuple):
-    """Values of the sampled queries of one sequence, for each head.
+    """Values of the sampled queries of one sequence, for each head."""
 
-    Attributes:
-        size: Real queries N of the sequence.
-        top: Values summed in the numerator.
-        bottom: Values summed in the denominator.
-    """
-
-    size: int
-    top: Float[Tensor, "h r"]
-    bottom: Float[Tensor, "h r"]
+    size: int  # Real queries N of the sequence
+    top: Float[Tensor, "h r"]  # Values summed in the numerator
+    bottom: Float[Tensor, "h r"]  # Values summed in the denominator
 
 
 class Estimate(NamedTuple):
-    """An estimate for each head, with its interval.
+    """An estimate for each head, with its interval."""
 
-    Attributes:
-        value: The estimate.
-        low: Lower end of the interval.
-        high: Upper end.
-    """
-
-    value: Float[Tensor, " h"]
-    low: Float[Tensor, " h"]
-    high: Float[Tensor, " h"]
+    value: Float[Tensor, " h"]  # The estimate
+    low: Float[Tensor, " h"]  # Lower end of the interval
+    high: Float[Tensor, " h"]  # Upper end
 
     @property
     def mean(self) -> float:

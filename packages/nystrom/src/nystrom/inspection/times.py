@@ -17,13 +17,9 @@ _TURNS = 7
 
 @dataclass(frozen=True)
 class Times:
-    """Times of a layer's attention over one text.
+    """Times of a layer's attention over one text."""
 
-    Attributes:
-        turns: By method its seconds in each turn, exact attention ("softmax") among them.
-    """
-
-    turns: Mapping[str, Sequence[float]]
+    turns: Mapping[str, Sequence[float]]  # By method its seconds in each turn, exact attention ("softmax") among them
 
     @property
     def seconds(self) -> dict[str, float]:

@@ -31,14 +31,11 @@ class WholeModel:
 
 
 class Results(NamedTuple):
-    """The outputs of a model at the real tokens of a batch.
+    """The outputs of a model at the real tokens of a batch."""
 
-    Attributes:
-        hidden: Hidden states after the last layer; for models outside of transformers, the first output.
-        predictions: The class of each sequence, or of each real token; None without a head that classifies.
-    """
-
+    # Hidden states after the last layer; for models outside of transformers, the first output
     hidden: Float[Tensor, "t w"]
+    # The class of each sequence, or of each real token; None without a head that classifies
     predictions: Int[Tensor, " p"] | None
 
 

@@ -33,13 +33,9 @@ _WAYS_OUT = {
 
 
 class EncoderEmbeddings(nn.Module):
-    """Word, position and segment embeddings, and the checks of inputs.
+    """Word, position and segment embeddings, and the checks of inputs."""
 
-    Attributes:
-        group: Process group across which the tokens are split; None for a single process.
-    """
-
-    group: Group = None
+    group: Group = None  # Process group across which the tokens are split; None for a single process
 
     def __init__(self, config: EncoderConfig):
         super().__init__()

@@ -50,16 +50,11 @@ class OutputOptions(TypedDict, total=False):
 
     Also `return_dict`, which transformers handles: False returns a tuple rather than an output object. Omitted keywords
     are taken from the configuration.
-
-    Attributes:
-        output_hidden_states: Also return the input of each layer, and the final output.
-        output_attentions: Not supported, because no method stores its weights; True raises.
-        head_mask: Not supported, because no method stores weights to mask; a tensor raises.
     """
 
-    output_hidden_states: bool | None
-    output_attentions: bool | None
-    head_mask: Tensor | None
+    output_hidden_states: bool | None  # Also return the input of each layer, and the final output
+    output_attentions: bool | None  # Not supported, because no method stores its weights; True raises
+    head_mask: Tensor | None  # Not supported, because no method stores weights to mask; a tensor raises
 
 
 class EncoderPreTrainedModel(PreTrainedModel):

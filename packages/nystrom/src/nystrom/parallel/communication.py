@@ -180,17 +180,11 @@ def _summed(ranks: Ranks, x: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class _Route:
-    """The tokens that a rank sends to each rank, and how many it receives from each.
+    """The tokens that a rank sends to each rank, and how many it receives from each."""
 
-    Attributes:
-        outgoing: For each rank, the first of this rank's tokens to send, and the one after the last.
-        incoming: Number of tokens from each rank; in order, they make up the span.
-        rank: This rank.
-    """
-
-    outgoing: tuple[Span, ...]
-    incoming: tuple[int, ...]
-    rank: int
+    outgoing: tuple[Span, ...]  # For each rank, the first of this rank's tokens to send, and the one after the last
+    incoming: tuple[int, ...]  # Number of tokens from each rank; in order, they make up the span
+    rank: int  # This rank
 
     @staticmethod
     def of(rank: int, lengths: Sequence[int], spans: Sequence[Span]) -> "_Route":

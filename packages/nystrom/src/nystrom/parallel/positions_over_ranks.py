@@ -23,24 +23,16 @@ class Tokens:
     """The queries or keys of all ranks, as this one sees them.
 
     A rank without tokens gets one padding token, so that no operation meets an empty axis.
-
-    Attributes:
-        lengths: Tokens of each rank.
-        start: Position of this rank's first token.
-        keep: Real tokens of this rank.
-        order: Number of real tokens before each token in its sequence, across all ranks; meaningless for padding.
-        count: Real tokens of each sequence, on all ranks.
-        first: Position of the first real token; the total number of tokens if there is none.
-        whole: Whether every token of every rank is real.
     """
 
-    lengths: tuple[int, ...]
-    start: int
-    keep: Bool[Tensor, "b n"]
+    lengths: tuple[int, ...]  # Tokens of each rank
+    start: int  # Position of this rank's first token
+    keep: Bool[Tensor, "b n"]  # Real tokens of this rank
+    # Number of real tokens before each token in its sequence, across all ranks; meaningless for padding
     order: Int[Tensor, "b n"]
-    count: Int[Tensor, " b"]
-    first: Int[Tensor, " b"]
-    whole: bool
+    count: Int[Tensor, " b"]  # Real tokens of each sequence, on all ranks
+    first: Int[Tensor, " b"]  # Position of the first real token; the total number of tokens if there is none
+    whole: bool  # Whether every token of every rank is real
 
     @property
     def total(self) -> int:

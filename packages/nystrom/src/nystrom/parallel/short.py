@@ -17,21 +17,13 @@ from nystrom.parallel.positions_over_ranks import Tokens, take_first
 
 @dataclass(frozen=True, eq=False)
 class ShortSequences:
-    """The short sequences of a batch, and what replaces their landmarks.
+    """The short sequences of a batch, and what replaces their landmarks."""
 
-    Attributes:
-        m: Landmarks.
-        queries: Positions of the queries.
-        keys: Positions of the keys.
-        few_keys: Sequences of at most m real keys; None if there are none.
-        few_queries: Other sequences, of at most m real queries; None if there are none.
-    """
-
-    m: int
-    queries: Tokens
-    keys: Tokens
-    few_keys: Bool[Tensor, "b 1 1 1"] | None
-    few_queries: Bool[Tensor, "b 1 1 1"] | None
+    m: int  # Landmarks
+    queries: Tokens  # Positions of the queries
+    keys: Tokens  # Positions of the keys
+    few_keys: Bool[Tensor, "b 1 1 1"] | None  # Sequences of at most m real keys; None if there are none
+    few_queries: Bool[Tensor, "b 1 1 1"] | None  # Other sequences, of at most m real queries; None if there are none
 
     def queries_as_landmarks(
         self, ranks: Ranks, landmarks: Float[Tensor, "b h m d"], q: Float[Tensor, "b h n d"]

@@ -51,18 +51,12 @@ _LONG = 2048
 
 
 class NystromFactors(NamedTuple):
-    """The small matrices of the approximation, in float32 at least.
+    """The small matrices of the approximation, in float32 at least."""
 
-    Attributes:
-        q_landmarks: Landmarks of the queries.
-        k_landmarks: Landmarks of the keys.
-        a: Their softmax matrix; the identity for a sequence short enough for exact attention.
-        inverse: The approximation of its inverse; `nystrom.residual(a, inverse)` measures how good it is.
-    """
-
-    q_landmarks: Float[Tensor, "b h m d"]
-    k_landmarks: Float[Tensor, "b h m d"]
-    a: Float[Tensor, "b h m m"]
+    q_landmarks: Float[Tensor, "b h m d"]  # Landmarks of the queries
+    k_landmarks: Float[Tensor, "b h m d"]  # Landmarks of the keys
+    a: Float[Tensor, "b h m m"]  # Their softmax matrix; the identity for a sequence short enough for exact attention
+    # The approximation of its inverse; `nystrom.residual(a, inverse)` measures how good it is
     inverse: Float[Tensor, "b h m m"]
 
 

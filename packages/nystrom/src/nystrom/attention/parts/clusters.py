@@ -39,17 +39,11 @@ _ROUNDINGS = 16
 
 
 class Chosen(NamedTuple):
-    """Which keys are heavy, and which cluster holds each of the others.
+    """Which keys are heavy, and which cluster holds each of the others."""
 
-    Attributes:
-        heavy: Positions of the heavy keys.
-        found: Which of them exist: a sequence may have fewer real keys.
-        cluster: The cluster of each key, 0 ... m - 1; m for heavy keys and keys that are not real.
-    """
-
-    heavy: Int[Tensor, "b h g"]
-    found: Bool[Tensor, "b h g"]
-    cluster: Int[Tensor, "b h s"]
+    heavy: Int[Tensor, "b h g"]  # Positions of the heavy keys
+    found: Bool[Tensor, "b h g"]  # Which of them exist: a sequence may have fewer real keys
+    cluster: Int[Tensor, "b h s"]  # The cluster of each key, 0 ... m - 1; m for heavy keys and keys that are not real.
 
 
 @torch.no_grad()

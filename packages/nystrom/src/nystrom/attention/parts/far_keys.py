@@ -27,23 +27,14 @@ class SeenKeys(NamedTuple):
 
 
 class FarKeys(NamedTuple):
-    """Heavy keys and clusters of each row.
+    """Heavy keys and clusters of each row."""
 
-    Attributes:
-        keys: Heavy keys.
-        values: Their values.
-        found: Which of them exist.
-        sizes: Tokens of each cluster; a row without any token has one in its first cluster.
-        means: Mean key of each cluster.
-        sums: Sum of the values of each cluster.
-    """
-
-    keys: Float[Tensor, "*b g d"]
-    values: Float[Tensor, "*b g e"]
-    found: Bool[Tensor, "*b g"]
-    sizes: Float[Tensor, "*b m"]
-    means: Float[Tensor, "*b m d"]
-    sums: Float[Tensor, "*b m e"]
+    keys: Float[Tensor, "*b g d"]  # Heavy keys
+    values: Float[Tensor, "*b g e"]  # Their values
+    found: Bool[Tensor, "*b g"]  # Which of them exist
+    sizes: Float[Tensor, "*b m"]  # Tokens of each cluster; a row without any token has one in its first cluster
+    means: Float[Tensor, "*b m d"]  # Mean key of each cluster
+    sums: Float[Tensor, "*b m e"]  # Sum of the values of each cluster
 
 
 def attend_blocks(

@@ -31,24 +31,16 @@ class HashRounds(NamedTuple):
     """Which keys each query may attend to in r rounds.
 
     A row is one of the t tokens of all sequences and heads, which are cut into g chunks.
-
-    Attributes:
-        queries: Row of each query of a chunk; places past the end repeat some row.
-        keys: Row of each key in reach of a chunk; places outside the sequence repeat some row.
-        first: Place of the first key in reach among the sorted keys of its sequence; negative before the first key.
-        low: First place that a query may attend to.
-        high: The place after the last; `low` or less if there is none.
-        spots: Index of a row's query among the queries of all chunks.
-        places: Place of a row's key among the sorted keys of its sequence.
     """
 
-    queries: Int[Tensor, "r g m"]
-    keys: Int[Tensor, "r g w"]
+    queries: Int[Tensor, "r g m"]  # Row of each query of a chunk; places past the end repeat some row
+    keys: Int[Tensor, "r g w"]  # Row of each key in reach of a chunk; places outside the sequence repeat some row
+    # Place of the first key in reach among the sorted keys of its sequence; negative before the first key
     first: Int[Tensor, "r g"]
-    low: Int[Tensor, "r g m"]
-    high: Int[Tensor, "r g m"]
-    spots: Int[Tensor, "r t"]
-    places: Int[Tensor, "r t"]
+    low: Int[Tensor, "r g m"]  # First place that a query may attend to
+    high: Int[Tensor, "r g m"]  # The place after the last; `low` or less if there is none
+    spots: Int[Tensor, "r t"]  # Index of a row's query among the queries of all chunks
+    places: Int[Tensor, "r t"]  # Place of a row's key among the sorted keys of its sequence
 
     def allowed(self, r: int, part: slice) -> Bool[Tensor, "p m w"]:
         """Which keys in reach a query may attend to in round r but in no earlier round."""

@@ -48,21 +48,13 @@ def can_choose(width: int, dtype: torch.dtype) -> bool:
 
 
 class ChoiceOptions(NamedTuple):
-    """What heavy keys and clusters are chosen for.
+    """What heavy keys and clusters are chosen for."""
 
-    Attributes:
-        means: Mean queries whose attention decides which keys are heavy; a power of two, at most 16.
-        g: Heavy keys.
-        m: Clusters.
-        iterations: Steps of k-means.
-        scale: Factor on the scores.
-    """
-
-    means: int
-    g: int
-    m: int
-    iterations: int
-    scale: float
+    means: int  # Mean queries whose attention decides which keys are heavy; a power of two, at most 16
+    g: int  # Heavy keys
+    m: int  # Clusters
+    iterations: int  # Steps of k-means
+    scale: float  # Factor on the scores
 
 
 @torch.no_grad()

@@ -19,35 +19,20 @@ _WALK_M = 32
 
 @dataclass(frozen=True)
 class NearFarInputs:
-    """What all stages share.
+    """What all stages share."""
 
-    Attributes:
-        program: The program that their launches are added to.
-        q: Queries.
-        k: Keys; zeros where they are not real, as for values.
-        v: Values.
-        heavy: (b, h, g) Positions of the heavy keys.
-        found: (b, h, g) Whether each of them exists, as bytes.
-        cluster: (b, h, s) The cluster of each key as int32; m for heavy keys and keys that are not real.
-        first: (b,) Position of the first real token as int32; None if it is always 0.
-        m: Clusters.
-        block: Queries of a block; 0 if no tokens are near.
-        reach: Tokens on either side of its block that a query sees.
-        scale: Factor on the scores.
-    """
-
-    program: Program
-    q: Slot
-    k: Slot
-    v: Slot
-    heavy: Slot
-    found: Slot
-    cluster: Slot
-    first: Slot | None
-    m: int
-    block: int
-    reach: int
-    scale: float
+    program: Program  # The program that their launches are added to
+    q: Slot  # Queries
+    k: Slot  # Keys; zeros where they are not real, as for values
+    v: Slot  # Values
+    heavy: Slot  # (b, h, g) Positions of the heavy keys
+    found: Slot  # (b, h, g) Whether each of them exists, as bytes
+    cluster: Slot  # (b, h, s) The cluster of each key as int32; m for heavy keys and keys that are not real
+    first: Slot | None  # (b,) Position of the first real token as int32; None if it is always 0
+    m: int  # Clusters
+    block: int  # Queries of a block; 0 if no tokens are near
+    reach: int  # Tokens on either side of its block that a query sees
+    scale: float  # Factor on the scores
 
     @property
     def acc(self) -> torch.dtype:

@@ -26,17 +26,11 @@ _COUNTED = 4096
 
 
 class Totals(NamedTuple):
-    """Statistics of all tokens of each cluster.
+    """Statistics of all tokens of each cluster."""
 
-    Attributes:
-        means: (b, h, m, d) Their mean key.
-        sums: (b, h, m, e) The sum of their values.
-        number: (b, h, m) Their number.
-    """
-
-    means: Slot
-    sums: Slot
-    number: Slot
+    means: Slot  # (b, h, m, d) Their mean key
+    sums: Slot  # (b, h, m, e) The sum of their values
+    number: Slot  # (b, h, m) Their number
 
 
 def first_real(program: Program, keep: Slot) -> Slot:

@@ -44,23 +44,15 @@ _OPSETS = range(18, 23)
 
 @dataclass(frozen=True)
 class Exported:
-    """An exported file.
+    """An exported file."""
 
-    Attributes:
-        path: The file; weights of more than 2 GB are in a second one beside it.
-        inputs: Names of its inputs.
-        outputs: Names of its outputs.
-        megabytes: Size of all files.
-        runs: Shapes (sequences, tokens) of the runs that compared it with the model; empty if it was not compared.
-        difference: The largest difference in these, relative to the largest output.
-    """
-
-    path: Path
-    inputs: tuple[str, ...]
-    outputs: tuple[str, ...]
-    megabytes: float
+    path: Path  # The file; weights of more than 2 GB are in a second one beside it
+    inputs: tuple[str, ...]  # Names of its inputs
+    outputs: tuple[str, ...]  # Names of its outputs
+    megabytes: float  # Size of all files
+    # Shapes (sequences, tokens) of the runs that compared it with the model; empty if it was not compared
     runs: tuple[tuple[int, ...], ...]
-    difference: float
+    difference: float  # The largest difference in these, relative to the largest output
 
     def __str__(self) -> str:
         """A summary in a few lines."""

@@ -171,24 +171,15 @@ class EncoderForMaskedLM(_WithLanguageHead):
 
 @dataclass
 class PreTrainingOutput(ModelOutput):
-    """The output of `EncoderForPreTraining`.
+    """The output of `EncoderForPreTraining`."""
 
-    Attributes:
-        loss: Sum of the losses whose labels were given.
-        prediction_logits: Scores of words: (b, n, v), or those of the k tokens that have a label (k, v) in training
-            with `sparse_prediction`.
-        sop_logits: Scores of the order of the two segments (b, 2).
-        hidden_states: The input of each layer and the final output, if requested.
-        prediction_loss: Mean loss of the words, if their labels were given.
-        sop_loss: Mean loss of the order of the segments, if their labels were given.
-    """
-
-    loss: Tensor | None = None
+    loss: Tensor | None = None  # Sum of the losses whose labels were given
+    # Scores of words: (b, n, v), or those of the k tokens that have a label (k, v) in training with `sparse_prediction`
     prediction_logits: Tensor | None = None
-    sop_logits: Tensor | None = None
-    hidden_states: tuple[Tensor, ...] | None = None
-    prediction_loss: Tensor | None = None
-    sop_loss: Tensor | None = None
+    sop_logits: Tensor | None = None  # Scores of the order of the two segments (b, 2)
+    hidden_states: tuple[Tensor, ...] | None = None  # The input of each layer and the final output, if requested
+    prediction_loss: Tensor | None = None  # Mean loss of the words, if their labels were given
+    sop_loss: Tensor | None = None  # Mean loss of the order of the segments, if their labels were given
 
 
 class EncoderForPreTraining(_WithLanguageHead):

@@ -26,15 +26,11 @@ _BASE = 10_000.0
 
 
 class Rotation(NamedTuple):
-    """The angles of the pairs of every head at every position.
+    """The angles of the pairs of every head at every position."""
 
-    Attributes:
-        cos: Cosines of the angles; the third axis has one entry if all heads are rotated alike.
-        sin: Sines of the angles.
-    """
-
+    # Cosines of the angles; the third axis has one entry if all heads are rotated alike
     cos: Float[Tensor, "#b n #h pairs"]
-    sin: Float[Tensor, "#b n #h pairs"]
+    sin: Float[Tensor, "#b n #h pairs"]  # Sines of the angles
 
 
 def turned_pairs(pairs: int, share: float) -> int:

@@ -95,18 +95,12 @@ def _approximate(
 
 
 class _Mine(NamedTuple):
-    """The chosen keys, as seen by one rank.
+    """The chosen keys, as seen by one rank."""
 
-    Attributes:
-        heavy: Places of the heavy keys among the rank's own keys.
-        owned: Which of them the rank holds.
-        found: Which of them exist.
-        cluster: The cluster of each of its keys, 0 ... m - 1; m for heavy keys and keys that are not real.
-    """
-
-    heavy: Int[Tensor, "b h g"]
-    owned: Bool[Tensor, "b h g"]
-    found: Bool[Tensor, "b h g"]
+    heavy: Int[Tensor, "b h g"]  # Places of the heavy keys among the rank's own keys
+    owned: Bool[Tensor, "b h g"]  # Which of them the rank holds
+    found: Bool[Tensor, "b h g"]  # Which of them exist
+    # The cluster of each of its keys, 0 ... m - 1; m for heavy keys and keys that are not real.
     cluster: Int[Tensor, "b h s"]
 
 
