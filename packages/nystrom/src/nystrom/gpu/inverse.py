@@ -99,17 +99,8 @@ def _start_backward(a, of_a, of_z, divisors, divisor_grads, bh):
 
 @triton.jit
 def inverse_whole_backward(
-    a_place,
-    divisors,
-    iterates,
-    grad,
-    a_grad,
-    divisor_grads,
-    M,
-    STEPS,
-    PRECISION: tl.constexpr,
-    BLOCK: tl.constexpr,
-):
+    a_place, divisors, iterates, grad, a_grad, divisor_grads, M, STEPS, PRECISION: tl.constexpr, BLOCK: tl.constexpr
+):  # fmt: skip
     """Gradient of one matrix, and of its divisor if one was given."""
     bh = tl.program_id(0).to(tl.int64)
     a = load_square(a_place + bh * M * M, M, BLOCK)
@@ -134,18 +125,9 @@ def inverse_whole_backward(
 
 @triton.jit
 def _multiply(
-    out,
-    x,
-    y,
-    base,
-    alpha: tl.constexpr,
-    beta: tl.constexpr,
-    M,
-    TURN_X: tl.constexpr,
-    TURN_Y: tl.constexpr,
-    PRECISION: tl.constexpr,
-    BLOCK: tl.constexpr,
-):
+    out, x, y, base, alpha: tl.constexpr, beta: tl.constexpr, M, TURN_X: tl.constexpr, TURN_Y: tl.constexpr,
+    PRECISION: tl.constexpr, BLOCK: tl.constexpr
+):  # fmt: skip
     """Write alpha x @ y + beta base to `out`, optionally with x or y transposed; only `base` may alias `out`."""
     for i in range(0, M, BLOCK):
         for j in range(0, M, BLOCK):
@@ -174,17 +156,9 @@ def _norms(a, M, BLOCK_M: tl.constexpr):
 
 @triton.jit
 def inverse_blocks(
-    a_place,
-    divisors,
-    iterates,
-    out,
-    scratch,
-    M,
-    STEPS,
-    PRECISION: tl.constexpr,
-    BLOCK: tl.constexpr,
-    BLOCK_M: tl.constexpr,
-):
+    a_place, divisors, iterates, out, scratch, M, STEPS, PRECISION: tl.constexpr, BLOCK: tl.constexpr,
+    BLOCK_M: tl.constexpr
+):  # fmt: skip
     """Iterate in scratch memory, which holds all iterates if there is no `out`, and two of them otherwise."""
     bh = tl.program_id(0).to(tl.int64)
     size = M * M
@@ -215,20 +189,9 @@ def inverse_blocks(
 
 @triton.jit
 def inverse_blocks_backward(
-    a_place,
-    divisors,
-    iterates,
-    grad,
-    of_a_place,
-    of_z_place,
-    divisor_grads,
-    scratch,
-    M,
-    STEPS,
-    PRECISION: tl.constexpr,
-    BLOCK: tl.constexpr,
-    BLOCK_M: tl.constexpr,
-):
+    a_place, divisors, iterates, grad, of_a_place, of_z_place, divisor_grads, scratch, M, STEPS,
+    PRECISION: tl.constexpr, BLOCK: tl.constexpr, BLOCK_M: tl.constexpr
+):  # fmt: skip
     """Gradient of the matrix, and of its divisor if one was given, in scratch memory."""
     bh = tl.program_id(0).to(tl.int64)
     size = M * M

@@ -16,14 +16,10 @@ from nystrom.gpu.program import Program, Slot
 
 
 def inverse(program: Program, a: Slot, divisors: Slot | None, steps: int, z: Slot) -> None:
-    """Compute the inverse.
+    """Add the inverse of the matrices a (b, h, m, m) to a program, in z: alone, or (b, h, steps + 1, m, m) all
+    iterates.
 
-    Args:
-        program: What to add to.
-        a: (b, h, m, m) Matrices.
-        divisors: (b, h) Divisors of the initial value; None means the product of the norms.
-        steps: Iterations.
-        z: (b, h, m, m) The inverse, or (b, h, steps + 1, m, m) all iterates.
+    `divisors` (b, h) divide the initial value; None means the product of the norms.
     """
     b, h, m, _ = a.shape
     every, precision = len(z.shape) == 5, {"PRECISION": FLOAT32_PRECISION}

@@ -33,28 +33,14 @@ from nystrom.precision import accumulator
 
 
 def landmark_attention(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    *,
-    num_landmarks: int,
-    keep: Tensor | None,
-    query_keep: Tensor | None,
-    scale: float,
-    pinv_steps: int,
-    z0: str = "paper",
-    gamma: float | None = None,
-    draws: Tensor | None = None,
-    skip: Tensor | None = None,
-) -> Tensor:
+    q: Tensor, k: Tensor, v: Tensor, *, num_landmarks: int, keep: Tensor | None, query_keep: Tensor | None,
+    scale: float, pinv_steps: int, z0: str = "paper", gamma: float | None = None, draws: Tensor | None = None,
+    skip: Tensor | None = None
+) -> Tensor:  # fmt: skip
     """Attend through landmarks, as `nystrom_attention` and, with `gamma`, as `skyformer_attention` do.
 
     Args:
         num_landmarks: Landmarks m, at most 256; n and s are larger, or there are masks.
-        keep: Real keys (b, s).
-        query_keep: Real queries (b, n).
-        pinv_steps: Iterations of the inverse.
-        z0: Start value of the inverse, see `nystrom.linalg.pinv`.
         gamma: Ridge of Skyformer, whose landmarks are drawn tokens; None means Nyström attention with means.
         draws: (m,) Positions of Skyformer's tokens in their segments; None spreads them evenly.
         skip: (h, 1, taps, 1) Kernel of the skip convolution, for self-attention only.
@@ -72,19 +58,9 @@ def landmark_attention(
 
 
 def _forward(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    skip: Tensor | None,
-    keep: Tensor | None,
-    query_keep: Tensor | None,
-    draws: Tensor | None,
-    m: int,
-    scale: float,
-    steps: int,
-    z0: str,
-    gamma: float,
-) -> tuple[Tensor, Tensor]:
+    q: Tensor, k: Tensor, v: Tensor, skip: Tensor | None, keep: Tensor | None, query_keep: Tensor | None,
+    draws: Tensor | None, m: int, scale: float, steps: int, z0: str, gamma: float
+) -> tuple[Tensor, Tensor]:  # fmt: skip
     """The output, and what the backward pass needs, see `Small`; a gamma below 0 means softmax."""
     inputs = (q, k, v, skip, keep, query_keep, draws)
     program = forward_program(key_of(*inputs), target_of(q.device), m, scale, steps, z0, gamma)
@@ -96,11 +72,7 @@ def _forward(
 def forward_program(
     given: tuple[GivenTensor | None, ...], target: Target, m: int, scale: float, steps: int, z0: str, gamma: float
 ) -> Program:
-    """The program of the forward pass for such inputs; its results are what the backward pass needs, and the output.
-
-    Raises:
-        ValueError: The kernels cannot take these inputs; the message says what to do.
-    """
+    """The program of the forward pass for such inputs; its results are what the backward pass needs, and the output."""
     names = ("q", "k", "v", "skip", "keep", "query_keep", "draws")
     check_launch(m, {name: x for name, x in zip(names, given, strict=True) if x is not None})
     program = Program(given)
@@ -132,21 +104,9 @@ def _fake(q, k, v, skip, keep, query_keep, draws, m, scale, steps, z0, gamma):
 
 
 def _backward_pass(
-    grad: Tensor,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    skip: Tensor | None,
-    keep: Tensor | None,
-    query_keep: Tensor | None,
-    draws: Tensor | None,
-    kept: Tensor,
-    m: int,
-    scale: float,
-    steps: int,
-    z0: str,
-    gamma: float,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, skip: Tensor | None, keep: Tensor | None, query_keep: Tensor | None,
+    draws: Tensor | None, kept: Tensor, m: int, scale: float, steps: int, z0: str, gamma: float
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     """Gradients of q, k, v and of the skip's kernel (empty without a skip)."""
     grad = grad if grad.stride(-1) == 1 else grad.contiguous()
     inputs = (grad, kept, q, k, v, skip, keep, query_keep, draws)

@@ -41,13 +41,10 @@ class LandmarkPlan(NamedTuple):
 def plan_of(program: Program, x: tuple[Slot | None, ...], sizes: LandmarkSizes, *, gaussian: bool) -> LandmarkPlan:
     """Add the plan of the landmarks to a program.
 
-    Args:
-        program: What to add to.
-        x: Real queries (b, n) and real keys (b, s) as bytes, and draws (m,) in [0, 1), where in its segment each drawn
-            token is. None means all; without draws, tokens are spread evenly, see `nystrom.landmarks.even_draws`.
-        sizes: Numbers of tokens and landmarks.
-        gaussian: Whether landmarks are drawn tokens, m // 2 from segments of the queries and the others from segments
-            of the keys, instead of means of segments.
+    `x` are real queries (b, n) and real keys (b, s) as bytes, and draws (m,) in [0, 1), where in its segment each drawn
+    token is: m // 2 from segments of the queries and the others from segments of the keys. None means all; without
+    draws, tokens are spread evenly, see `nystrom.landmarks.even_draws`. Draws are for `gaussian`; else landmarks are
+    means.
     """
     b = sizes.BH // sizes.H
     shapes = (b, sizes.ROWS), (b, sizes.ROWS), (b, sizes.M), (b, sizes.N), (b, sizes.S), (b,), (b,)

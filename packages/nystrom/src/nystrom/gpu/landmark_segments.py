@@ -27,21 +27,9 @@ def _count(keep, b, stop, tokens, BLOCK: tl.constexpr):
 
 @triton.jit
 def _segments(
-    keep,
-    group,
-    starts,
-    stops,
-    draws,
-    b,
-    start,
-    tokens,
-    count,
-    used,
-    first_row,
-    ROWS,
-    DRAWN: tl.constexpr,
-    BLOCK: tl.constexpr,
-):
+    keep, group, starts, stops, draws, b, start, tokens, count, used, first_row, ROWS, DRAWN: tl.constexpr,
+    BLOCK: tl.constexpr
+):  # fmt: skip
     """Ranges, and groups, of a part of the tokens: segments whole, or a token drawn from each if DRAWN."""
     row = b * ROWS + first_row
     # Products of ranks and counts may exceed 2^31.
@@ -79,24 +67,9 @@ def _empty(starts, stops, b, first, stop, ROWS, BLOCK_M: tl.constexpr):
 
 @triton.jit
 def plan(
-    query_keep,
-    keep,
-    draws,
-    starts,
-    stops,
-    of_keys,
-    query_group,
-    key_group,
-    few,
-    real,
-    N,
-    S,
-    M,
-    CHUNKS,
-    DRAWN: tl.constexpr,
-    BLOCK: tl.constexpr,
-    BLOCK_M: tl.constexpr,
-):
+    query_keep, keep, draws, starts, stops, of_keys, query_group, key_group, few, real, N, S, M, CHUNKS,
+    DRAWN: tl.constexpr, BLOCK: tl.constexpr, BLOCK_M: tl.constexpr
+):  # fmt: skip
     """A part of one side of one sequence; the first part of the queries also records which side is short."""
     part, side = tl.program_id(0) % CHUNKS, tl.program_id(0) // CHUNKS
     b, start, of_side = side // 2, part * BLOCK, side % 2

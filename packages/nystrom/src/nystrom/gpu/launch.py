@@ -74,11 +74,7 @@ def target_of(device: torch.device) -> Target:
 def tiles(m: int, d: int, e: int, dtype: torch.dtype, device: torch.device) -> Tiles:
     """Blocks for m landmarks and these widths that fit into shared memory and, for the most part, into registers.
 
-    Args:
-        d: Width of queries and keys.
-        e: Width of values.
-        dtype: The widest dtype of the operands of products.
-        device: Where the kernels run.
+    `dtype` is the widest of the operands of products.
     """
     block_d, block_e = power(d), power(e)
     if _TRIED:
@@ -105,14 +101,10 @@ def power(size: int) -> int:
 
 
 def splits(tokens: int, programs: int, m: int, block_n: int, device: torch.device) -> tuple[int, int]:
-    """Number of spans into which tokens are cut for a sum over them, and the number of tokens in a span.
+    """Number of spans into which tokens are cut for sums of m rows, and the number of tokens in a span.
 
-    Spans are long enough that their sums, m rows of float32, take only a few per cent of the memory of the tokens.
-
-    Args:
-        programs: Programs that run for each span.
-        m: Rows of the sums.
-        block_n: Tokens that a program processes at a time.
+    Spans are long enough that their sums, in float32, take only a few per cent of the memory of the tokens. `programs`
+    run for each span, and process `block_n` tokens at a time.
     """
     wanted = -(-_WAVES * multiprocessors(device) // programs)
     shortest = max(-(-tokens // wanted), _TOKENS_PER_ROW * m)
@@ -121,13 +113,9 @@ def splits(tokens: int, programs: int, m: int, block_n: int, device: torch.devic
 
 
 def walks(tokens: int, programs: int, block_n: int, device: torch.device) -> tuple[int, int]:
-    """Number of spans into which tokens are cut where each has its own result, and the number of tokens in a span.
+    """The same as `splits` where each token has its own result.
 
     A span is long enough that what a program reads once, the landmarks, costs little beside its tokens.
-
-    Args:
-        programs: Programs that run for each span.
-        block_n: Tokens that a program processes at a time.
     """
     wanted = max(1, _WALKS * multiprocessors(device) // programs)
     span = max(1, min(_LONGEST_WALK, -(-tokens // (wanted * block_n)))) * block_n
@@ -141,13 +129,9 @@ def largest_whole_backward(dtype: torch.dtype, device: torch.device) -> int:
 
 
 def check_launch(m: int, tensors: Mapping[str, Any]) -> None:
-    """Raise an error for inputs that the kernels do not support.
+    """Raise ValueError for device, Triton, dtype, width or number of landmarks that the kernels do not support.
 
-    Args:
-        tensors: The tensors by name, or what is known of them, including q, k and v, with matching shapes.
-
-    Raises:
-        ValueError: The device, Triton, dtype, width or number of landmarks is unsupported; the message says what to do.
+    `tensors` are q, k and v with matching shapes, and others, by name, or what is known of them.
     """
     q, out = tensors["q"], "or pass backend='torch'"
     check_device(q.device)
@@ -166,11 +150,7 @@ def check_launch(m: int, tensors: Mapping[str, Any]) -> None:
 
 
 def check_device(device: torch.device) -> None:
-    """Check that the kernels run on a device, with the installed Triton.
-
-    Raises:
-        ValueError: They cannot run; the message says what to do.
-    """
+    """Raise ValueError if the kernels do not run on a device, with the installed Triton."""
     out = "or pass backend='torch'"
     if device.type != "cuda" and not (INTERPRETED.value and device.type == "cpu"):
         raise ValueError(f"backend 'triton' needs a CUDA device, not {device}: move the tensors to a GPU {out}.")
@@ -180,11 +160,7 @@ def check_device(device: torch.device) -> None:
 
 
 def check_version(version: str) -> None:
-    """Check the version of Triton.
-
-    Raises:
-        ValueError: It is too old; the message says what to do.
-    """
+    """Raise ValueError for a version of Triton that is too old."""
     if tuple(int(part) for part in version.split(".")[:2]) < OLDEST_TRITON:
         raise ValueError(
             f"triton {version} is installed; expected {'.'.join(map(str, OLDEST_TRITON))} or newer: "
@@ -193,11 +169,7 @@ def check_version(version: str) -> None:
 
 
 def check_capability(capability: tuple[int, int], device: torch.device) -> None:
-    """Check the compute capability of a GPU.
-
-    Raises:
-        ValueError: It is too low; the message says what to do.
-    """
+    """Raise ValueError for a GPU whose compute capability is too low."""
     if capability < SMALLEST_CAPABILITY:
         came, wanted = (".".join(map(str, each)) for each in (capability, SMALLEST_CAPABILITY))
         raise ValueError(

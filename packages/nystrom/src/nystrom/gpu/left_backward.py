@@ -75,23 +75,9 @@ def _gradients(s, of_weights, top, log, delta, exact, SHORT: tl.constexpr, C: tl
 
 @triton.jit
 def left_landmarks(
-    q,
-    land,
-    centre,
-    middle,
-    grad,
-    query_keep,
-    group,
-    few,
-    real,
-    logs,
-    deltas,
-    land_sums,
-    middle_sums,
-    SPAN,
-    sizes,
-    C: tl.constexpr,
-):
+    q, land, centre, middle, grad, query_keep, group, few, real, logs, deltas, land_sums, middle_sums, SPAN, sizes,
+    C: tl.constexpr
+):  # fmt: skip
     """Gradients of a block of landmarks as keys, and of their rows of the middle, from one span of queries."""
     blocks = (sizes.M + C.BLOCK_M - 1) // C.BLOCK_M
     pid = tl.program_id(0)
@@ -135,23 +121,9 @@ def left_landmarks(
 
 @triton.jit
 def left_queries(
-    q,
-    land,
-    centre,
-    middle,
-    grad,
-    query_keep,
-    group,
-    few,
-    real,
-    logs,
-    deltas,
-    land_grad,
-    q_grad,
-    SPAN,
-    sizes,
-    C: tl.constexpr,
-):
+    q, land, centre, middle, grad, query_keep, group, few, real, logs, deltas, land_grad, q_grad, SPAN, sizes,
+    C: tl.constexpr
+):  # fmt: skip
     """Gradients of one span of queries, including what each receives as part of a landmark."""
     pid = tl.program_id(0)
     bh, split = pid % sizes.BH, pid // sizes.BH

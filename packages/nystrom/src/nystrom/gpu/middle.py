@@ -41,23 +41,9 @@ def _matrix(table, bh, kind, M, SHORT: tl.constexpr, C: tl.constexpr):
 
 @triton.jit
 def middle_forward(
-    table,
-    sums,
-    tops,
-    totals,
-    right,
-    logs,
-    inverse,
-    middle,
-    v,
-    starts,
-    stops,
-    few,
-    SPLITS,
-    STEPS,
-    sizes,
-    C: tl.constexpr,
-):
+    table, sums, tops, totals, right, logs, inverse, middle, v, starts, stops, few, SPLITS, STEPS, sizes,
+    C: tl.constexpr
+):  # fmt: skip
     """The right factor with its normalisers, the inverse, and the middle."""
     bh, rows = tl.program_id(0), tl.arange(0, C.BLOCK_M)
     b, h = bh // sizes.H, bh % sizes.H
@@ -89,20 +75,9 @@ def middle_forward(
 
 @triton.jit
 def middle_backward(
-    table,
-    inverse,
-    right,
-    few,
-    middle_sums,
-    matrix,
-    middle_grad,
-    right_grad,
-    inverse_grad,
-    deltas,
-    SPLITS,
-    sizes,
-    C: tl.constexpr,
-):
+    table, inverse, right, few, middle_sums, matrix, middle_grad, right_grad, inverse_grad, deltas, SPLITS, sizes,
+    C: tl.constexpr
+):  # fmt: skip
     """The gradient of the middle from its splits, those of R and Z, the deltas of R, and the matrix again."""
     bh, rows = tl.program_id(0), tl.arange(0, C.BLOCK_M)
     kind, square = 0, bh.to(tl.int64) * sizes.M * sizes.M
@@ -132,19 +107,9 @@ def middle_backward(
 
 @triton.jit
 def table_backward(
-    table,
-    matrix,
-    matrix_grad,
-    few,
-    share,
-    query_sums,
-    key_sums,
-    table_grad,
-    QUERY_SPLITS,
-    KEY_SPLITS,
-    sizes,
-    C: tl.constexpr,
-):
+    table, matrix, matrix_grad, few, share, query_sums, key_sums, table_grad, QUERY_SPLITS, KEY_SPLITS, sizes,
+    C: tl.constexpr
+):  # fmt: skip
     """The gradient that each token of a landmark receives: through the matrix, and from the splits of both passes."""
     bh, rows = tl.program_id(0), tl.arange(0, C.BLOCK_M)
     first, square = bh * 2 * sizes.M, bh.to(tl.int64) * sizes.M * sizes.M

@@ -191,21 +191,9 @@ def _store_grad(table_grad, share, value, bh, first, row, sizes, C: tl.constexpr
 
 @triton.jit
 def table_blocks_backward(
-    table,
-    matrix,
-    roots,
-    matrix_grad,
-    terms,
-    few,
-    share,
-    query_sums,
-    key_sums,
-    table_grad,
-    QUERY_SPLITS,
-    KEY_SPLITS,
-    sizes,
-    C: tl.constexpr,
-):
+    table, matrix, roots, matrix_grad, terms, few, share, query_sums, key_sums, table_grad, QUERY_SPLITS, KEY_SPLITS,
+    sizes, C: tl.constexpr
+):  # fmt: skip
     """The gradient that each token of a landmark receives: through the matrix, and from the splits of both passes.
 
     `terms` holds the gradients of rho through M, and then what is subtracted from the gradients of each row of A.

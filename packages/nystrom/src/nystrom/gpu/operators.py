@@ -30,14 +30,9 @@ class Differentiable(NamedTuple):
 
 
 def differentiable(
-    name: str,
-    forward: Callable[..., tuple[Tensor, Tensor]],
-    backward: Callable[..., tuple[Tensor, ...]],
-    fakes: tuple[Callable[..., Any], Callable[..., Any]],
-    *,
-    tensors: int,
-    needs_output: bool,
-) -> Differentiable:
+    name: str, forward: Callable[..., tuple[Tensor, Tensor]], backward: Callable[..., tuple[Tensor, ...]],
+    fakes: tuple[Callable[..., Any], Callable[..., Any]], *, tensors: int, needs_output: bool
+) -> Differentiable:  # fmt: skip
     """The function that calls a forward pass, with the backward pass as its gradient.
 
     Args:
@@ -47,7 +42,6 @@ def differentiable(
             numbers; returns the gradients of the first tensors.
         fakes: The same for tensors without numbers.
         tensors: Number of tensors.
-        needs_output: Whether the backward pass reads the output.
     """
     operator = torch.library.custom_op(f"nystrom::{name}", forward, mutates_args=())
     operator_backward = torch.library.custom_op(f"nystrom::{name}_backward", backward, mutates_args=())

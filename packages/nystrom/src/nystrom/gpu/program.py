@@ -78,11 +78,7 @@ class Slot(NamedTuple):
 
 
 class Program:
-    """Launches in order.
-
-    Args:
-        given: The inputs; the first says where they run.
-    """
+    """Launches in order; the first of the inputs `given` says where they run."""
 
     def __init__(self, given: Sequence[GivenTensor | None]):
         self.inputs: list[Any] = [None if x is None else _slot_of(i, x) for i, x in enumerate(given)]

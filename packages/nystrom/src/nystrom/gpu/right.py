@@ -145,28 +145,9 @@ def right_queries(land, centre, k, v, keep, grad, logs, deltas, sums, SPAN, size
 
 @triton.jit
 def right_keys(
-    land,
-    centre,
-    k,
-    v,
-    keep,
-    group,
-    few,
-    grad,
-    logs,
-    deltas,
-    land_grad,
-    middle_grad,
-    conv,
-    out_grad,
-    query_keep,
-    k_grad,
-    v_grad,
-    FIRST,
-    SPAN,
-    sizes,
-    C: tl.constexpr,
-):
+    land, centre, k, v, keep, group, few, grad, logs, deltas, land_grad, middle_grad, conv, out_grad, query_keep,
+    k_grad, v_grad, FIRST, SPAN, sizes, C: tl.constexpr
+):  # fmt: skip
     """Complete gradients of one span of keys and values: nothing is added to them later."""
     pid = tl.program_id(0)
     bh, split = pid % sizes.BH, pid // sizes.BH

@@ -163,13 +163,9 @@ def middle_blocks_backward(
 
 
 def table_blocks_backward(
-    x: StageInputs,
-    table: Slot,
-    share: Slot,
-    of_matrix: tuple[Slot, Slot | None, Slot, Slot],
-    query_sums: Slot,
-    key_sums: Slot,
-) -> Slot:
+    x: StageInputs, table: Slot, share: Slot, of_matrix: tuple[Slot, Slot | None, Slot, Slot], query_sums: Slot,
+    key_sums: Slot
+) -> Slot:  # fmt: skip
     """The gradient that each token of a landmark receives, from the matrix, the roots and their gradients."""
     table_grad = x.scratch(*table.shape)
     x.program.launch(
@@ -198,15 +194,8 @@ def right_queries(x: StageInputs, land: Slot, grad: Slot, logs: Slot, deltas: Sl
 
 
 def right_keys(
-    x: StageInputs,
-    land: Slot,
-    grad: Slot,
-    logs: Slot,
-    deltas: Slot,
-    land_grad: Slot,
-    middle_grad: Slot,
-    out_grad: Slot,
-) -> None:
+    x: StageInputs, land: Slot, grad: Slot, logs: Slot, deltas: Slot, land_grad: Slot, middle_grad: Slot, out_grad: Slot
+) -> None:  # fmt: skip
     """Gradients of keys and values."""
     blocks, k_grad, v_grad = x.tiles(), x.program.like(x.k), x.program.like(x.v)
     count, span = walks(x.k.shape[2], x.sizes.BH, blocks.block_n, x.device)

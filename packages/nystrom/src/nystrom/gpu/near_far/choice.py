@@ -59,21 +59,9 @@ class ChoiceOptions(NamedTuple):
 
 @torch.no_grad()
 def choose_by_kernels(
-    q: Tensor,
-    k: Tensor,
-    keep: Tensor | None,
-    query_keep: Tensor | None,
-    options: ChoiceOptions,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Choose heavy keys and clusters.
-
-    Args:
-        keep: (b, s) Real keys; None if all are.
-        query_keep: (b, n) Real queries; None if all are.
-        options: Its sizes.
-
-    Returns:
-        Positions of the heavy keys (b, h, g), which of them exist, and the cluster of each key (b, h, s) as int32.
+    q: Tensor, k: Tensor, keep: Tensor | None, query_keep: Tensor | None, options: ChoiceOptions
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    """Positions of the heavy keys (b, h, g), which of them exist, and the cluster of each key (b, h, s) as int32.
 
     Raises:
         ValueError: The kernels cannot take these inputs; the message says what to do.
@@ -89,16 +77,9 @@ def choose_by_kernels(
 
 
 def _choose(
-    q: Tensor,
-    k: Tensor,
-    keep: Tensor | None,
-    query_keep: Tensor | None,
-    means: int,
-    g: int,
-    m: int,
-    iterations: int,
-    scale: float,
-) -> tuple[Tensor, Tensor, Tensor]:
+    q: Tensor, k: Tensor, keep: Tensor | None, query_keep: Tensor | None, means: int, g: int, m: int, iterations: int,
+    scale: float
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """Positions of the heavy keys, which of them exist, and the cluster of each key."""
     inputs = (q, k, keep, query_keep)
     heavy, found, cluster = program_of(key_of(*inputs), target_of(q.device), means, g, m, iterations, scale)(*inputs)
@@ -141,19 +122,9 @@ class _Choice(torch.autograd.Function):
 
 @functools.lru_cache(maxsize=PROGRAMS)
 def program_of(
-    given: tuple[GivenTensor | None, ...],
-    target: Target,
-    means: int,
-    g: int,
-    m: int,
-    iterations: int,
-    scale: float,
-) -> Program:
-    """The program for such queries, keys and their masks; its results are those of `choose_by_kernels`.
-
-    Raises:
-        ValueError: The kernels cannot take these inputs; the message says what to do.
-    """
+    given: tuple[GivenTensor | None, ...], target: Target, means: int, g: int, m: int, iterations: int, scale: float
+) -> Program:  # fmt: skip
+    """The program for such queries, keys and their masks; its results are those of `choose_by_kernels`."""
     check_launch(1, {"q": given[0], "k": given[1], "v": given[1]})
     program = Program(given)
     q, k, keep, query_keep = program.inputs
@@ -222,15 +193,9 @@ def _room(program: Program, keep: Slot | None) -> tuple[Slot | None, Slot | None
 
 
 def _take_heavy(
-    program: Program,
-    k: Slot,
-    keep: Slot | None,
-    centre: Slot,
-    table: Slot,
-    results: tuple[Slot, Slot, Slot],
-    sizes: ChoiceSizes,
-    constants: ChoiceConstants,
-) -> None:
+    program: Program, k: Slot, keep: Slot | None, centre: Slot, table: Slot, results: tuple[Slot, Slot, Slot],
+    sizes: ChoiceSizes, constants: ChoiceConstants
+) -> None:  # fmt: skip
     """Sort the keys by the attention that they receive; the first are heavy, the others may join clusters."""
     (b, h, s, _), acc, means, cluster = k.shape, accumulator(k.dtype), constants.MEANS.value, results[2]
     block = 32 if constants.BLOCK_D.value > 64 else 64

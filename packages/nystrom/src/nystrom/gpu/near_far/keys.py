@@ -26,23 +26,9 @@ def _rows_of(table, bh, own, member, M, WIDTH: tl.constexpr, BLOCK_WIDTH: tl.con
 
 @triton.jit
 def near_far_keys(
-    q,
-    k,
-    v,
-    cluster,
-    first,
-    means,
-    left,
-    logs,
-    deltas,
-    grad,
-    mean_grad,
-    value_grad,
-    k_grad,
-    v_grad,
-    sizes,
-    C: tl.constexpr,
-):
+    q, k, v, cluster, first, means, left, logs, deltas, grad, mean_grad, value_grad, k_grad, v_grad, sizes,
+    C: tl.constexpr
+):  # fmt: skip
     """Gradients of a tile of keys and values; zeros for tokens without a cluster."""
     tiles = (sizes.S + C.BLOCK_W - 1) // C.BLOCK_W
     pid = tl.program_id(0)

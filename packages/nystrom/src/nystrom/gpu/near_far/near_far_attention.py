@@ -33,34 +33,19 @@ LARGEST_WIDTH = 128
 
 
 def near_far(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    heavy: Tensor,
-    found: Tensor,
-    cluster: Tensor,
-    *,
-    num_clusters: int,
-    block_size: int,
-    reach: int,
-    keep: Tensor | None,
-    scale: float,
-) -> Tensor:
+    q: Tensor, k: Tensor, v: Tensor, heavy: Tensor, found: Tensor, cluster: Tensor, *, num_clusters: int,
+    block_size: int, reach: int, keep: Tensor | None, scale: float
+) -> Tensor:  # fmt: skip
     """Attend to near tokens, heavy keys and clusters.
 
     Args:
-        q: Queries (b, h, n, d).
-        k: Keys (b, h, s, d); zeros where they are not real, as for values.
-        v: Values (b, h, s, e).
+        k: Keys; zeros where they are not real, as for values.
         heavy: (b, h, g) Positions of the heavy keys.
         found: (b, h, g) Which of them exist.
         cluster: (b, h, s) The cluster of each key; `num_clusters` for heavy keys and keys that are not real.
-        num_clusters: Clusters m.
         block_size: Queries of a block; 0 for cross-attention, where no tokens are near.
         reach: Tokens on either side of its block that a query sees.
-        keep: (b, n) Real tokens; blocks are counted from the first of them. None if they are counted from the first
-            token.
-        scale: Factor on the scores.
+        keep: (b, n) Real tokens, from the first of which blocks are counted; None for the first token.
 
     Raises:
         ValueError: The kernels cannot take these inputs; the message says what to do.
@@ -78,17 +63,9 @@ def can_choose_and_attend() -> bool:
 
 
 def choose_and_attend(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    keep: Tensor | None,
-    query_keep: Tensor | None,
-    options: ChoiceOptions,
-    *,
-    block_size: int,
-    reach: int,
-    is_self: bool,
-) -> Tensor:
+    q: Tensor, k: Tensor, v: Tensor, keep: Tensor | None, query_keep: Tensor | None, options: ChoiceOptions, *,
+    block_size: int, reach: int, is_self: bool
+) -> Tensor:  # fmt: skip
     """Choose heavy keys and clusters and attend to them, as `choose_by_kernels` and then `near_far` do.
 
     Raises:
@@ -110,18 +87,9 @@ def _choose_and_forward(q, k, v, keep, query_keep, options, block, reach, is_sel
 
 @functools.lru_cache(maxsize=PROGRAMS)
 def whole_program(
-    given: tuple[GivenTensor | None, ...],
-    target: Target,
-    options: ChoiceOptions,
-    block: int,
-    reach: int,
-    is_self: bool,
-) -> Program:
-    """The program of the choice and of the forward pass.
-
-    Raises:
-        ValueError: The kernels cannot take these inputs; the message says what to do.
-    """
+    given: tuple[GivenTensor | None, ...], target: Target, options: ChoiceOptions, block: int, reach: int, is_self: bool
+) -> Program:  # fmt: skip
+    """The program of the choice and of the forward pass."""
     _check(given)
     program = Program(given)
     q, k, v, keep, query_keep = program.inputs
@@ -133,18 +101,9 @@ def whole_program(
 
 
 def _forward(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    heavy: Tensor,
-    found: Tensor,
-    cluster: Tensor,
-    keep: Tensor | None,
-    m: int,
-    block: int,
-    reach: int,
-    scale: float,
-) -> tuple[Tensor, Tensor]:
+    q: Tensor, k: Tensor, v: Tensor, heavy: Tensor, found: Tensor, cluster: Tensor, keep: Tensor | None, m: int,
+    block: int, reach: int, scale: float
+) -> tuple[Tensor, Tensor]:  # fmt: skip
     """The output, and what the backward pass needs."""
     inputs = (q, k, v, heavy, found, cluster, keep)
     kept, out = forward_program(key_of(*inputs), target_of(q.device), m, block, reach, scale)(*inputs)
@@ -155,11 +114,7 @@ def _forward(
 def forward_program(
     given: tuple[GivenTensor | None, ...], target: Target, m: int, block: int, reach: int, scale: float
 ) -> Program:
-    """The program of the forward pass for such inputs; its results are what the backward pass needs, and the output.
-
-    Raises:
-        ValueError: The kernels cannot take these inputs; the message says what to do.
-    """
+    """The program of the forward pass for such inputs; its results are what the backward pass needs, and the output."""
     _check(given)
     program = Program(given)
     _attend_to_chosen(_stage_inputs(program, program.inputs, m, block, reach, scale))
@@ -199,21 +154,9 @@ def _fake(q, k, v, heavy, found, cluster, keep, m, block, reach, scale):
 
 
 def _backward_pass(
-    grad: Tensor,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    heavy: Tensor,
-    found: Tensor,
-    cluster: Tensor,
-    keep: Tensor | None,
-    out: Tensor,
-    kept: Tensor,
-    m: int,
-    block: int,
-    reach: int,
-    scale: float,
-) -> tuple[Tensor, Tensor, Tensor]:
+    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, heavy: Tensor, found: Tensor, cluster: Tensor, keep: Tensor | None,
+    out: Tensor, kept: Tensor, m: int, block: int, reach: int, scale: float
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """Gradients of q, k and v."""
     grad = grad if grad.stride(-1) == 1 else grad.contiguous()
     inputs = (grad, kept, out, q, k, v, heavy, found, cluster, keep)

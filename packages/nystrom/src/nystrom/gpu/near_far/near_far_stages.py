@@ -1,8 +1,4 @@
-"""Launches of the kernels, added to a program.
-
-Tensors of tokens are (b, h, n, width), with stride 1 along the width and any other strides; new tensors have the layout
-of the tensor that they belong to. Small tensors are (b, h, rows, width), contiguous, and in float32 at least.
-"""
+"""Launches of the kernels, added to a program; tensors as in `nystrom.gpu.stages`."""
 
 from math import prod
 from typing import NamedTuple
@@ -114,14 +110,7 @@ def queries(x: NearFarInputs, of: Totals, out: Slot, logs: Slot, grad: Slot) -> 
 def shared(x: NearFarInputs, of: Totals | None, logs: Slot, deltas: Slot, grad: Slot) -> tuple[Slot, Slot]:
     """Spans of the gradients of the keys that all queries see, and of shares for their values.
 
-    See `nystrom.gpu.near_far.shared`.
-
-    Args:
-        x: What all stages share.
-        of: The clusters; None means the heavy keys.
-        logs: Normalisers of the queries.
-        deltas: The deltas from `queries`.
-        grad: Gradient of the outputs.
+    They are clusters, or the heavy keys if `of` is None; see `nystrom.gpu.near_far.shared`.
     """
     heavy, keys, values, number = (x.heavy, x.k, x.v, x.found) if of is None else (None, *of)
     (b, h, rows), d, e, constants = number.shape, x.k.shape[-1], x.v.shape[-1], x.constants(near=of is not None)
@@ -139,25 +128,12 @@ def shared(x: NearFarInputs, of: Totals | None, logs: Slot, deltas: Slot, grad: 
 
 
 def keys(
-    x: NearFarInputs,
-    of: Totals,
-    left: Slot,
-    logs: Slot,
-    deltas: Slot,
-    grad: Slot,
-    through: Totals,
-) -> tuple[Slot, Slot]:
+    x: NearFarInputs, of: Totals, left: Slot, logs: Slot, deltas: Slot, grad: Slot, through: Totals
+) -> tuple[Slot, Slot]:  # fmt: skip
     """Gradients of keys and values; zeros for heavy ones.
 
-    Args:
-        x: What all stages share.
-        of: Statistics of all tokens of each cluster.
-        left: Number of far tokens of each cluster for each block.
-        logs: Normalisers of the queries.
-        deltas: The deltas from `queries`.
-        grad: Gradient of the outputs.
-        through: The gradient that each key of a cluster gets through its mean, and the one that each value would get
-            if it were far from all queries.
+    `left` is the number of far tokens of each cluster for each block; `through` the gradient that each key of a cluster
+    gets through its mean, and the one that each value would get if it were far from all queries.
     """
     constants, k_grad, v_grad = x.constants(), x.program.like(x.k), x.program.like(x.v)
     x.program.launch(

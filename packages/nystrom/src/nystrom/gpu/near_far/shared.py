@@ -29,23 +29,9 @@ from nystrom.gpu.near_far.window import begin_of, heavy_rows, outside_window
 
 @triton.jit
 def near_far_shared(
-    q,
-    grad,
-    v,
-    cluster,
-    first,
-    heavy,
-    keys,
-    values,
-    number,
-    logs,
-    deltas,
-    key_sums,
-    value_sums,
-    SPAN,
-    sizes,
-    C: tl.constexpr,
-):
+    q, grad, v, cluster, first, heavy, keys, values, number, logs, deltas, key_sums, value_sums, SPAN, sizes,
+    C: tl.constexpr
+):  # fmt: skip
     """Sums over a span of queries for M shared keys: tokens of `keys` and `values` at the positions `heavy`, or, where
     that is None, clusters; with `NEAR`, without the tokens of windows.
     """
