@@ -17,12 +17,7 @@ _TIMES_CACHE = 4
 
 
 def seconds(call: Callable[[], object], device: torch.device) -> float:
-    """Time of one call.
-
-    Args:
-        call: Function to time; its result is dropped after the clock has stopped.
-        device: Device that it runs on.
-    """
+    """Time of one call, whose result is dropped after the clock has stopped."""
     if device.type == "cuda":
         return _device_seconds(call, device)
     start = time.perf_counter()

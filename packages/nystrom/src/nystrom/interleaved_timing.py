@@ -39,12 +39,7 @@ def quartiles(values: Sequence[float]) -> Quartiles:
 
 
 def ratios(ours: Sequence[float], theirs: Sequence[float]) -> Quartiles:
-    """The quartiles of the ratio of two measurements within each turn.
-
-    Args:
-        ours: Numerators, one value per turn.
-        theirs: Denominators.
-    """
+    """The quartiles of the ratio of two measurements within each turn."""
     return quartiles([one / other for one, other in zip(ours, theirs, strict=True)])
 
 
@@ -55,16 +50,12 @@ def in_turns(
     warm_up: bool = True,
     tick: Callable[[], object] = lambda: None,
 ) -> dict[Key, list[float]]:
-    """Take each measurement once per turn.
+    """Take each measurement once per turn; the seconds of each, in the order of the turns.
 
     Args:
         clocks: Functions that make one call and return its seconds, such as a partial of `nystrom.clock.seconds`.
-        turns: Number of turns.
         warm_up: Whether an extra first turn is discarded: a first call may allocate and compile.
         tick: Called after each measurement.
-
-    Returns:
-        The seconds of each, in the order of the turns.
     """
     taken: dict[Key, list[float]] = {key: [] for key in clocks}
     for turn in range(-warm_up, turns):
@@ -77,21 +68,12 @@ def in_turns(
 
 
 def is_open(ratio: Quartiles) -> bool:
-    """Whether the measurements leave open which of two is faster.
-
-    Args:
-        ratio: Quartiles of the ratio of their times, from `ratios`.
-    """
+    """Whether the quartiles of the ratio of two times, from `ratios`, leave open which of them is faster."""
     return ratio.low < 1 / _MATTERS if ratio.middle >= 1 else ratio.high > _MATTERS
 
 
 def too_busy(ratios: Mapping[tuple[str, str], Quartiles], turns: int) -> str:
-    """The sentence that reports which orders are open.
-
-    Args:
-        ratios: Quartiles of the ratio of the times of two candidates, by their names.
-        turns: Number of turns.
-    """
+    """The sentence that reports which orders are open, from the quartiles of ratios by the names of two candidates."""
     pairs = ", ".join(
         f"{one} or {other} ({low:.2f} to {high:.2f} times its time)" for (one, other), (low, _, high) in ratios.items()
     )

@@ -94,13 +94,9 @@ def segment_means(
 ) -> Float[Tensor, "b h m d"]:
     """Mean of each of m near-equal segments of the real tokens, in float32 at least.
 
-    Args:
-        x: Queries or keys.
-        m: Number of landmarks, at most the number of tokens.
-        keep: Real tokens; None if all are.
-
     Raises:
-        ValueError: x does not have four axes, fewer than one landmark, or a mask that does not match.
+        ValueError: x does not have four axes, fewer than one landmark or more than tokens, or a mask that does not
+            match.
     """
     _check(x, m, keep)
     n = x.shape[2]
@@ -119,10 +115,7 @@ def uniform(
 ) -> Float[Tensor, "b h m d"]:
     """One real token from each of m near-equal segments, in float32 at least.
 
-    Args:
-        x: Queries or keys.
-        m: Number of landmarks, at most the number of tokens.
-        draws: Position of each token within its segment, in [0, 1), shared by the batch; None uses `even_draws`.
+    `draws` are the positions within the segments, in [0, 1), shared by the batch; None uses `even_draws`.
 
     Raises:
         ValueError: As `segment_means`.
@@ -155,10 +148,7 @@ def kmeans(
 ) -> Float[Tensor, "b h m d"]:
     """Centres of m clusters of the real tokens, in float32 at least; means have a gradient, assignments do not.
 
-    Args:
-        x: Queries or keys.
-        m: Number of landmarks, at most the number of tokens.
-        steps: Lloyd's iterations. A cluster that becomes empty keeps its centre.
+    A cluster that becomes empty in one of Lloyd's `steps` keeps its centre.
 
     Raises:
         ValueError: As `segment_means`, or a negative number of steps.
@@ -219,11 +209,9 @@ def draw(m: int, generator: Generator, device: torch.device) -> Float[Tensor, " 
 
 
 def group_means(x: Float[Tensor, "b h n d"], groups: Int[Tensor, "b n"], m: int) -> Float[Tensor, "b h m d"]:
-    """Mean of the tokens of each group, in float32 at least; zero for an empty group.
+    """Mean of the tokens of each of m groups, in float32 at least; zero for an empty group.
 
-    Args:
-        groups: Group of each token, the same in all heads; m for tokens in no group.
-        m: Number of groups.
+    A token's group is the same in all heads; m means none.
     """
     sums, sizes = group_sums(x, groups, m)
     return sums / sizes.clamp(min=1)[:, None, :, None]
@@ -316,8 +304,7 @@ def short_sequences(
 ) -> tuple[Bool[Tensor, " b"], Bool[Tensor, " b"] | None]:
     """Sequences of at most m real keys, and sequences of at most m real queries and more keys.
 
-    Args:
-        query_keep: Real queries. If it is the same object as `keep`, the second result is None.
+    The second is None if the queries' mask is the same object as that of the keys.
     """
     few_keys = keep.sum(-1) <= m
     return few_keys, None if query_keep is keep else (query_keep.sum(-1) <= m) & ~few_keys

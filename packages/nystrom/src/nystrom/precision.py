@@ -39,11 +39,7 @@ def without_autocast(x: Tensor) -> AbstractContextManager[object]:
 def check_dtype(name: str, x: Tensor, weight: Tensor, *, of: str) -> None:
     """Check that weights can be multiplied with an input: both have the same dtype, or autocast casts them to one.
 
-    Args:
-        name: The input's name.
-        x: The input.
-        weight: One of the weights.
-        of: What the weights belong to, such as "layer"; the message suggests `layer.to(...)`.
+    `of` is what the weights belong to, such as "layer"; the message suggests `layer.to(...)`.
 
     Raises:
         ValueError: The dtypes differ, and autocast is off or does not apply: it does not cast float64 and integers.

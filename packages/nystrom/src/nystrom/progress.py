@@ -1,8 +1,7 @@
 """Progress of work that may take more than ten seconds, with an estimate of the time left.
 
 On a terminal, a bar on standard error disappears when the work is done. Elsewhere, in a file or a pipe, a line is
-printed after ten seconds and then every twenty, such as "layers: 12 of 48, 30 s, about 2 min left". All work of this
-library and its laboratory reports progress in this way.
+printed after ten seconds and then every twenty, such as "layers: 12 of 48, 30 s, about 2 min left".
 """
 
 import sys
@@ -29,7 +28,6 @@ class Progress:
         total: Amount of work; None if it is not known.
         unit: What is counted, such as "files"; "B" for bytes, shown in megabytes.
         initial: Amount that was done before.
-        shown: Whether to show anything.
     """
 
     def __init__(self, what: str, total: int | None = None, *, unit: str = "", initial: int = 0, shown: bool = True):

@@ -70,13 +70,8 @@ def nystrom(
 ) -> Out:
     r"""$\mathrm{softmax}(c Q \tilde K^\top)\, A^+ \mathrm{softmax}(c \tilde Q K^\top) V$ (Nyströmformer, eq. 13).
 
-    Args:
-        q: Queries.
-        k: Keys.
-        v: Values.
-        num_landmarks: Landmarks m; at most m queries or keys give exact attention.
-        landmarks: Function that makes m landmarks from tokens; None means `segment_means`.
-        inverse: Function that inverts the m x m matrix A; None means `iterative_inverse`.
+    At most m queries or keys give exact attention. By default landmarks are `segment_means` and the m x m matrix A is
+    inverted by `iterative_inverse`; functions may replace both.
     """
     if min(len(q), len(k)) <= num_landmarks:
         return softmax(q, k, v)
@@ -117,13 +112,8 @@ def skyformer(
 ) -> Out:
     r"""$\kappa(Q, L)\, (\kappa(L, L) + \gamma I)^{-1} \kappa(L, K)\, V$ (Skyformer, sections 4.2 and 4.4).
 
-    Args:
-        q: Queries.
-        k: Keys.
-        v: Values.
-        landmarks: Landmarks L, half of them queries and half keys; no more queries or keys than these give exact sums.
-        inverse: Function that inverts the matrix of the landmarks; None means `ridged_inverse`.
-        kernel: Name of the kernel.
+    Half of the landmarks L are queries and half keys; no more queries or keys than these give exact sums. The default
+    inverse is `ridged_inverse`.
     """
     if min(len(q), len(k)) <= len(landmarks):
         return kernelized(q, k, v, kernel=kernel)
@@ -299,15 +289,8 @@ def near_far(
 ) -> Out:
     r"""Softmax of $c\, q_i^\top k_j$ for near and heavy keys, and of $c\, q_i^\top \mu(j)$ for the others (ours).
 
-    Here $\mu(j)$ is the mean key of the cluster of j, including keys that are near.
-
-    Args:
-        q: Queries.
-        k: Keys.
-        v: Values.
-        cluster: Cluster of each key; `num_clusters` for a heavy key, which belongs to none.
-        num_clusters: Clusters m.
-        near: Which keys are near a query, see `near_keys`; None for none.
+    Here $\mu(j)$ is the mean key of the cluster of j, including keys that are near (see `near_keys`). A heavy key is in
+    none: its cluster is m.
     """
     heavy = cluster == num_clusters
     means = _group_means(k, torch.where(heavy, -1, cluster))
@@ -318,13 +301,8 @@ def near_far(
 def near_far_causal(q: Queries, k: Keys, v: Values, *, groups: Int[Tensor, "n s"]) -> Out:
     r"""Softmax of $c\, q_i^\top \mu_i(j)$ over the keys $j \le i$ (ours).
 
-    Here $\mu_i(j)$ is the mean key of the group of j at the time of query i; a near or heavy key is its own mean.
-
-    Args:
-        q: Queries.
-        k: Keys.
-        v: Values.
-        groups: Group of each key, for each query; -1 for a key on its own.
+    Here $\mu_i(j)$ is the mean key of the group of j at the time of query i; a near or heavy key is its own mean, and
+    its group -1.
     """
     rows = [
         (_scale(q) * _group_means(k, group)[: i + 1] @ q[i]).softmax(dim=0) @ v[: i + 1]

@@ -68,12 +68,9 @@ def is_number(size: int) -> bool:
 
 
 def cross_masks(k: Tensor, key_keep: Tensor | None, query_keep: Tensor | None, *, declared: bool) -> Masks:
-    """Masks of cross-attention.
+    """Masks of cross-attention, of keys (b, h, s, d) or (b, s, width).
 
-    Args:
-        k: Keys (b, h, s, d) or (b, s, width).
-        declared: Whether a mask is required, since the method depends on positions: a mask of the keys is created if
-            there is none.
+    A mask of the keys is created if there is none and it must be `declared`, since the method depends on positions.
     """
     if declared and key_keep is None and query_keep is None:
         key_keep = torch.ones(k.shape[0], k.shape[-2], dtype=torch.bool, device=k.device)
@@ -81,10 +78,7 @@ def cross_masks(k: Tensor, key_keep: Tensor | None, query_keep: Tensor | None, *
 
 
 def check_inputs(q: Tensor, k: Tensor, v: Tensor, masks: Masks) -> tuple[Tensor | None, Tensor | None]:
-    """Check the inputs of attention.
-
-    Returns:
-        The masks of keys (b, s) and queries (b, n), None if all are real; the same object in self-attention.
+    """Check the inputs of attention; the masks of keys and queries, the same object in self-attention.
 
     Raises:
         ValueError: A rank, width, count, dtype or device that does not match, or masks that declare both self- and
@@ -153,13 +147,9 @@ def check_tensor(name: str, x: object) -> None:
 
 
 def check_same_tokens(rule: str, q: Tensor, k: Tensor, masks: Masks) -> None:
-    """Check that a call is self-attention, for methods that depend on positions.
+    """Raise ValueError for cross-attention, or different numbers of queries and keys, with the rule of the method.
 
-    Args:
-        rule: What requires it, and what to do instead, such as "longformer is self-attention: use nystrom".
-
-    Raises:
-        ValueError: It is cross-attention, or the numbers of queries and keys differ.
+    The rule says what to do instead, such as "longformer is self-attention: use nystrom".
     """
     if not masks.is_self:
         came = "key_keep is given" if masks.query_keep is None else "query_keep is given"
@@ -197,11 +187,9 @@ def check_keep(name: str, keep: Tensor | None, x: Tensor, of: str) -> None:
 
 
 def row_per_token(name: str, mask: Tensor, x: Tensor) -> str:
-    """The sentence that gives a mask of tokens in another form the shape (b, n); "" if it is no mask of tokens.
+    """The sentence that gives a mask of tokens in another form, such as (b, 1, 1, n) or (n), the shape (b, n).
 
-    Args:
-        mask: The mask, such as (b, 1, 1, n) or (n).
-        x: What it masks, (b, ..., n, width).
+    "" if it is no mask of the tokens x (b, ..., n, width).
     """
     b, n = x.shape[0], x.shape[-2]
     axes = [size for size in mask.shape if size != 1]

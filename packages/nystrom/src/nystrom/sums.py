@@ -30,9 +30,8 @@ def read_sums(folder: Path) -> dict[str, tuple[int, str | None]]:
 def find_fault(folder: Path, *, besides: tuple[str, ...] = ()) -> str:
     """What is wrong with the recorded files of a folder; "" if they are unchanged.
 
-    Args:
-        folder: The folder. A record of an earlier version may list files outside of it, which are left out.
-        besides: Ends of the names of further files to leave out.
+    Files outside of it, which a record of an earlier version may list, are left out, and names that end in one of
+    `besides`.
     """
     try:
         written = read_sums(folder)
@@ -49,11 +48,7 @@ def find_fault(folder: Path, *, besides: tuple[str, ...] = ()) -> str:
 
 
 def check_sums(folder: Path) -> None:
-    """Check the recorded files of a folder; a folder without a record, as from older versions, passes.
-
-    Raises:
-        ValueError: A file was changed or is missing.
-    """
+    """Raise ValueError if a recorded file of a folder was changed or is missing; one without a record passes."""
     if (folder / SUMS).is_file() and (fault := find_fault(folder)):
         raise ValueError(
             f"model {folder}: {fault}. Restore it from a copy, or train it again; if you changed it yourself, remove "

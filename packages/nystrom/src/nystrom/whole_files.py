@@ -102,11 +102,7 @@ def put_new(file: Path, path: Path) -> None:
 
 
 def check_folder(folder: Path) -> None:
-    """Create a folder if it is missing, and check that a file can be written there.
-
-    Raises:
-        ValueError: No file can be written; the message names the folder.
-    """
+    """Create a folder if it is missing; ValueError if no file can be written there."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=folder):
@@ -116,21 +112,13 @@ def check_folder(folder: Path) -> None:
 
 
 def check_new(path: Path) -> None:
-    """Check that a path does not exist yet, not even as a broken link.
-
-    Raises:
-        ValueError: It exists.
-    """
+    """Raise ValueError if a path exists, be it as a broken link."""
     if os.path.lexists(path):
         raise _is_there(path)
 
 
 def check_no_link(path: Path) -> None:
-    """Check that a path that will be written to is no symbolic link.
-
-    Raises:
-        ValueError: It is one.
-    """
+    """Raise ValueError if a path that will be written to is a symbolic link."""
     if path.is_symlink():
         raise ValueError(
             f"{path} is a symbolic link, which is not written through: remove the link, or choose another name."

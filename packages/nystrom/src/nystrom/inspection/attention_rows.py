@@ -33,13 +33,11 @@ class RowFacts(NamedTuple):
 def row_facts(
     rows: Float[Tensor, "h r s"], queries: Int[Tensor, " r"], places: Int[Tensor, " s"], size: int
 ) -> RowFacts:
-    """Statistics of the attention of each head on one sequence.
+    """Statistics of the attention of each head on one sequence, from sampled rows of its matrix, which has `size`
+    rows.
 
-    Args:
-        rows: Sampled rows of the attention matrix.
-        queries: Positions of their queries among the real tokens.
-        places: Positions of the keys among the real tokens; those of masked keys do not matter.
-        size: Rows n of the whole matrix.
+    `queries` and `places` are the positions of queries and keys among the real tokens; those of masked keys do not
+    matter.
     """
     apart = (queries[:, None] - places).abs()
     entropy = torch.special.entr(rows).sum(dim=-1)

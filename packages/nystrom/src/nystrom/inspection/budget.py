@@ -73,11 +73,7 @@ def choose_plan(
 
 
 def check_can_be_planned(model: nn.Module) -> None:
-    """Check that the layers of a model have numbers, from its modules alone, without running it.
-
-    Raises:
-        ValueError: They have no numbers.
-    """
+    """Raise ValueError if the layers of a model have no numbers, by its modules alone, without running it."""
     holds_methods = any(isinstance(module, AttentionHeads) for module in model.modules())
     if isinstance(model, PreTrainedModel) and not holds_methods:
         find_places(model)

@@ -23,13 +23,11 @@ SOFTMAX = Candidate(EXACT, EXACT, {}, None)
 
 
 def read_candidates(names: Sequence[str], longest: int | None = None) -> tuple[Candidate, ...]:
-    """Read names of methods, with their sizes or without.
+    """Read names of methods, such as "nystrom-64", or "nystrom" for the method's default; "softmax" is exact
+    attention.
 
-    Args:
-        names: Such as "nystrom-64", or "nystrom" for the method's default. The default of "near_far" is that of a
-            trained model: sizes for its longest input, and exact attention for short sequences. "softmax" is exact
-            attention.
-        longest: Tokens of the model's longest input; None if unknown.
+    The default of "near_far" is that of a trained model: sizes for its longest input (`longest` tokens, None if
+    unknown), and exact attention for short sequences.
 
     Raises:
         ValueError: No name, an unknown or repeated name, or a method with weights that would have to be learned.

@@ -49,12 +49,7 @@ class LayerSample:
 def sample_layer(
     call: LayerCall, candidates: Sequence[Candidate], num_queries: int, generator: torch.Generator
 ) -> LayerSample | None:
-    """Measure a layer on one sequence; None for a sequence without a real token.
-
-    Args:
-        call: The layer's call, for one sequence.
-        candidates: The methods.
-        num_queries: Queries to sample.
+    """Measure a layer on one sequence, at `num_queries` of its queries; None for a sequence without a real token.
 
     Raises:
         ValueError: A cross-attention layer, inputs that are not finite, or a method that does not support the layer.

@@ -46,12 +46,7 @@ class Estimate(NamedTuple):
 
 
 def draw_queries(real: Int[Tensor, " N"], count: int, generator: torch.Generator) -> Int[Tensor, " r"]:
-    """Draw positions without replacement, in order; all of them if there are at most `count`.
-
-    Args:
-        real: Positions to draw from.
-        count: How many.
-    """
+    """Draw `count` of the real positions without replacement, in order; all of them if there are no more."""
     if len(real) <= count:
         return real
     drawn = torch.randperm(len(real), generator=generator, device=generator.device)[:count].sort().values
@@ -59,13 +54,10 @@ def draw_queries(real: Int[Tensor, " N"], count: int, generator: torch.Generator
 
 
 def estimate_ratio(samples: Sequence[Sample], *, root: bool = False) -> Estimate:
-    """Estimate the ratio of two sums over all queries of some sequences.
+    """Estimate the ratio of two sums over all queries, or its `root`, also of the interval, from a sample of each
+    sequence.
 
     The estimate is 0 if the denominator is 0, and NaN if either sum is.
-
-    Args:
-        samples: One for each sequence, each with at least one query.
-        root: Take the square root, also of the interval.
     """
     weights = [sample.size / sample.top.shape[1] for sample in samples]
     top, bottom = (

@@ -48,12 +48,9 @@ class Times:
 
 
 def time_methods(call: LayerCall, candidates: Sequence[Candidate], tick: Callable[[], object] = lambda: None) -> Times:
-    """Time each method, and exact attention, in turns.
+    """Time each method, and exact attention, in turns, on a call for one sequence.
 
-    Args:
-        call: The layer's call, for one sequence.
-        candidates: The methods.
-        tick: Is called after each of `calls_of(candidates)` calls.
+    `tick` is called after each of `calls_of(candidates)` calls.
     """
     clocks = {
         each.name: partial(seconds, partial(attend_by, each.method, call, each.options), call.q.device)

@@ -40,11 +40,7 @@ class Results(NamedTuple):
 
 
 def results_of(model: nn.Module, batch: Batch) -> Results:
-    """Run a model, without gradients.
-
-    Args:
-        model: A model of transformers, or any Module.
-        batch: Its inputs by name, or its only input.
+    """Run a model, of transformers or any Module, without gradients, on inputs by name or its only one.
 
     Raises:
         ValueError: It returns no tensor of hidden states.
@@ -79,8 +75,7 @@ def compare_models(
     """Run a model with a method in each layer, and compare it with exact attention.
 
     Args:
-        batches: Its inputs.
-        exact: What it made of them with exact attention.
+        exact: What it made of the batches with exact attention.
         choice: The method of each layer by its number; under None that of all others.
         tick: Is called after each batch.
     """

@@ -40,13 +40,7 @@ RIDGE = 0.01
 def pinv(
     a: Float[Tensor, "*b m m"], *, inverse: Inverse = "iterative", steps: int = 6, z0: StartValue = "paper"
 ) -> Float[Tensor, "*b m m"]:
-    """Invert each matrix of a batch.
-
-    Args:
-        a: Square matrices.
-        inverse: "iterative", "ridge" or "exact".
-        steps: Iterations; used by "iterative".
-        z0: Initial value; used by "iterative".
+    """Invert each square matrix of a batch by `inverse`: "iterative" with `steps` and `z0`, "ridge" or "exact".
 
     Raises:
         ValueError: An invalid `inverse` or `z0`, negative `steps`, or `a` that is not a batch of square matrices of
@@ -80,10 +74,7 @@ def pinv_iterative(a: Float[Tensor, "*b m m"], *, steps: int = 6, z0: StartValue
 
 
 def start_value(a: Float[Tensor, "*b m m"], *, z0: StartValue = "paper") -> Float[Tensor, "*b m m"]:
-    """Initial value of the iteration, $Z_0$.
-
-    Args:
-        z0: As in `pinv_iterative`.
+    """Initial value of the iteration, $Z_0$, as in `pinv_iterative`.
 
     Raises:
         ValueError: An invalid `z0`, or `a` that is not a batch of square matrices of floats.
@@ -100,12 +91,7 @@ def start_value(a: Float[Tensor, "*b m m"], *, z0: StartValue = "paper") -> Floa
 
 
 def iterate(a: Float[Tensor, "*b m m"], z: Float[Tensor, "*b m m"], steps: int) -> Float[Tensor, "*b m m"]:
-    """Steps of the iteration from any start: $Z_{k + steps}$ from $Z_k$.
-
-    Args:
-        z: Initial value.
-        steps: Number of steps.
-    """
+    """Steps of the iteration from any start: $Z_{k + steps}$ from $Z_k$."""
     batch, m = a.shape[:-2], a.shape[-1]
     a, z = a.reshape(-1, m, m), z.reshape(-1, m, m)
     for _ in range(steps):
@@ -223,15 +209,10 @@ def _factors(s: Float[Tensor, "*b m"]) -> tuple[Float[Tensor, "*b m m"], Float[T
 def pinv_similar(
     a: Float[Tensor, "*b m m"], symmetric: Float[Tensor, "*b m m"], *, inverse: Inverse = "iterative", steps: int = 6
 ) -> Float[Tensor, "*b m m"]:
-    r"""Invert $A = e^{-t} S e^t$, a diagonal scaling of a symmetric positive definite matrix: $e^{-t} S^+ e^t$.
+    """Invert $A = e^{-t} S e^t$, a diagonal scaling of a symmetric positive definite matrix: $e^{-t} S^+ e^t$.
 
-    Everything is computed on A: rounding is then relative to its entries, whereas S has entries far below its norm.
-
-    Args:
-        a: The scaled matrices.
-        symmetric: The matrices S; only their norms are used.
-        inverse: "iterative", "ridge" or "exact"; "exact" solves with A, without a threshold.
-        steps: Iterations; used by "iterative".
+    Everything is computed on A, and S is only used for norms: rounding is then relative to the entries of A, whereas S
+    has entries far below its norm. "exact" solves with A, without a threshold.
 
     Raises:
         ValueError: An invalid `inverse`, or negative `steps`.

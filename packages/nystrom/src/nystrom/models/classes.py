@@ -29,11 +29,7 @@ _CLASSES: dict[str, type[EncoderPreTrainedModel]] = {
 
 
 def model_class(config: EncoderConfig, folder: Path) -> type[EncoderPreTrainedModel]:
-    """The class that a configuration names; the encoder without a head if it names none.
-
-    Raises:
-        ValueError: It names another class.
-    """
+    """The class that a configuration names, the encoder without a head if none; ValueError for another class."""
     name = (config.architectures or [EncoderModel.__name__])[0]
     if name not in _CLASSES:
         raise ValueError(

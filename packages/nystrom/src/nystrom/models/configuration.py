@@ -280,10 +280,8 @@ class EncoderConfig(PreTrainedConfig):
         return cls.from_dict(read_json(Path(json_file)))
 
     def to_json_file(self, json_file_path: str | os.PathLike, use_diff: bool = True) -> None:
-        """Write config.json, in the published format where `segment_means_seq_len` is set.
-
-        Raises:
-            ValueError: The published format cannot express it, or a value is invalid.
+        """Write config.json, in the published format where `segment_means_seq_len` is set; ValueError if that cannot
+        express it.
         """
         self.check()
         if self.segment_means_seq_len is None:

@@ -86,9 +86,9 @@ class EncoderEmbeddings(nn.Module):
         token_type_ids: Int[Tensor, "b n"] | None,
         position_ids: Int[Tensor, "b n"] | None,
     ) -> tuple[Float[Tensor, "b m w"], Bool[Tensor, "b m"] | None, Rotation | None]:
-        """Add the class token, positions and segments to the words.
+        """Add the class token, positions and segments to the words, see `EncoderModel.forward`.
 
-        See `EncoderModel.forward`. Also returns the mask, with the class token, and the rotation of rotary positions.
+        Also returns the mask, with the class token, and the rotation of rotary positions.
         """
         for name, ids in (("token_type_ids", token_type_ids), ("position_ids", position_ids)):
             if ids is not None and (ids.ndim != 2 or ids.shape[1] != words.shape[1]):
@@ -151,12 +151,7 @@ class EncoderEmbeddings(nn.Module):
 
 
 def look_up(name: str, ids: Int[Tensor, "b n"], table: nn.Embedding) -> Float[Tensor, "b n w"]:
-    """The rows of a table.
-
-    Args:
-        name: Name of the argument that holds the ids.
-        ids: Row numbers.
-        table: The table.
+    """The rows of a table, by ids that the caller calls `name`.
 
     Raises:
         ValueError: An id is outside of the table; checked on the CPU, elsewhere torch raises its own error.
@@ -197,11 +192,7 @@ def with_class(keep: Bool[Tensor, "b n"] | None) -> Bool[Tensor, "b m"] | None:
 
 
 def check_mask(attention_mask: Tensor | None, words: Float[Tensor, "b n w"]) -> Bool[Tensor, "b n"] | None:
-    """Turn transformers' attention mask into `keep`.
-
-    Args:
-        attention_mask: Real tokens, as 1 or True; None if all are.
-        words: The embeddings that it masks.
+    """Turn transformers' attention mask, 1 or True for real tokens, into `keep`.
 
     Raises:
         ValueError: The rank or size is wrong, or the mask is floating point.

@@ -198,11 +198,7 @@ class EncoderPreTrainedModel(PreTrainedModel):
         return False
 
     def set_attn_implementation(self, attn_implementation: str | dict, allow_all_kernels: bool = False) -> None:
-        """Raise: setting transformers' attention here would change no layer.
-
-        Raises:
-            ValueError: Always; the message names `set_attention`.
-        """
+        """Raise ValueError, which names `set_attention`: setting transformers' attention here would change no layer."""
         raise ValueError(
             f"attn_implementation is {attn_implementation!r}, an option of transformers' own encoders, which nothing "
             f"in {type(self).__name__} reads: call model.set_attention('nystrom', {{'num_landmarks': 32}}), or with "

@@ -12,11 +12,7 @@ from nystrom.checks import PositionKind, check_at_least, check_choice, check_fla
 
 
 def check_numbers(*, positive: Mapping[str, object], shares: Mapping[str, object]) -> None:
-    """Check numbers that must be positive and finite, and numbers that must be in [0, 1).
-
-    Raises:
-        ValueError: The first that is not.
-    """
+    """Raise ValueError for the first number that is not positive and finite, or not in [0, 1)."""
     for name, value in positive.items():
         if not _is_number(value) or not 0 < value < math.inf:  # pyright: ignore[reportOperatorIssue]
             raise ValueError(f"{name} is {value!r}; expected a positive number.")
@@ -26,11 +22,7 @@ def check_numbers(*, positive: Mapping[str, object], shares: Mapping[str, object
 
 
 def check_heads(hidden_size: int, attention_size: object, heads: int) -> None:
-    """Check that the width divides into heads.
-
-    Raises:
-        ValueError: The width of queries, keys and values is not a multiple of the number of heads.
-    """
+    """Raise ValueError unless the width of queries, keys and values is a multiple of the number of heads."""
     name = "hidden_size" if attention_size is None else "attention_size"
     check_at_least(name, hidden_size if attention_size is None else attention_size, 1)
     if (width := hidden_size if attention_size is None else attention_size) % heads:  # pyright: ignore
@@ -38,11 +30,7 @@ def check_heads(hidden_size: int, attention_size: object, heads: int) -> None:
 
 
 def check_dropped_weights(share: object, attention: str, *, design: str) -> None:
-    """Check that attention stores weights, if dropout is to be applied to them.
-
-    Raises:
-        ValueError: It does not.
-    """
+    """Raise ValueError if dropout is to be applied to weights of attention that stores none."""
     if share == 0:
         return
     if design != "authors" or attention not in DROPS_WEIGHTS:
@@ -54,10 +42,8 @@ def check_dropped_weights(share: object, attention: str, *, design: str) -> None
 
 
 def check_attention(attention: object, options: object, *, layers: int, shared: bool) -> None:
-    """Check the name of the attention and its options.
-
-    Raises:
-        ValueError: An unknown name or option, an invalid value, or options or shared weights without attention.
+    """Raise ValueError for an unknown attention or option, an invalid value, or options or shared weights without
+    attention.
     """
     check_names("attention", [attention], (*METHODS, PLAN, NO_ATTENTION))  # pyright: ignore[reportArgumentType]
     if not isinstance(options, dict):
@@ -75,11 +61,7 @@ def check_attention(attention: object, options: object, *, layers: int, shared: 
 
 
 def check_frozen(design: str, layers: Iterable[LayerChoice]) -> None:
-    """Check that Linformer in the design "authors" says which of the two papers' code bases it follows.
-
-    Raises:
-        ValueError: It does not.
-    """
+    """Raise ValueError unless Linformer in the design "authors" says which of the two papers' code bases it follows."""
     if design == "authors" and any(method == "linformer" and "frozen" not in options for method, options in layers):
         raise ValueError(
             "design is 'authors', but linformer's option frozen is not given, on which the two papers' code differs: "
@@ -89,11 +71,7 @@ def check_frozen(design: str, layers: Iterable[LayerChoice]) -> None:
 
 
 def check_taps(name: str, value: object) -> None:
-    """Check the size of a convolution.
-
-    Raises:
-        ValueError: It is neither None nor an odd number.
-    """
+    """Raise ValueError for a size of a convolution that is neither None nor an odd number."""
     if value is not None:
         check_at_least(name, value, 1)
         if value % 2 == 0:  # pyright: ignore[reportOperatorIssue]
@@ -133,11 +111,7 @@ def check_positions(positions: object, *, share: object, across_heads: object, h
 
 
 def check_no_option(given: Mapping[str, Any]) -> None:
-    """Check that no option of an attention method is among the fields of a configuration.
-
-    Raises:
-        ValueError: One is; the message says where it belongs.
-    """
+    """Raise ValueError, which says where it belongs, if an option of an attention method is given as a field."""
     for name in given:
         if name in options_of(METHODS):
             raise ValueError(

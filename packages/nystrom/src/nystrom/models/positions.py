@@ -25,16 +25,7 @@ Lengthening = Literal["repeat", "interpolate"]
 
 
 def resize_positions(table: Float[Tensor, "p w"], length: int, *, how: Lengthening) -> Float[Tensor, "length w"]:
-    """A table of `length` positions from a trained one.
-
-    Args:
-        table: Trained rows, the first token's first.
-        length: Positions wanted.
-        how: "repeat" or "interpolate".
-
-    Raises:
-        ValueError: `length` is below 1, or `how` is unknown.
-    """
+    """A table of `length` positions from a trained one; ValueError for a length below 1, or an unknown `how`."""
     check_at_least("max_position_embeddings", length, 1)
     check_choice("positions", how, get_args(Lengthening))
     trained = table.shape[0]

@@ -19,10 +19,8 @@ from nystrom.parallel.communication import Ranks
 
 
 def check_group(group: object) -> Ranks:
-    """The ranks of a process group, or of a mesh of one dimension.
-
-    Raises:
-        ValueError: It is neither, or this process is not one of its ranks.
+    """The ranks of a process group or of a mesh of one dimension; ValueError if it is neither, or this process not in
+    it.
     """
     if not dist.is_available() or not dist.is_initialized():
         raise ValueError(
@@ -46,15 +44,10 @@ def check_group(group: object) -> Ranks:
 def agree(
     ranks: Ranks, facts: dict[str, object], held: tuple[int, int], refusal: ValueError | None
 ) -> list[tuple[int, int]]:
-    """Compare facts across ranks, and exchange how many queries and keys each holds.
-
-    Args:
-        facts: Values that must be equal on all ranks, by name.
-        held: Number of queries and keys of this rank.
-        refusal: What is wrong with this rank's own inputs, or None.
+    """Compare facts by name across ranks, and exchange how many queries and keys each holds.
 
     Raises:
-        ValueError: Ranks disagree, or the inputs of one are invalid; raised on all ranks.
+        ValueError: Ranks disagree, or one refuses its own inputs (`refusal`); raised on all ranks.
     """
     told = {name: str(fact) for name, fact in facts.items()}
     digest = int.from_bytes(blake2b(repr(told).encode(), digest_size=7).digest(), "big")

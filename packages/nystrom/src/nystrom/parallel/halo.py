@@ -13,12 +13,7 @@ def with_halo(
 ) -> Shaped[Tensor, "*b t d"]:
     """`before` + n + `after` tokens: the rank's own, and those next to them, from as many ranks as needed.
 
-    Positions outside the sequence are zero. Ranks without tokens request none.
-
-    Args:
-        x: The rank's own tokens; a single padding token if it has none.
-        before: Number of tokens before its first.
-        after: Number of tokens after its last.
+    Positions outside the sequence are zero. Ranks without tokens, which hold a single padding token, request none.
     """
     starts = [sum(tokens.lengths[:rank]) for rank in range(ranks.size)]
     spans = [

@@ -19,11 +19,9 @@ from nystrom.precision import at_least_float32
 def join(
     ranks: Ranks, means: Float[Tensor, "b h r e"], logs: Float[Tensor, "b h r 1"]
 ) -> tuple[Float[Tensor, "b h r e"], Float[Tensor, "b h r 1"]]:
-    """Averages and logarithms of normalisers over all ranks.
+    """Averages and logarithms of normalisers over all ranks, from those over the keys of each.
 
-    Args:
-        means: Averages over the keys of this rank.
-        logs: Logarithms of their normalisers; far below all others for a rank without a real key.
+    The logarithms are far below all others for a rank without a real key.
     """
     top = ranks.largest(logs)
     weight = (logs - top).exp()
@@ -44,13 +42,7 @@ def joined_softmax(
 ) -> tuple[Float[Tensor, "b h r e"], Float[Tensor, "b h r 1"]]:
     """Softmax attention of a few replicated queries to the keys of all ranks; in float32 at least.
 
-    Args:
-        k: Keys of this rank.
-        v: Their values; zeros where a key is not real.
-        scale: Factor on the inner products; None means 1 / sqrt(d).
-
-    Returns:
-        The outputs, and the logarithms of their normalisers.
+    Values are zeros where a key is not real. Also returns the logarithms of the normalisers.
     """
     q, k, v = (at_least_float32(x) for x in (q, k, v))
     keep = None if keys.whole and keys.lengths[ranks.rank] else keys.keep

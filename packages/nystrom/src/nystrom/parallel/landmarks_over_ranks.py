@@ -20,13 +20,9 @@ def choose(
     landmarks: Landmarks,
     draws: Float[Tensor, " m"] | None,
 ) -> Float[Tensor, "b h m d"]:
-    """Landmarks of the requested kind, in float32 at least.
+    """The m landmarks of the requested kind, in float32 at least; tokens are zeros where they are not real.
 
-    Args:
-        x: Queries or keys of this rank; zeros where they are not real.
-        m: Number of landmarks.
-        landmarks: Their kind.
-        draws: For "uniform", the position of each token within its segment, in [0, 1).
+    `draws` are for "uniform" the position of each token within its segment, in [0, 1).
     """
     if landmarks == "uniform":
         assert draws is not None

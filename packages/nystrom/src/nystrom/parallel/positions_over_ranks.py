@@ -43,14 +43,7 @@ class Tokens:
 def find_tokens(
     ranks: Ranks, lengths: Sequence[int], keep: Bool[Tensor, "b n"] | None, batch: int, device: torch.device
 ) -> Tokens:
-    """Find the positions of this rank's tokens.
-
-    Args:
-        lengths: Tokens of each.
-        keep: Mask of this rank; given on all ranks or on none.
-        batch: Sequences.
-        device: Where the tokens are.
-    """
+    """Find the positions of this rank's tokens, by the tokens of each and their mask, given on all ranks or on none."""
     start, n, total = sum(lengths[: ranks.rank]), lengths[ranks.rank], sum(lengths)
     here = torch.arange(max(n, 1), device=device)
     real = (here < n).expand(batch, -1)

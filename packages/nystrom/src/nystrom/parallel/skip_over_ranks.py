@@ -23,13 +23,9 @@ def skip_over_ranks(
     weight: Float[Tensor, "h 1 taps 1"],
     to: Float[Tensor, "b h n e"],
 ) -> Float[Tensor, "b h n e"]:
-    """`depthwise_skip` of the values of all ranks, added to the attention; the caller must zero padding tokens.
+    """`depthwise_skip` of the values of all ranks, added to the attention `to` of this rank's queries.
 
-    Args:
-        keys: Positions of the values.
-        v: Values of this rank; zeros where they are not real.
-        weight: See `depthwise_skip`.
-        to: The attention of this rank's queries.
+    The caller must zero padding tokens; values are zeros where they are not real.
     """
     half, n = weight.shape[2] // 2, to.shape[2]
     around = with_halo(ranks, keys, v, half, half)

@@ -82,10 +82,7 @@ class OutputEntries(nn.Module):
 
 
 def longest(model: EncoderPreTrainedModel) -> int | None:
-    """The longest input: the limit of the positions, or of an attention with a fixed length (Linformer).
-
-    None if neither sets a limit, as with rotary positions or none.
-    """
+    """The longest input, by the positions or by Linformer's length; None without a limit, as with rotary positions."""
     limits = [model.config.longest_input]
     for layer in range(model.config.num_hidden_layers):
         method, options = model.config.layer_attention(layer)

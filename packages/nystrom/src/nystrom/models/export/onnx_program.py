@@ -151,11 +151,7 @@ def export_onnx(
 def _in_onnx(
     program: torch.export.ExportedProgram, model: EncoderPreTrainedModel, progress: Progress, **options: Any
 ) -> torch.onnx.ONNXProgram:
-    """The program in the words of ONNX.
-
-    Raises:
-        ValueError: It has none for some operation.
-    """
+    """The program in the words of ONNX; ValueError if it has none for some operation."""
     try:
         with _quiet(), progress.doing("translating it to ONNX"):
             if _lacks_words(program):

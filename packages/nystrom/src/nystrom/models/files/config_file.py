@@ -13,11 +13,7 @@ OWN_TYPE = "nystrom"
 
 
 def as_own(content: dict[str, Any], changes: Mapping[str, Any], what: str) -> dict[str, Any]:
-    """The fields of a configuration in either format; `changes` will replace some of them.
-
-    Raises:
-        ValueError: It belongs to another model.
-    """
+    """The fields of a configuration in either format, some of which `changes` replace; ValueError for another model."""
     came = content.get("model_type", OWN_TYPE)
     if came == PUBLISHED_TYPE:
         options = changes.get("attention_options")
@@ -35,11 +31,7 @@ def as_own(content: dict[str, Any], changes: Mapping[str, Any], what: str) -> di
 
 
 def check_config_file(folder: Path) -> None:
-    """Check that a folder holds a config.json that names its model.
-
-    Raises:
-        ValueError: It does not.
-    """
+    """Raise ValueError unless a folder holds a config.json that names its model."""
     file = folder / CONFIG_NAME
     if not file.is_file():
         raise ValueError(f"model is {folder}, which holds no {CONFIG_NAME}: name a saved model, such as RUN/best.")

@@ -1,7 +1,6 @@
 """Folders in Hugging Face format: config.json, safetensors in one file or several, and a tokenizer.
 
-A folder is written under a temporary name and renamed when complete, so no half-written folder remains. The checks of
-weights before they are read are in `nystrom.models.files.loading`.
+A folder is written under a temporary name and renamed when complete, so no half-written folder remains.
 """
 
 import json
@@ -77,11 +76,7 @@ def write_card(folder: Path) -> None:
 
 
 def check_fresh(to: Path) -> None:
-    """Check that nothing would be overwritten.
-
-    Raises:
-        ValueError: `to` is a file or a link, or a folder that is not empty.
-    """
+    """Raise ValueError if something would be overwritten: a file, a link, or a folder that is not empty."""
     check_no_link(to)
     if to.is_dir():
         if any(to.iterdir()):
@@ -94,8 +89,6 @@ def copy_tokenizer(source: Path, to: Path, *, max_length: int, default_class: st
     """Copy the tokenizer's files, with a new maximum length.
 
     Args:
-        source: Folder with the tokenizer, if it has one.
-        to: Folder that receives it.
         max_length: Tokens to which the tokenizer truncates longer inputs, if truncation is requested.
         default_class: Tokenizer of transformers for a folder that names none.
 
@@ -119,12 +112,9 @@ def copy_tokenizer(source: Path, to: Path, *, max_length: int, default_class: st
 
 
 def copy_sentence_modules(source: Path, to: Path, *, max_length: int) -> tuple[str, ...]:
-    """Copy the sentence-transformers files of an encoder: list of modules, pooling, norm and prompts.
+    """Copy the sentence-transformers files of an encoder, which is the first module: list, pooling, norm and prompts.
 
-    Args:
-        source: Folder of the encoder, which is the first of the modules.
-        to: Folder that receives the rest.
-        max_length: New truncation length for texts, in tokens.
+    Texts are truncated to `max_length` tokens from then on.
 
     Returns:
         The names of files and folders; empty if `source` is not such a model.
@@ -152,10 +142,8 @@ def copy_sentence_modules(source: Path, to: Path, *, max_length: int) -> tuple[s
 
 
 def sentence_modules(listed: Path) -> list[str]:
-    """The folders of the modules in a modules.json of sentence-transformers, relative to it.
-
-    Raises:
-        ValueError: It is not such a list, or a folder lies outside.
+    """The folders in a modules.json of sentence-transformers, relative to it; ValueError if it is none, or one lies
+    outside.
     """
     try:
         places = [module["path"] for module in json.loads(listed.read_text(encoding="utf-8"))]

@@ -6,11 +6,7 @@ from typing import Any
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """Read a file that holds a JSON object.
-
-    Raises:
-        ValueError: The file is missing, or holds something else.
-    """
+    """Read a file that holds a JSON object; ValueError if it is missing, or holds something else."""
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError as error:

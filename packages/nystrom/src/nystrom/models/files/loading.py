@@ -50,11 +50,8 @@ class SizeMismatchError(ValueError, RuntimeError):
 
 
 def find_folder(name: Any, given: dict[str, Any]) -> Path:
-    """The folder of a model; a model of the Hugging Face Hub is downloaded.
-
-    Args:
-        name: A folder, or a name such as "uw-madison/nystromformer-512".
-        given: Keywords of `from_pretrained`; those about downloads are used.
+    """The folder of a model; one of the Hugging Face Hub is downloaded, by what `given` of `from_pretrained` says of
+    that.
 
     Raises:
         ValueError: A file, or neither a folder nor a valid name; or a model without safetensors.
@@ -104,12 +101,9 @@ def find_folder(name: Any, given: dict[str, Any]) -> Path:
 
 
 def check_weights(folder: Path, *, variant: str | None = None, downloaded: bool = False) -> None:
-    """Check that a folder holds complete safetensors of finite numbers.
+    """Check that a folder holds complete safetensors of finite numbers, of the `variant` if one is given.
 
-    Args:
-        folder: Where config.json is.
-        variant: The `variant` argument of `from_pretrained`.
-        downloaded: Whether it is the main revision of a hub model, of which another revision may hold safetensors.
+    `downloaded` is the main revision of a hub model, of which another revision may hold safetensors.
 
     Raises:
         ValueError: Not a folder; no weights, or only in other formats; a file that is missing, truncated or elsewhere;
@@ -192,13 +186,9 @@ def _check_sizes(folder: Path, content: Mapping[str, Any], weights: int) -> None
 
 
 def check_fit(model: nn.Module, report: dict[str, Any], folder: Path, *, new_heads: bool = True) -> None:
-    """Check that a model's encoder and head match the contents of its folder.
+    """Check that a model's encoder and head match the contents of its folder, by the loading report of transformers.
 
-    Args:
-        model: The loaded model.
-        report: The loading report of transformers (`output_loading_info`).
-        folder: The folder that it was loaded from.
-        new_heads: Whether a head may be entirely new, and a head that the model does not have may be dropped.
+    With `new_heads`, a head may be entirely new, and a head that the model does not have may be dropped.
 
     Raises:
         ValueError: The first weight that is missing or left over.
@@ -235,14 +225,9 @@ def report_held() -> Iterator[None]:
 
 
 def check_shapes(report: Mapping[str, Any], folder: Path) -> None:
-    """Check that the weights of a folder have the sizes that its model expects.
+    """Raise SizeMismatchError for the first weight in a loading report whose size is not what its model expects.
 
-    Args:
-        report: The loading report of transformers (`output_loading_info` with `ignore_mismatched_sizes`).
-        folder: The folder that the model was loaded from.
-
-    Raises:
-        SizeMismatchError: The first weight of the wrong size; the message names it.
+    The report is transformers' `output_loading_info` with `ignore_mismatched_sizes`.
     """
     for name, came, wanted in sorted(report["mismatched_keys"]):
         raise SizeMismatchError(
@@ -253,11 +238,7 @@ def check_shapes(report: Mapping[str, Any], folder: Path) -> None:
 
 
 def check_tied(model: nn.Module, tied: dict[str, str] | None, folder: Path) -> None:
-    """Check that tensors which the configuration ties have equal values in the folder.
-
-    Raises:
-        ValueError: The first pair that differs.
-    """
+    """Raise ValueError for the first pair of tensors, tied by the configuration, that differ in the folder."""
     for name, source in (tied or {}).items():
         if model.get_parameter(name) is not model.get_parameter(source):
             raise ValueError(

@@ -58,14 +58,9 @@ _IGNORED = {"model_type", "use_cache", "gradient_checkpointing", "finetuning_tas
 
 
 def read_published(content: Mapping[str, Any], *, num_landmarks: int | None = None) -> dict[str, Any]:
-    """Translate a published configuration.
+    """Translate a published configuration to fields of `EncoderConfig`.
 
-    Args:
-        content: The contents of its config.json.
-        num_landmarks: Landmarks in place of the file's; giving them selects Nyström attention.
-
-    Returns:
-        Fields of `EncoderConfig`.
+    `num_landmarks` takes the place of the file's, and selects Nyström attention.
 
     Raises:
         ValueError: A field of this library's own format, or a value that means a different model.
@@ -98,10 +93,8 @@ def read_published(content: Mapping[str, Any], *, num_landmarks: int | None = No
 
 
 def write_published(content: Mapping[str, Any]) -> NystromformerConfig:
-    """Translate the result of `EncoderConfig.to_dict`, once `check_publishable` has accepted it.
-
-    Returns:
-        The equivalent configuration of transformers.
+    """Translate the result of `EncoderConfig.to_dict`, once `check_publishable` has accepted it, to that of
+    transformers.
     """
     length = content["segment_means_seq_len"]
     exact = content["attention"] == "softmax"
@@ -118,14 +111,7 @@ def write_published(content: Mapping[str, Any]) -> NystromformerConfig:
 
 
 def check_publishable(content: Mapping[str, Any]) -> None:
-    """Check that transformers' own model can compute a configuration before it is written in the published format.
-
-    Args:
-        content: Fields of `EncoderConfig`, each valid by itself.
-
-    Raises:
-        ValueError: The message names the first field that prevents it.
-    """
+    """Raise ValueError for the first field that transformers' own model cannot compute, each being valid by itself."""
     length = content["segment_means_seq_len"]
     check_at_least("segment_means_seq_len", length, 1)
     wanted = {"norm": "post", "pooling": "first", "positions": "learned"}

@@ -20,16 +20,11 @@ IGNORED = -100
 def mean_loss(
     logits: Float[Tensor, "*b c"], labels: Int[Tensor, "*b"], *, name: str = "labels", group: Group = None
 ) -> Float[Tensor, ""]:
-    """Mean cross entropy of logits and labels.
-
-    Args:
-        logits: Logits, one per class.
-        labels: Classes; -100 is ignored.
-        name: The caller's name for the labels.
-        group: Process group across which the mean is taken; None for a single process.
+    """Mean cross entropy of logits and labels, over the ranks of a group if there is one; a label of -100 is ignored.
 
     Raises:
-        ValueError: Labels do not have the shape of the logits without their last axis, or are floating point.
+        ValueError: Labels, called `name`, do not have the shape of the logits without their last axis, or are floating
+            point.
     """
     check_labels(labels, logits.shape[:-1], name=name)
     labels = labels.flatten().long()
@@ -41,11 +36,7 @@ def mean_loss(
 
 
 def check_labels(labels: Tensor, shape: Sequence[int], *, name: str = "labels") -> None:
-    """Check that labels are integers of a given shape.
-
-    Raises:
-        ValueError: They are not.
-    """
+    """Raise ValueError for labels that are not integers of the shape."""
     if tuple(labels.shape) != tuple(shape):
         raise ValueError(f"{name} has shape {tuple(labels.shape)}; expected {tuple(shape)}.")
     if labels.is_floating_point():

@@ -22,12 +22,7 @@ from torch import Tensor, nn
 
 
 class PooledNorm(nn.BatchNorm1d):
-    """The norm. A batch of one sequence, which has no variance, uses the fixed values in training as well.
-
-    Args:
-        width: Channels.
-        eps: Added to the variance.
-    """
+    """The norm. A batch of one sequence, which has no variance, uses the fixed values in training as well."""
 
     def __init__(self, width: int, eps: float = 1e-5):
         super().__init__(width, eps=eps, affine=False)

@@ -94,12 +94,8 @@ class EncoderForSequenceClassification(EncoderPreTrainedModel):
 def pool_encoded(
     config: EncoderConfig, x: Float[Tensor, "b m w"], attention_mask: Tensor | None, *, group: Group = None
 ) -> Float[Tensor, "b w"]:
-    """Pool the output of an encoder to one vector per sequence, as its configuration says; see `pool`.
-
-    Args:
-        config: Configuration of the encoder.
-        x: Output of the encoder, including the class token if it has one.
-        attention_mask: The encoder's attention mask.
+    """Pool the output of an encoder, class token included, to one vector per sequence as its configuration says, see
+    `pool`.
     """
     keep = None if attention_mask is None else attention_mask.bool()
     if config.pooling == "cls":
@@ -110,10 +106,9 @@ def pool_encoded(
 def pool(
     x: Float[Tensor, "b n w"], keep: Bool[Tensor, "b n"] | None, *, how: Pooling = "mean", group: Group = None
 ) -> Float[Tensor, "b w"]:
-    """One vector per sequence, from its real tokens; zeros if there are none. The mean is taken in float32 at least.
+    """One vector per sequence: the "mean", "first" or "max" of its real tokens; zeros if there are none.
 
-    Args:
-        how: The "mean", the "first", or the largest value of each channel, "max".
+    The mean is taken in float32 at least.
     """
     if group is not None:
         return pool_over_ranks(group, x, keep, how=how)

@@ -21,10 +21,6 @@ _LANES, _VALUES = 4, 2**16
 def dropout(x: Float[Tensor, "*shape"], share: float) -> Float[Tensor, "*shape"]:
     """Replace a share of the numbers by zeros, and scale the others so that the mean is unchanged.
 
-    Args:
-        x: Numbers.
-        share: Probability p of a zero, from 0 to 1.
-
     Raises:
         ValueError: `share` is not a probability.
     """

@@ -27,14 +27,9 @@ from nystrom.shapes import Masks, check_same_tokens, score_scale
 
 
 class DroppedWeights(AttentionHeads):
-    """Attention over (b, h, n, d) by a method that can store its weights, with dropout of these in training.
+    """Attention by "softmax" or "kernelized", with dropout of its weights, by the probability `share`, in training.
 
     Draws come from torch's global generator, as in other dropout.
-
-    Args:
-        method: "softmax" or "kernelized".
-        head_dim: Width of a query or key in one head.
-        share: Probability p that a weight is dropped, in [0, 1).
     """
 
     # The draws of the ranks would differ from those of one process.

@@ -47,14 +47,9 @@ def rotation(
     across_heads: bool,
     dtype: torch.dtype,
 ) -> Rotation:
-    """The rotation at these positions.
+    """The rotation of the `share` of pairs, numbered across the heads or in each, at these positions; the first is 0.
 
-    Args:
-        positions: Positions of the tokens; that of the first real one is 0.
-        head_dim: Width of a head, an even number.
-        share: Share of the pairs that are rotated, in (0, 1].
-        across_heads: Whether pairs are numbered across the heads.
-        dtype: float32, or float64 for more digits.
+    `dtype` is float32, or float64 for more digits.
     """
     heads = num_heads if across_heads else 1
     pairs = heads * head_dim // 2
@@ -67,12 +62,7 @@ def rotation(
 
 
 def rotate(x: Float[Tensor, "b n w"], by: Rotation, *, num_heads: int) -> Float[Tensor, "b n w"]:
-    """Rotate projected queries or keys.
-
-    Args:
-        x: Queries or keys, with their heads side by side.
-        by: The result of `rotation`.
-    """
+    """Rotate projected queries or keys, with their heads side by side, by the result of `rotation`."""
     real, imaginary = at_least_float32(x).unflatten(-1, (num_heads, 2, -1)).unbind(-2)
     turned = torch.stack([real * by.cos - imaginary * by.sin, real * by.sin + imaginary * by.cos], dim=-2)
     return turned.flatten(-3).to(x.dtype)

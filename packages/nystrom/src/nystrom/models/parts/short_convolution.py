@@ -2,17 +2,12 @@ r"""A short depthwise convolution of tokens, with a kernel per channel: it mixes
 
 $$y_{i,c} = \sum_{t=0}^{K-1} w_{c,t}\, x_{i + t - (K-1)/2,\, c}$$
 with an odd size K, and zeros outside the sequence and at padding tokens. Positions are relative, so padding at either
-end changes nothing; masked tokens inside a sequence count as positions.
+end changes nothing; masked tokens inside a sequence count as positions. The kernels start near the identity: 1 in the
+middle, plus uniform draws within $\tfrac12 K^{-1/2}$.
 
-The kernels start near the identity: 1 in the middle, plus uniform draws within $\tfrac12 K^{-1/2}$.
-
-On a CPU, torch's `conv2d` is fast for float32, but its gradients are slow; they are computed here in other ways:
-
-- The gradient of the tokens is computed as the same convolution with the kernel reversed, several times as fast.
-- The gradient of kernels longer than 13 is computed from sums along the diagonals of products of windows, many times
-  as fast.
-
-With $g$ the gradient of $y$, the gradient of the kernel is
+On a CPU, torch's `conv2d` is fast for float32, but its gradients are slow. That of the tokens is computed as the same
+convolution with the kernel reversed; that of kernels longer than 13 from sums along the diagonals of products of
+windows: with $g$ the gradient of $y$,
 $$\frac{\partial}{\partial w_{c,t}} = \sum_i g_{i,c}\, x_{i + t - (K-1)/2,\, c}.$$
 
 Source: So et al. (2021), arXiv:2109.08668, which convolves queries, keys and values after their projections with K = 3.
@@ -34,12 +29,7 @@ _NUMBERS = 2**18
 
 
 class ShortConvolution(nn.Module):
-    """The convolution; `weight` has the layout of `nn.Conv1d(w, w, K, groups=w)`.
-
-    Args:
-        width: Channels.
-        kernel_size: Taps K, an odd number.
-    """
+    """The convolution with K odd taps; `weight` has the layout of `nn.Conv1d(w, w, K, groups=w)`."""
 
     # It reads neighbouring tokens, which other ranks may hold: see `nystrom.parallel.models`.
     over_ranks = False
@@ -57,11 +47,7 @@ class ShortConvolution(nn.Module):
             self.weight[:, :, size // 2] += 1
 
     def forward(self, x: Float[Tensor, "b n w"], keep: Bool[Tensor, "b n"] | None) -> Float[Tensor, "b n w"]:
-        """Convolve.
-
-        Args:
-            keep: Real tokens; None if all are. The others count as zeros.
-        """
+        """Convolve; tokens that are not real count as zeros."""
         if isinstance(x.shape[1], int) and x.shape[1] == 0:
             return x
         x = x if keep is None else torch.where(keep[..., None], x, 0.0)

@@ -228,12 +228,8 @@ def _beyond(
 
     Nothing is added that would have to be subtracted again. The tokens before a span are cut at the beginnings of the
     spans of earlier ranks: each of these ranks holds, and sums, the tokens from the beginning of its span to that of
-    the next. The tokens after a span are cut at the ends of later spans in the same way.
-
-    Args:
-        place: Positions of the tokens that this rank holds.
-        v: Their values.
-        cluster: Their clusters.
+    the next. The tokens after a span are cut at the ends of later spans in the same way. `place`, `v` and `cluster` are
+    of the tokens that this rank holds.
     """
     m, (low, high) = options.num_clusters, _span(keys, ranks.rank, options)
     next_low, last_high = (
