@@ -1,4 +1,4 @@
-"""Options of commands on models, as documented classes, and functions that take the fields of such a class.
+"""Options of commands as documented classes, and functions that take the fields of such a class.
 
 Needs no torch, so a command line knows its options before anything heavy is imported.
 """
@@ -109,23 +109,3 @@ class ConvertOptions:
             raise ValueError(
                 "plan sets the method of each layer, and attention or its options are also given: leave one out."
             )
-
-
-@dataclass(frozen=True)
-class ExportOptions:
-    """Export a saved model to ONNX, for any batch size and length.
-
-    Attributes:
-        folder: Folder of the model, with config.json and model.safetensors.
-        to: File to write, such as model.onnx; must not exist yet.
-        opset: ONNX opset version, 18 to 22; None uses torch's default.
-        token_type_ids: Add token_type_ids as an input; otherwise all tokens belong to the first segment.
-        check: Run the file with onnxruntime, and compare it with the model.
-    """
-
-    folder: Path
-    to: Path
-    _: KW_ONLY
-    opset: int | None = None
-    token_type_ids: bool = False
-    check: bool = True

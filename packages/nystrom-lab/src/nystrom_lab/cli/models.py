@@ -1,7 +1,30 @@
 """Commands on models in folders: convert, export."""
 
-from nystrom.command_options import ConvertOptions, ExportOptions
+from dataclasses import KW_ONLY, dataclass
+from pathlib import Path
+
+from nystrom.command_options import ConvertOptions
 from nystrom_lab.cli.arguments import arguments_of, arguments_with_method, positional
+
+
+@dataclass(frozen=True)
+class ExportOptions:
+    """Export a saved model to ONNX, for any batch size and length.
+
+    Attributes:
+        folder: Folder of the model, with config.json and model.safetensors.
+        to: File to write, such as model.onnx; must not exist yet.
+        opset: ONNX opset version, 18 to 22; None uses torch's default.
+        token_type_ids: Add token_type_ids as an input; otherwise all tokens belong to the first segment.
+        check: Run the file with onnxruntime, and compare it with the model.
+    """
+
+    folder: Path
+    to: Path
+    _: KW_ONLY
+    opset: int | None = None
+    token_type_ids: bool = False
+    check: bool = True
 
 
 def convert_model(words: list[str]) -> None:
@@ -16,6 +39,13 @@ def convert_model(words: list[str]) -> None:
 def export_model(words: list[str]) -> None:
     """Export a model to ONNX, for any batch size and length."""
     asked = arguments_of(ExportOptions, words, "export", folder=positional(ExportOptions, "folder"))
-    from nystrom.models.export.onnx_program import export
+    from nystrom.models.classes import model_class
+    from nystrom.models.configuration import EncoderConfig
+    from nystrom.models.export.onnx_program import check_file, export_onnx
+    from nystrom.models.files.loading import check_weights
 
-    print(export(**asked))
+    folder = asked.pop("folder")
+    check_file(asked["to"])
+    check_weights(folder)
+    model = model_class(EncoderConfig.from_pretrained(folder), folder).from_pretrained(folder)
+    print(export_onnx(model, **asked))

@@ -36,7 +36,4 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
 }
 ROWS: dict[str, Callable[..., Any]] = {"nystrom": nystrom_rows, "near_far": near_far_rows}
 # Modules that supply a function's tensor arguments after the values.
-WEIGHTS: dict[str, Callable[..., nn.Module]] = {
-    "performer": PerformerFeatures,
-    "linformer": LinformerProjections,
-}
+WEIGHTS: dict[str, Callable[..., nn.Module]] = {"performer": PerformerFeatures, "linformer": LinformerProjections}

@@ -17,22 +17,37 @@ from nystrom.precision import accumulator
 
 # Numbers that a program adds up.
 _ADDED = 512
-_TRITON = {
-    torch.float64: tl.float64,
-    torch.float32: tl.float32,
-    torch.bfloat16: tl.bfloat16,
-    torch.float16: tl.float16,
-}
+_TRITON = {torch.float64: tl.float64, torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}
 
 
 @dataclass(frozen=True)
-class StageInputs:
+class ProgramInputs:
+    """The program that launches are added to, and the tokens."""
+
+    program: Program
+    q: Slot
+    k: Slot
+    v: Slot
+
+    @property
+    def acc(self) -> torch.dtype:
+        """Dtype of sums."""
+        return accumulator(self.q.dtype)
+
+    @property
+    def device(self) -> torch.device:
+        """Where they run."""
+        return self.program.device
+
+    def scratch(self, *shape: int) -> Slot:
+        """A small tensor in the workspace."""
+        return self.program.scratch(shape, self.acc)
+
+
+@dataclass(frozen=True)
+class StageInputs(ProgramInputs):
     """What all stages share."""
 
-    program: Program  # The program that their launches are added to
-    q: Slot  # Queries
-    k: Slot  # Keys
-    v: Slot  # Values
     conv: Slot | None  # (h, taps) Kernel of the skip, or None
     keep: Slot | None  # (b, s) Real keys as bytes, or None
     query_keep: Slot | None  # (b, n) Real queries as bytes, or None
@@ -49,20 +64,6 @@ class StageInputs:
     def rows(self) -> int:
         """Total number of landmarks."""
         return self.m if self.gaussian else 2 * self.m
-
-    @property
-    def acc(self) -> torch.dtype:
-        """Dtype of sums."""
-        return accumulator(self.q.dtype)
-
-    @property
-    def device(self) -> torch.device:
-        """Where they run."""
-        return self.program.device
-
-    def scratch(self, *shape: int) -> Slot:
-        """A small tensor in the workspace."""
-        return self.program.scratch(shape, self.acc)
 
     def summed(self, parts: Slot) -> Slot:
         """The sum over the first dimension."""

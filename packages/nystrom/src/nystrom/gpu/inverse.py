@@ -133,10 +133,7 @@ def _multiply(
         for j in range(0, M, BLOCK):
             total = beta * load_tile(base, i, j, M, False, BLOCK, BLOCK)
             for l in range(0, M, BLOCK):
-                left, right = (
-                    load_tile(x, i, l, M, TURN_X, BLOCK, BLOCK),
-                    load_tile(y, l, j, M, TURN_Y, BLOCK, BLOCK),
-                )
+                left, right = (load_tile(x, i, l, M, TURN_X, BLOCK, BLOCK), load_tile(y, l, j, M, TURN_Y, BLOCK, BLOCK))
                 total += alpha * product(left, right, PRECISION)
             store_tile(out, i, j, total, M, BLOCK, BLOCK)
     # Makes the result visible to all threads of the program.

@@ -12,14 +12,7 @@ Plain form: `nystrom.reference.nystrom`, between its two factors.
 import triton
 import triton.language as tl
 
-from nystrom.gpu.arithmetic import (
-    load_matrix,
-    place_of,
-    product,
-    softmax_rows,
-    store_matrix,
-    store_normaliser,
-)
+from nystrom.gpu.arithmetic import load_matrix, place_of, product, softmax_rows, store_matrix, store_normaliser
 from nystrom.gpu.inverse import load_square, next_iterate, store_square
 from nystrom.gpu.right import joined
 
@@ -83,12 +76,7 @@ def middle_backward(
     kind, square = 0, bh.to(tl.int64) * sizes.M * sizes.M
     if few is not None:
         kind = tl.load(few + bh // sizes.H)
-    store_square(
-        matrix + square,
-        _matrix(table, bh, kind, sizes.M, few is not None, C),
-        sizes.M,
-        C.BLOCK_M,
-    )
+    store_square(matrix + square, _matrix(table, bh, kind, sizes.M, few is not None, C), sizes.M, C.BLOCK_M)
     grad = tl.full((C.BLOCK_M, C.BLOCK_E), 0, C.ACC)
     for split in range(SPLITS):
         grad += load_matrix(middle_sums, (split * sizes.BH + bh) * sizes.M, sizes.M, C.E, C.BLOCK_M, C.BLOCK_E)

@@ -83,11 +83,7 @@ class _Search:
     """The errors and times of one model's layers, and the choice among them."""
 
     def __init__(
-        self,
-        model: nn.Module,
-        batches: Sequence[Batch],
-        candidates: Sequence[Candidate],
-        times: Times | None,
+        self, model: nn.Module, batches: Sequence[Batch], candidates: Sequence[Candidate], times: Times | None
     ):
         self.model, self.batches, self.candidates = model, batches, candidates
         self.exact: list[Results] = []

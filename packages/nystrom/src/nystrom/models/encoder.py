@@ -31,14 +31,7 @@ from nystrom.models.blocks import EncoderLayer, EncoderSelfAttention, EncoderSta
 from nystrom.models.configuration import EncoderConfig
 from nystrom.models.design import EmbeddingTable, start_linear
 from nystrom.models.embeddings import EncoderEmbeddings, check_mask
-from nystrom.models.files.loading import (
-    check_fit,
-    check_shapes,
-    check_tied,
-    check_weights,
-    find_folder,
-    report_held,
-)
+from nystrom.models.files.loading import check_fit, check_shapes, check_tied, check_weights, find_folder, report_held
 from nystrom.shapes import Group
 
 # Attention that transformers may choose for a model by itself; nothing here reads it.

@@ -74,9 +74,6 @@ def _plain_gradient(
         return None
     (tokens, means), pull, *_ = torch.func.vjp(lambda x: _plain(x, m, keep), some.new_zeros(shape))
     pulled = pull(
-        (
-            torch.zeros_like(tokens) if grad is None else grad,
-            torch.zeros_like(means) if of_means is None else of_means,
-        )
+        (torch.zeros_like(tokens) if grad is None else grad, torch.zeros_like(means) if of_means is None else of_means)
     )
     return pulled[0]

@@ -6,10 +6,9 @@ from functools import cached_property
 import torch
 
 from nystrom.gpu.arguments import Constants, NearFarSizes
-from nystrom.gpu.inputs import triton_dtype
+from nystrom.gpu.inputs import ProgramInputs, triton_dtype
 from nystrom.gpu.launch import FLOAT32_PRECISION, Tiles, power, tiles
-from nystrom.gpu.program import Program, Slot
-from nystrom.precision import accumulator
+from nystrom.gpu.program import Slot
 
 # Tokens of a window that a program processes at a time: windows are only a little longer than blocks.
 _LARGEST_W = 32
@@ -18,13 +17,9 @@ _WALK_M = 32
 
 
 @dataclass(frozen=True)
-class NearFarInputs:
-    """What all stages share."""
+class NearFarInputs(ProgramInputs):
+    """What all stages share; keys and values are zeros where they are not real."""
 
-    program: Program  # The program that their launches are added to
-    q: Slot  # Queries
-    k: Slot  # Keys; zeros where they are not real, as for values
-    v: Slot  # Values
     heavy: Slot  # (b, h, g) Positions of the heavy keys
     found: Slot  # (b, h, g) Whether each of them exists, as bytes
     cluster: Slot  # (b, h, s) The cluster of each key as int32; m for heavy keys and keys that are not real
@@ -33,20 +28,6 @@ class NearFarInputs:
     block: int  # Queries of a block; 0 if no tokens are near
     reach: int  # Tokens on either side of its block that a query sees
     scale: float  # Factor on the scores
-
-    @property
-    def acc(self) -> torch.dtype:
-        """Dtype of sums."""
-        return accumulator(self.q.dtype)
-
-    @property
-    def device(self) -> torch.device:
-        """Where they run."""
-        return self.program.device
-
-    def scratch(self, *shape: int) -> Slot:
-        """A small tensor in the workspace."""
-        return self.program.scratch(shape, self.acc)
 
     @property
     def low(self) -> torch.dtype:

@@ -8,13 +8,10 @@ import torch
 from nystrom.gpu.arguments import Constants
 from nystrom.gpu.inputs import plain
 from nystrom.gpu.launch import JOINED_ROWS, power, splits
-from nystrom.gpu.near_far.forward import near_far_forward
-from nystrom.gpu.near_far.keys import near_far_keys
+from nystrom.gpu.near_far.keys import near_far_keys, near_far_shared
 from nystrom.gpu.near_far.near_far_inputs import NearFarInputs
-from nystrom.gpu.near_far.queries import near_far_queries
-from nystrom.gpu.near_far.shared import near_far_shared
-from nystrom.gpu.near_far.span_sums import near_far_first, near_far_heavy, near_far_joined
-from nystrom.gpu.near_far.totals import near_far_totals
+from nystrom.gpu.near_far.queries import near_far_forward, near_far_queries
+from nystrom.gpu.near_far.span_sums import near_far_first, near_far_heavy, near_far_joined, near_far_totals
 from nystrom.gpu.program import Program, Slot
 
 # Tokens among which a program looks for the first real one at a time.
@@ -110,7 +107,7 @@ def queries(x: NearFarInputs, of: Totals, out: Slot, logs: Slot, grad: Slot) -> 
 def shared(x: NearFarInputs, of: Totals | None, logs: Slot, deltas: Slot, grad: Slot) -> tuple[Slot, Slot]:
     """Spans of the gradients of the keys that all queries see, and of shares for their values.
 
-    They are clusters, or the heavy keys if `of` is None; see `nystrom.gpu.near_far.shared`.
+    They are clusters, or the heavy keys if `of` is None; see `nystrom.gpu.near_far.keys`.
     """
     heavy, keys, values, number = (x.heavy, x.k, x.v, x.found) if of is None else (None, *of)
     (b, h, rows), d, e, constants = number.shape, x.k.shape[-1], x.v.shape[-1], x.constants(near=of is not None)

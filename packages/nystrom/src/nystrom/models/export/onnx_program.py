@@ -25,15 +25,11 @@ import torch
 from torch import nn
 
 from nystrom.attention.heads import AttentionHeads
-from nystrom.command_options import ExportOptions, taking
 from nystrom.evaluation import evaluating
 from nystrom.landmarks import for_onnx
-from nystrom.models.classes import model_class
-from nystrom.models.configuration import EncoderConfig
 from nystrom.models.encoder import EncoderPreTrainedModel
 from nystrom.models.export.comparison import OutputEntries, compare, example, longest
 from nystrom.models.export.words import IN_WORDS_OF_ONNX
-from nystrom.models.files.loading import check_weights
 from nystrom.models.heads.pairs import EncoderForPairClassification
 from nystrom.progress import Progress
 from nystrom.whole_files import check_folder, check_new, put_new
@@ -115,7 +111,7 @@ def export_onnx(
     """
     _check_model(model)
     _check_onnx(model, opset, runs=check)
-    _check_file(to, ".onnx")
+    check_file(to)
     inputs = _INPUTS if token_type_ids else _INPUTS[:2]
     outputs = _output_names(model)
     with (
@@ -173,23 +169,6 @@ def _lacks_words(program: torch.export.ExportedProgram) -> bool:
     return any(node.target in IN_WORDS_OF_ONNX for graph in graphs for node in graph.nodes)
 
 
-@taking(ExportOptions)
-def export(request: ExportOptions) -> Exported:
-    """Export a saved model to ONNX, for any batch size and length.
-
-    Raises:
-        ValueError: A folder that cannot be read, or as for `export_onnx`.
-        ArithmeticError: The file differs from the model.
-    """
-    _check_file(request.to, ".onnx")
-    check_weights(request.folder)
-    config = EncoderConfig.from_pretrained(request.folder)
-    model = model_class(config, request.folder).from_pretrained(request.folder)
-    return export_onnx(
-        model, request.to, opset=request.opset, token_type_ids=request.token_type_ids, check=request.check
-    )
-
-
 def _check_model(model: nn.Module) -> None:
     if not isinstance(model, EncoderPreTrainedModel):
         raise ValueError(f"model is a {type(model).__name__}; expected one of nystrom.models.")
@@ -231,9 +210,10 @@ def _check_onnx(model: EncoderPreTrainedModel, opset: int | None, *, runs: bool)
             )
 
 
-def _check_file(to: Path, suffix: str) -> None:
-    if to.suffix != suffix:
-        raise ValueError(f"to is {to}; expected a file name that ends in {suffix}.")
+def check_file(to: Path) -> None:
+    """Raise ValueError for a file that cannot be written, or exists."""
+    if to.suffix != ".onnx":
+        raise ValueError(f"to is {to}; expected a file name that ends in .onnx.")
     for file in (to, to.with_name(f"{to.name}.data")):
         check_new(file)
     check_folder(to.parent)

@@ -14,11 +14,7 @@ from typing import Unpack
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
-from transformers.modeling_outputs import (
-    MultipleChoiceModelOutput,
-    QuestionAnsweringModelOutput,
-    TokenClassifierOutput,
-)
+from transformers.modeling_outputs import MultipleChoiceModelOutput, QuestionAnsweringModelOutput, TokenClassifierOutput
 from transformers.utils.generic import can_return_tuple
 
 from nystrom.models.configuration import EncoderConfig
