@@ -62,9 +62,10 @@ The first 512 tokens do not hold what is asked for; a vector of more can, althou
 each 512: the nearest of several vectors for a page, which is hard to beat without training; more vectors are kept, and
 no token sees beyond its own 512."""
 NEXT = """
-The picture is {picture}. Where to go on:
+The picture is {picture}. Where to go on, after `source .venv/bin/activate`:
+  python examples/demo.py --text my-document.txt    the same with a text of yours
   nystrom convert my-bert --to long-bert --attention near_far --max-position-embeddings 8192    a model of yours
-  nystrom inspect long-bert --texts documents.txt    how near it is, layer by layer
+  nystrom inspect long-bert --texts my-document.txt    how near it is, layer by layer
   docs/long-documents.md    a model for long documents, trained on"""
 
 
@@ -88,20 +89,28 @@ def states(model: EncoderModel, ids: Sequence[int]) -> Tensor:
 
 
 def read(
-    model: EncoderModel, ids: Sequence[int], turns: int
+    model: EncoderModel, ids: Sequence[int], turns: int, progress: Progress
 ) -> tuple[list[tuple[str, float, str, float, float, float, float]], str]:
     """Read a text by each method, in turns, and say where the machine was too busy to tell how long it takes."""
     cpu, n = torch.device("cpu"), len(ids)
     # Layers run one after the other: two need at a time what all need, and are sooner measured.
     two = EncoderModel(EncoderConfig.from_dict(model.config.to_dict() | {"num_hidden_layers": 2})).eval()
-    memory = [peak_bytes(partial(states, attend(two, method, n), ids), cpu) / 1e6 for method in METHODS]
+    memory = []
+    for method in METHODS:
+        memory.append(peak_bytes(partial(states, attend(two, method, n), ids), cpu) / 1e6)
+        progress.update()
     came: dict[str, Tensor] = {}
+    line: list[str] = []
 
     def clock(method: str) -> float:
         attend(model, method, n)
-        told = f"{n:,} tokens{'' if method in came else ', to warm up'}: " if method == METHODS[0] else ""
+        warm_up = method not in came
         took = seconds(lambda: came.update({method: states(model, ids)}), cpu)
-        print(f"{told}{method} {took:.2f} s", end="\n" if method == METHODS[-1] else ", ", flush=True)
+        line.append(f"{method} {took:.2f} s")
+        progress.update()
+        if method == METHODS[-1]:
+            progress.print(f"{n:,} tokens{', to warm up' if warm_up else ''}: {', '.join(line)}")
+            line.clear()
         return took
 
     began, used = time.perf_counter(), time.process_time()
@@ -191,7 +200,7 @@ def main() -> None:
     """Read, search, print and draw."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--text", type=Path, help="a long text to read; the longest page of Python's documentation")
-    parser.add_argument("--lengths", type=int, nargs="+", default=[4096, 8192], help="tokens of it to read")
+    parser.add_argument("--lengths", type=int, nargs="+", help="tokens of it to read; 4096 and 8192, or all")
     parser.add_argument("--turns", type=int, default=3, help="times that each method reads a length, after a first one")
     parser.add_argument("--tokens", type=int, default=1536, help="tokens of a page to search")
     parser.add_argument("--pages", type=int, default=1000, help="pages to search, the longest")
@@ -199,12 +208,14 @@ def main() -> None:
     args = parser.parse_args()
     picture = args.to / "demo.png"
     check_figure(picture)
-    if min(*args.lengths, args.turns, args.tokens, args.pages) < 1:
+    if min(*(args.lengths or [1]), args.turns, args.tokens, args.pages) < 1:
         raise ValueError(f"{args.lengths=} {args.turns=} {args.tokens=} {args.pages=}: expected 1 or more.")
     topics = dict(sorted(pydoc_data.topics.topics.items(), key=lambda page: -len(page[1]))[: args.pages])
     name, text = next(iter(topics.items())) if args.text is None else (args.text.name, args.text.read_text("utf-8"))
     tokenizer = AutoTokenizer.from_pretrained(get_model_path())
-    ids, longest = tokenizer(text, verbose=False).input_ids[:-1], max(args.lengths)
+    ids = tokenizer(text, verbose=False).input_ids[:-1]
+    lengths = args.lengths or [n for n in (4096, 8192) if n <= len(ids)] or [len(ids)]
+    longest = max(lengths)
     if len(ids) < longest:
         raise ValueError(f"{name} has {len(ids)} tokens, --lengths ask for {longest}: name a longer --text, or fewer.")
     pages, asked = hold_out(topics, tokenizer, args.tokens)
@@ -214,7 +225,8 @@ def main() -> None:
     print(f"Reading {name!r}, {len(ids):,} tokens, with {torch.get_num_threads()} threads ...", flush=True)
     with TemporaryDirectory() as folder:
         model = longer(Path(folder, "stretched"), longest)
-        found = {n: read(model, [*ids[: n - 1], tokenizer.sep_token_id], args.turns) for n in args.lengths}
+        with Progress("Reading", len(lengths) * len(METHODS) * (args.turns + 2), unit="readings") as progress:
+            found = {n: read(model, [*ids[: n - 1], tokenizer.sep_token_id], args.turns, progress) for n in lengths}
         model = longer(Path(folder, "repeated"), args.tokens, positions="repeat")
     rows = [(f"{n:,}", *row) for n, (each, _) in found.items() for row in each]
     heads = ("tokens", "attention", "seconds", "quartiles", "faster", "MB", "error", "cosine")
