@@ -30,7 +30,15 @@ print(json.dumps(answers))
 
 
 def test_help_and_lists_need_no_slow_import():
-    questions = ["", "--help", "--version", "methods", "methods --markdown", *(f"{name} --help" for name in COMMANDS)]
+    questions = [
+        "",
+        "--help",
+        "--version",
+        "methods",
+        "methods --markdown",
+        "training --help",
+        *(f"{name} --help" for name in COMMANDS),
+    ]
     done = subprocess.run([sys.executable, "-c", CODE, json.dumps(questions)], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     answers = json.loads(done.stdout)

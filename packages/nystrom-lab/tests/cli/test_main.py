@@ -1,11 +1,12 @@
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from nystrom_lab.cli.main import COMMANDS, main
+from nystrom_lab.cli.main import COMMANDS, FIRST, GROUPS, main
 from nystrom_lab.measure.rows import append_rows, new_row
 
 
@@ -14,10 +15,21 @@ def run(*words, cwd=None):
 
 
 @pytest.mark.parametrize("words", [[], ["--help"], ["-h"]])
-def test_the_overview_names_every_command(words, capsys):
+def test_the_first_screen_has_ten_commands_and_names_the_groups_of_all(words, capsys):
     assert main(words) == 0
     printed = capsys.readouterr().out
-    assert all(name in printed for name in COMMANDS)
+    assert re.findall(r"^  (\S+(?: \S+)*)  ", printed, re.MULTILINE) == [f"{name}" for name in FIRST]
+    assert len(FIRST) == 10
+    assert all(f"nystrom {group} --help" in printed for group in GROUPS)
+    assert max(map(len, printed.splitlines())) <= 100
+
+
+def test_each_command_is_in_one_group(capsys):
+    said = []
+    for group in GROUPS:
+        assert main([group, "--help"]) == 0
+        said += re.findall(r"^  (\S+(?: \S+)*)  ", capsys.readouterr().out, re.MULTILINE)
+    assert sorted(said) == sorted(COMMANDS)
 
 
 def test_the_version_is_that_of_the_package(capsys):

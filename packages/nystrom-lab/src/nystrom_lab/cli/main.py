@@ -47,8 +47,8 @@ def _answer(words: list[str]) -> int:
         print(f"nystrom {__version__}")
         return 0
     asked = " ".join(word for word in words if word not in ("-h", "--help"))
-    if not any(name.startswith(asked) for name in COMMANDS):
-        raise ValueError(f"there is no command {asked!r}.{_hint(words)} `nystrom --help` lists all.")
+    if asked not in GROUPS and not any(name.startswith(asked) for name in COMMANDS):
+        raise ValueError(f"there is no command {asked!r}.{_hint(words)} See nystrom --help.")
     print(_overview(asked))
     # A bare or half command is a question too, but a script should learn that nothing was done.
     return 0 if not words or words[-1] in ("-h", "--help") else 2
@@ -89,13 +89,22 @@ def _guarded(act: Callable[[list[str]], int | None], name: str, words: list[str]
 
 
 def _overview(within: str) -> str:
-    width = max(map(len, COMMANDS))
-    lines = [
-        f"  {name:{width}}  {(_function(name).__doc__ or '').splitlines()[0].rstrip('.')}"
-        for name in COMMANDS
-        if name.startswith(within)
-    ]
-    return "\n".join(["usage: nystrom COMMAND ...    (nystrom COMMAND --help lists its options)", "", *lines])
+    """The commands that are used most, those of a group, or those that begin with some words."""
+    if not within:
+        lines = ["usage: nystrom COMMAND ...    (nystrom COMMAND --help lists its options)"]
+        for group, (title, starts) in GROUPS.items():
+            names = [name for name in FIRST if name.startswith(starts)]
+            lines += ["", f"{title}  (all: nystrom {group} --help)", *_lines(names)]
+        return "\n".join(lines)
+    starts = GROUPS[within][1] if within in GROUPS else within
+    return "\n".join(
+        ["usage: nystrom COMMAND ...", "", *_lines([name for name in COMMANDS if name.startswith(starts)])]
+    )
+
+
+def _lines(names: Sequence[str]) -> list[str]:
+    width = max(map(len, names))
+    return [f"  {name:{width}}  {(_function(name).__doc__ or '').splitlines()[0].rstrip('.')}" for name in names]
 
 
 COMMANDS = {
@@ -133,6 +142,20 @@ COMMANDS = {
     "report study": "reproduce.report_gathered",
     "report training": "studies.report_training",
 }
+# What a group is called, and how the names of its commands begin; each command is in one.
+GROUPS = {
+    "models": ("Use a model", ("convert", "inspect", "predict", "export", "methods")),
+    "training": ("Train", ("pretrain", "finetune", "heal", "train", "evaluate", "data", "tokenizer")),
+    "papers": ("The papers", ("reproduce", "lra")),
+    "measuring": ("Measure", ("bench", "report")),
+}
+# Those of the first screen, in its order.
+FIRST = (
+    *("convert", "inspect", "predict", "export"),
+    *("finetune", "pretrain", "train"),
+    *("reproduce", "lra run"),
+    "bench efficiency",
+)
 # They write files even if none is named, and so continue when their output is closed.
 LASTING = {
     "train",
