@@ -2,8 +2,7 @@
 
     python tools/draw_first_page.py
 
-A panel for each of a whole encoder on two CPU cores, a whole encoder on a GPU, and attention alone on a GPU. Every point
-is a row of results/.
+A whole encoder on two CPU cores, a whole encoder on a GPU, and attention alone on a GPU; a point is a row of results/.
 """
 
 from collections.abc import Mapping

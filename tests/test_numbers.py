@@ -1,0 +1,100 @@
+"""A quantity that several pages tell has one value in all of them, that of its rows."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from nystrom_lab.measure.rows import read_rows
+
+ROOT = Path(__file__).parent.parent
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+OUTPUT = "relative error of the output"
+NUMBER = r"(\d[\d,]*(?:\.\d+)?)"
+
+
+def value(file, quantity, method, n=None, **facts):
+    """The one value in a file of results/."""
+    (found,) = {
+        row.value
+        for row in read_rows(ROOT / "results" / file)
+        if (row.quantity, row.method) == (quantity, method)
+        and n in (None, row.n)
+        and all(row.fact(name) == text for name, text in facts.items())
+    }
+    return found
+
+
+def long_inputs(method, n=8192, of="encoder"):
+    return f"{value('long-inputs.csv', 'forward time / exact', method, n, of=of):.2f}"
+
+
+def error(method, n=8192, quantity="relative error of the hidden states"):
+    return f"{value('long-inputs.csv', quantity, method, n):.2f}"
+
+
+def whole_model_on_a_gpu(pick):
+    rows = [row for row in read_rows(ROOT / "results" / "gpu-model.csv") if row.quantity.endswith(" time")]
+    exact = {(row.quantity, row.n): row.value for row in rows if row.method == "softmax"}
+    return f"{pick(row.value / exact[row.quantity, row.n] for row in rows if 'triton' in row.method):.1f}"
+
+
+# The sentences that tell a quantity, with {} for its number, and its value by the rows; all pages are searched.
+QUANTITIES = {
+    "near_far: time of the encoder at 8,192": (
+        [r"8,192 tokens in {} of the time with `near_far`", r"in {} of the time of exact attention, and by"],
+        long_inputs("near_far"),
+    ),
+    "near_far: error of the encoder at 8,192": (
+        [r"`near_far`, its hidden states {} off", r"hidden states at 8,192 tokens differ by {} with `near_far`"],
+        error("near_far"),
+    ),
+    "nystrom-64: time of the encoder at 8,192": (
+        [r"and in {} with `nystrom`, 0", r"with `nystrom-64`, in {} \("],
+        long_inputs("nystrom-64"),
+    ),
+    "nystrom-64: error of the encoder at 8,192": (
+        [r"with `nystrom`, {} off, on two CPU cores", r"and by {} with `nystrom-64`, in"],
+        error("nystrom-64"),
+    ),
+    "causal near_far: forward time at 8,192": (
+        [r"causal forward pass takes {} of the time of fused exact", r"near_far \| forward \|.*?\| [\d,]+ \({}\) \|\n"],
+        f"{value('gallery/causal-language.csv', 'forward time / exact', 'near_far', 8192):.2f}",
+    ),
+    "a whole model on a GPU, at least": ([r"takes {} to \d\.\d times its time"], whole_model_on_a_gpu(min)),
+    "a whole model on a GPU, at most": ([r"takes \d\.\d to {} times its time"], whole_model_on_a_gpu(max)),
+    "near_far with fixed sizes, error at 4,096": (
+        [r"`near_far` with fixed sizes {}, `nystrom`", r"48 heavy keys and 64 clusters \| 0\.\d+ \| {} \|"],
+        f"{value('gallery/near-far.csv', OUTPUT, 'near_far', 4096):.3f}",
+    ),
+    "nystrom with 256 landmarks, error at 4,096": (
+        [r"`nystrom` with 256 landmarks {} ", r"`nystrom`, 256 landmarks \| 0\.\d+ \| {} \|"],
+        f"{value('gallery/near-far.csv', OUTPUT, 'nystrom-256', 4096):.3f}",
+    ),
+    "near_far with growing sizes, error at 8,192": (
+        [r"0\.10, 0\.11 and {} at 2,048, 4,096 and 8,192"],
+        error("near_far", quantity=OUTPUT),
+    ),
+    "nystrom-64, error at 8,192": ([r"at 8,192 tokens the error is {} with 64"], error("nystrom-64", quantity=OUTPUT)),
+    "a layer with nystrom over 100,000 tiles": (
+        [r"takes {} s with `nystrom`, 18 with"],
+        f"{value('slides.csv', 'forward time', 'NystromAttention', 100_000) / 1e3:.1f}",
+    ),
+    "a layer with near_far over 100,000 tiles": (
+        [r"s with `nystrom`, {} with `near_far` of growing sizes"],
+        f"{value('slides.csv', 'forward time', 'near_far', 100_000) / 1e3:.0f}",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", QUANTITIES)
+def test_a_quantity_that_is_told_twice_has_one_value_that_of_the_rows(name):
+    patterns, wanted = QUANTITIES[name]
+    said = {}
+    for page in PAGES:
+        text = re.sub(r"(?<!\|)\s*\n(?!\||\n)|[ \t]+", " ", page.read_text(encoding="utf-8"))
+        for place, pattern in enumerate(patterns):
+            for number in re.findall(pattern.replace("{}", NUMBER), text):
+                said[page.relative_to(ROOT), place] = number
+    assert {place for _, place in said} == set(range(len(patterns))), said
+    assert set(said.values()) == {wanted}, said
