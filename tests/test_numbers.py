@@ -58,8 +58,19 @@ QUANTITIES = {
         error("nystrom-64"),
     ),
     "causal near_far: forward time at 8,192": (
-        [r"causal forward pass takes {} of the time of fused exact", r"near_far \| forward \|.*?\| [\d,]+ \({}\) \|\n"],
+        [
+            r"causal forward pass takes {} of the time of fused exact",
+            r"forward pass takes {} of the time of fused causal",
+        ],
         f"{value('gallery/causal-language.csv', 'forward time / exact', 'near_far', 8192):.2f}",
+    ),
+    "causal near_far: time of a training step at 8,192": (
+        [r"training step {}; up to 4,096", r"training step {}, with two threads"],
+        f"{value('gallery/causal-language.csv', 'training time / exact', 'near_far', 8192):.2f}",
+    ),
+    "listops, exact attention": (
+        [r"Exact attention has {} %, Nyström"],
+        f"{100 * value('lra-listops.csv', 'test accuracy', 'softmax'):.1f}",
     ),
     "a whole model on a GPU, at least": ([r"takes {} to \d\.\d times its time"], whole_model_on_a_gpu(min)),
     "a whole model on a GPU, at most": ([r"takes \d\.\d to {} times its time"], whole_model_on_a_gpu(max)),
@@ -76,6 +87,14 @@ QUANTITIES = {
         error("near_far", quantity=OUTPUT),
     ),
     "nystrom-64, error at 8,192": ([r"at 8,192 tokens the error is {} with 64"], error("nystrom-64", quantity=OUTPUT)),
+    "text, 4,000 bytes": (
+        [r"comes out: {} % beside 65.52"],
+        f"{100 * value('lra-text-4000-full.csv', 'test accuracy', 'nystrom-64+skip'):.1f}",
+    ),
+    "text, 1,000 bytes": (
+        [r"with 1,000 bytes {} % \(`nystrom lra table"],
+        f"{100 * value('lra-text.csv', 'test accuracy', 'nystrom-64+skip'):.1f}",
+    ),
     "a layer with nystrom over 100,000 tiles": (
         [r"takes {} s with `nystrom`, 18 with"],
         f"{value('slides.csv', 'forward time', 'NystromAttention', 100_000) / 1e3:.1f}",
@@ -92,7 +111,7 @@ def test_a_quantity_that_is_told_twice_has_one_value_that_of_the_rows(name):
     patterns, wanted = QUANTITIES[name]
     said = {}
     for page in PAGES:
-        text = re.sub(r"(?<!\|)\s*\n(?!\||\n)|[ \t]+", " ", page.read_text(encoding="utf-8"))
+        text = " ".join(page.read_text(encoding="utf-8").split())
         for place, pattern in enumerate(patterns):
             for number in re.findall(pattern.replace("{}", NUMBER), text):
                 said[page.relative_to(ROOT), place] = number

@@ -28,7 +28,7 @@ def gallery_markdown(summaries: Sequence[Summary], missing: Mapping[str, str], *
         "",
         f"Each row of `{results}` has the command, device, date and commit that it is of.",
         "",
-        *(_section(summary, pictures) for summary in summaries),
+        *(_section(summary, pictures, differs) for summary, differs in zip(summaries, _once(summaries), strict=True)),
     ]
     if missing:
         parts += ["## Not run", "", *(f"- `{name}`: {why}" for name, why in missing.items()), ""]
@@ -58,10 +58,21 @@ def claims_markdown(summary: Summary) -> str:
     return markdown_table(("claim", "verdict"), lines, left=2) if summary.verdicts else ""
 
 
-def _section(summary: Summary, pictures: str) -> str:
+def _once(summaries: Sequence[Summary]) -> list[str]:
+    """How each differs from the paper; what several share is said at the first."""
+    first: dict[str, str] = {}
+    return [
+        each.differs
+        if first.setdefault(each.differs, each.name) == each.name or len(each.differs) < len(each.name) + 50
+        else f"as [{first[each.differs]}](#{first[each.differs]})"
+        for each in summaries
+    ]
+
+
+def _section(summary: Summary, pictures: str, differs: str) -> str:
     shown = " ".join(f"[Figure]({pictures}/{figure})." for figure in summary.figures)
     source = "" if summary.source == OURS else f" ({summary.source})"
     # Claims stand under a paper's name, and must not pass as made at its setting.
-    differs = "" if summary.source == OURS else f" Differs from the paper: {summary.differs or 'in nothing'}."
+    differs = "" if summary.source == OURS else f" Differs from the paper: {differs or 'in nothing'}."
     shows = f"{summary.shows[0].upper()}{summary.shows[1:]}{source}."
     return f"## {summary.name}\n\n{shows} {shown}{differs}\n\n{claims_markdown(summary)}"
