@@ -134,7 +134,9 @@ def write_page(docs: Path) -> None:
     kept = {name: read_summary(docs / "gallery", f"{name}.json") for name in CATALOGUE}
     summaries: dict[str, Summary] = {name: summary for name, summary in kept.items() if summary is not None}
     missing = {
-        name: f"not among these rows; needs {entry.needs or 'nothing'}"
+        name: f"its rows are results/{name}.csv"
+        if (ROOT / "results" / f"{name}.csv").is_file()
+        else f"not among these rows; needs {entry.needs or 'nothing'}"
         for name, entry in CATALOGUE.items()
         if name not in summaries
     }

@@ -31,7 +31,7 @@ def gallery_markdown(summaries: Sequence[Summary], missing: Mapping[str, str], *
         *(_section(summary, pictures, differs) for summary, differs in zip(summaries, _once(summaries), strict=True)),
     ]
     if missing:
-        parts += ["## Not run", "", *(f"- `{name}`: {why}" for name, why in missing.items()), ""]
+        parts += ["## Not on this page", "", *(f"- `{name}`: {why}" for name, why in missing.items()), ""]
     return "\n".join(parts)
 
 
