@@ -138,7 +138,7 @@ def uniform_positions(keep: Bool[Tensor, "b n"], m: int, draws: Float[Tensor, " 
 
 def drawn_ranks(count: Int[Tensor, " b"], m: int, draws: Float[Tensor, " m"]) -> Int[Tensor, "b m"]:
     """Rank, among `count` real tokens, of the one drawn from each of m near-equal segments."""
-    edge = _ceil_div(torch.arange(m + 1, device=count.device) * count[:, None], m)
+    edge = (torch.arange(m + 1, device=count.device) * count[:, None] + m - 1) // m
     start, length = edge[:, :-1], edge.diff(dim=-1)
     return start + torch.minimum((draws * length).long(), (length - 1).clamp(min=0))
 
@@ -321,7 +321,3 @@ def _check(x: Tensor, m: int, keep: Tensor | None) -> None:
         raise ValueError(f"x has shape {tuple(x.shape)}; expected four axes (b, h, n, d): split the heads first.")
     check_at_least("m", m, 1)
     check_keep("keep", keep, x, "x")
-
-
-def _ceil_div(a: Int[Tensor, "*b"], m: int) -> Int[Tensor, "*b"]:
-    return (a + m - 1) // m

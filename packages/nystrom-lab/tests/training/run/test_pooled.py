@@ -5,7 +5,7 @@ import torch
 from torch.testing import assert_close
 
 from nystrom.models import EncoderConfig, EncoderForSequenceClassification
-from nystrom.models.heads.pooled_norm import pooled_norms
+from nystrom.models.parts.modern import pooled_norms
 from nystrom_lab.training.run.pooled import measure_pooled
 
 # Sums of some hundred numbers of size 1 in float64.

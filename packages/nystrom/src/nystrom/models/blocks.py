@@ -1,7 +1,7 @@
 r"""The two blocks of a layer, attention and feed-forward, and the stack of layers.
 
 **Attention** projects the tokens x, convolves the projections along the tokens where the configuration has short
-convolutions c (`nystrom.models.parts.short_convolution`), turns queries and keys by R where positions are rotary
+convolutions c (`nystrom.models.parts.modern`), turns queries and keys by R where positions are rotary
 (`nystrom.models.parts.rotary`), and lets the method attend:
 $$q_i = R_i\, c_q(W_q x)_i,\quad k_i = R_i\, c_k(W_k x)_i,\quad v_i = c_v(W_v x)_i,$$
 $$a = \mathrm{attention}(q, k, v) + \mathrm{skip}(v).$$
@@ -27,8 +27,8 @@ from nystrom.models.configuration import EncoderConfig
 from nystrom.models.parts.activations import activation
 from nystrom.models.parts.dropout import Dropout
 from nystrom.models.parts.dropped_weights import DroppedWeights
+from nystrom.models.parts.modern import ShortConvolution
 from nystrom.models.parts.rotary import Rotation, rotate
-from nystrom.models.parts.short_convolution import ShortConvolution
 from nystrom.shapes import Masks
 
 

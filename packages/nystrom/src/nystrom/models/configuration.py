@@ -104,7 +104,7 @@ class EncoderConfig(PreTrainedConfig):
             one, the "max" of each channel over them, or "cls", a learned token before the first.
         pooled_norm: "batch" normalises each channel of that vector to mean 0 and variance 1 over the batch (in
             training, the sequences that a process computes at once) before the classification head; or "none". See
-            `nystrom.models.heads.pooled_norm`.
+            `nystrom.models.parts.modern`.
         positions: "learned", a table of vectors that are added to the words; "rotary", queries and keys rotated by
             their position, see `nystrom.models.parts.rotary`; or "none".
         rotary_share: Share of the channel pairs that are rotated, in (0, 1].

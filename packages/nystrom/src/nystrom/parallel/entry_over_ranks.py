@@ -64,7 +64,9 @@ def attend_over_ranks(
     if refusal is None:
         held = q.shape[2], k.shape[2]
         facts |= {"(batch, heads)": tuple(q.shape[:2]), "head width": q.shape[-1], "value width": v.shape[-1]}
-        facts |= {"dtype": q.dtype, "device": q.device.type, "autocast": _autocast(q)}
+        kind = q.device.type
+        autocast = str(torch.get_autocast_dtype(kind)) if torch.is_autocast_enabled(kind) else "off"
+        facts |= {"dtype": q.dtype, "device": kind, "autocast": autocast}
         facts |= {name: "None" if mask is None else "given" for name, mask in masks._asdict().items()}
         wanted = [name for name, x in (("q", q), ("k", k), ("v", v)) if x.requires_grad and torch.is_grad_enabled()]
         facts["what has a gradient"] = " ".join(wanted) or "nothing"
@@ -91,8 +93,3 @@ def _check_method(method: str, rest: tuple[Any, ...]) -> None:
         raise ValueError(f"group is given, but {method} does not work over ranks: leave it out, or use one of {able}.")
     if any(getattr(value, "backend", None) == "triton" for value in rest):
         raise ValueError("backend is 'triton', which has no Triton code for group: pass backend='torch'.")
-
-
-def _autocast(x: Tensor) -> str:
-    device = x.device.type
-    return str(torch.get_autocast_dtype(device)) if torch.is_autocast_enabled(device) else "off"

@@ -5,8 +5,8 @@ import torch
 from torch import nn
 from torch.testing import assert_close
 
-from nystrom.models.parts import short_convolution
-from nystrom.models.parts.short_convolution import ShortConvolution
+from nystrom.models.parts import modern
+from nystrom.models.parts.modern import ShortConvolution
 
 
 @pytest.mark.parametrize("size", [1, 3, 7])
@@ -48,7 +48,7 @@ def test_it_starts_near_the_identity():
 )
 def test_the_gradients_of_float32_are_those_of_float64(n, size, monkeypatch):
     # One sequence at a time.
-    monkeypatch.setattr(short_convolution, "_NUMBERS", 1)
+    monkeypatch.setattr(modern, "_NUMBERS", 1)
     conv, x = ShortConvolution(12, size), torch.randn(2, n, 12, requires_grad=True)
     grad = torch.randn(2, n, 12)
     single = torch.autograd.grad(conv(x, None), (x, conv.weight), grad)

@@ -1,4 +1,4 @@
-"""Measure the fixed values of `nystrom.models.heads.pooled_norm`."""
+"""Measure the fixed values of `nystrom.models.parts.modern`."""
 
 from collections.abc import Iterable
 
@@ -8,7 +8,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from nystrom.evaluation import evaluating
-from nystrom.models.heads.pooled_norm import pooled_norms
+from nystrom.models.parts.modern import pooled_norms
 
 
 @torch.no_grad()

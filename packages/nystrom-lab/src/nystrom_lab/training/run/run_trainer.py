@@ -10,7 +10,7 @@
 - A checkpoint is written in a folder of its own first, see `nystrom_lab.training.run.folder`. One that cannot be
   written, on a full disk for example, ends the run with one line, and is removed.
 - Before each evaluation, a head with a pooled norm gets its mean and variance from training samples, the same ones each
-  time (`nystrom.models.heads.pooled_norm`).
+  time (`nystrom.models.parts.modern`).
 - The best checkpoint is that of the evaluation with the largest "eval_selection"; each kind of run defines it.
 - Evaluation uses the batch size of a gradient-accumulation step, so a model that fits in memory for training also fits
   for evaluation.
@@ -46,7 +46,7 @@ from transformers import (
 from transformers.trainer_pt_utils import safe_globals
 
 from nystrom.models.files.folder import write_card
-from nystrom.models.heads.pooled_norm import pooled_norms
+from nystrom.models.parts.modern import pooled_norms
 from nystrom.parallel import parallelize
 from nystrom.whole_files import NotWritten
 from nystrom_lab.config import Optimizer, Resolved

@@ -3,7 +3,7 @@ r"""Classification of pairs: two documents through one encoder, as in the Retrie
 With the pooled documents $x_0$ and $x_1$,
 $$\mathrm{logits} = W_2\, \mathrm{ReLU}(W_1 [x_0;\; x_1;\; x_0 \odot x_1;\; x_0 - x_1] + b_1) + b_2,$$
 the hidden layer being as wide as the encoder's feed-forward block; both documents are normed first where the
-configuration says so (`nystrom.models.heads.pooled_norm`).
+configuration says so (`nystrom.models.parts.modern`).
 
 Source: the classifier of both papers' code for Retrieval. No published checkpoint has this head; its names are ours.
 """
@@ -19,8 +19,8 @@ from transformers.utils.generic import can_return_tuple
 
 from nystrom.models.configuration import EncoderConfig
 from nystrom.models.encoder import EncoderModel, EncoderPreTrainedModel, OutputOptions
-from nystrom.models.heads.pooled_norm import PooledNorm
 from nystrom.models.heads.sequences import pool_encoded
+from nystrom.models.parts.modern import PooledNorm
 
 
 class PairHead(nn.Module):

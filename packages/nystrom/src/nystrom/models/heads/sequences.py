@@ -2,7 +2,7 @@ r"""Classification of sequences.
 
 The tokens are pooled, to their mean $p = \frac{1}{c} \sum_{i \text{ real}} x_i$ over the c real ones, to the first real
 one or to the largest value of each channel, $p = \max_{i \text{ real}} x_i$, and two layers classify p, normed before
-them where the configuration says so (`nystrom.models.heads.pooled_norm`). A sequence without a real token has p = 0.
+them where the configuration says so (`nystrom.models.parts.modern`). A sequence without a real token has p = 0.
 State-dict names are those of transformers' Nyströmformer.
 
 Departs from transformers' model: pooling is the mean unless the configuration says "first" or "max", and "first" is the
@@ -21,9 +21,9 @@ from transformers.utils.generic import can_return_tuple
 from nystrom.models.configuration import EncoderConfig, Pooling
 from nystrom.models.embeddings import with_class
 from nystrom.models.encoder import EncoderModel, EncoderPreTrainedModel, OutputOptions
-from nystrom.models.heads.pooled_norm import PooledNorm
 from nystrom.models.parts.activations import activation
 from nystrom.models.parts.dropout import Dropout
+from nystrom.models.parts.modern import PooledNorm
 from nystrom.parallel.models import pool_over_ranks
 from nystrom.precision import at_least_float32
 from nystrom.shapes import Group

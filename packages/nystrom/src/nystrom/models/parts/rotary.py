@@ -33,11 +33,6 @@ class Rotation(NamedTuple):
     sin: Float[Tensor, "#b n #h pairs"]  # Sines of the angles
 
 
-def turned_pairs(pairs: int, share: float) -> int:
-    """How many of the pairs are rotated: the given share, rounded, and at least one."""
-    return max(1, round(share * pairs))
-
-
 def rotation(
     positions: Int[Tensor, "#b n"],
     *,
@@ -53,7 +48,7 @@ def rotation(
     """
     heads = num_heads if across_heads else 1
     pairs = heads * head_dim // 2
-    turned = turned_pairs(pairs, share)
+    turned = max(1, round(share * pairs))
     place = torch.arange(pairs, device=positions.device) * turned
     frequency = _BASE ** (-(place // pairs).to(dtype) / turned)
     frequency = torch.where(place % pairs < turned, frequency, 0.0).unflatten(0, (heads, -1))

@@ -12,7 +12,7 @@ from nystrom.models import (
     EncoderForSequenceClassification,
     EncoderModel,
 )
-from nystrom.models.heads.pooled_norm import PooledNorm
+from nystrom.models.parts.modern import PooledNorm
 
 # Sums of some hundred numbers of size 1 in float64.
 CLOSE = {"rtol": 1e-10, "atol": 1e-12}
