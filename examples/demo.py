@@ -44,7 +44,7 @@ try:
     from nystrom_lab.report.table import Table, print_table
 except ModuleNotFoundError as missing:
     sys.exit(
-        f"{missing}. The demo needs pip install nystrom-lab 'nystrom[real]'; in a checkout, `make demo` installs that."
+        f"{missing}. The demo needs ./packages/nystrom[real] and ./packages/nystrom-lab, which `make demo` installs."
     )
 
 METHODS = ("softmax", "nystrom", "near_far")

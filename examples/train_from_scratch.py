@@ -3,7 +3,7 @@
 The task: two bits are hidden among hundreds of digits, at any places. The model reads all and says both at its first
 token. Only attention brings what stands far away to the first token: without it one answer in four is right.
 
-    pip install nystrom safetensors
+    pip install ./packages/nystrom safetensors
     python examples/train_from_scratch.py                          # about a minute on one core
     python examples/train_from_scratch.py --method near_far --length 4096 --device cuda
 """
