@@ -142,8 +142,8 @@ if sys.platform != "win32":
     def _remove_unlocked(path: str) -> None:
         file = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK)
         try:
-            found = os.fstat(file)
-            if stat.S_ISREG(found.st_mode) and found.st_uid == os.geteuid():
+            status = os.fstat(file)
+            if stat.S_ISREG(status.st_mode) and status.st_uid == os.geteuid():
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 os.unlink(path)
         finally:

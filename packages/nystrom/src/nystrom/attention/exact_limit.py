@@ -107,10 +107,10 @@ def exact_where_short(
     count = keep.sum(dim=1)
     short = count <= m
 
-    def exact(some: slice | Int[Tensor, " r"], most: int) -> Float[Tensor, "r h n e"]:
-        place, real = first_tokens(keep[some], most)
+    def exact(some: slice | Int[Tensor, " r"], length: int) -> Float[Tensor, "r h n e"]:
+        place, real = first_tokens(keep[some], length)
         first = (zero_masked(take(x[some], place), real) for x in (q, k, v))
-        return take(fused_softmax(*first, keep=real, scale=scale), ranks(keep[some])[0].clamp(0, most - 1))
+        return take(fused_softmax(*first, keep=real, scale=scale), ranks(keep[some])[0].clamp(0, length - 1))
 
     if not may_branch(q):
         # Without branches, both are computed, and one is selected.
@@ -119,13 +119,13 @@ def exact_where_short(
         return approximate(q, k, v, keep, keep)
     rows, others = short.nonzero()[:, 0], (~short).nonzero()[:, 0]
     if q.device.type == "cpu":
-        found = exact_one_by_one(q[rows], k[rows], v[rows], keep[rows], scale)
+        of_short = exact_one_by_one(q[rows], k[rows], v[rows], keep[rows], scale)
     else:
-        found = exact(rows, max(1, int(count[rows].max())))
+        of_short = exact(rows, max(1, int(count[rows].max())))
     if not len(others):
-        return found
+        return of_short
     far = approximate(*(x[others] for x in (q, k, v, keep, keep)))
-    return torch.cat([found, far.to(found.dtype)])[torch.cat([rows, others]).argsort()]
+    return torch.cat([of_short, far.to(of_short.dtype)])[torch.cat([rows, others]).argsort()]
 
 
 def exact_one_by_one(
@@ -147,17 +147,17 @@ def exact_one_by_one(
     held = sum(max(0, stop - start) for start, stop in zip(first, end, strict=True))
     if not held or held > (1 - _PADDED) * keep.numel():
         return fused_softmax(q, k, v, keep=keep, scale=scale)
-    found = []
+    results = []
     for row, (start, stop) in enumerate(zip(first, end, strict=True)):
         if start >= stop:
             # Its values are zeros.
-            found.append(v[row : row + 1])
+            results.append(v[row : row + 1])
             continue
         inside = keep[row : row + 1, start:stop]
         some = (x[row : row + 1, :, start:stop] for x in (q, k, v))
         out = fused_softmax(*some, keep=None if inside.all() else inside, scale=scale)
-        found.append(F.pad(out, (0, 0, start, keep.shape[1] - stop)))
-    return torch.cat(found)
+        results.append(F.pad(out, (0, 0, start, keep.shape[1] - stop)))
+    return torch.cat(results)
 
 
 def may_branch(x: Tensor) -> bool:

@@ -55,7 +55,7 @@ def in_segments(
         edges: The start of each sequence, and the end of the last.
         alone: Whether each call gets a single sequence, for functions whose results depend on the rest of the batch.
     """
-    found, order = [], []
+    results, order = [], []
     for sequences in _together(edges, alone=alone):
         place, keep = _places(sequences, tensors[0].device)
         if len(sequences) == 1:
@@ -63,10 +63,10 @@ def in_segments(
             out = attend(*(x[:, :, start:end] for x in tensors), keep=None)
         else:
             out = attend(*(x[0][:, place].transpose(0, 1) for x in tensors), keep=None if keep.all() else keep)
-        found.append(out.transpose(1, 2)[keep])
+        results.append(out.transpose(1, 2)[keep])
         order.append(place[keep])
     back = torch.cat(order).argsort()
-    return torch.cat(found)[back].transpose(0, 1)[None]
+    return torch.cat(results)[back].transpose(0, 1)[None]
 
 
 def _together(edges: Sequence[int], *, alone: bool) -> Iterator[list[tuple[int, int]]]:

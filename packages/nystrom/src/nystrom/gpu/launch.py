@@ -142,11 +142,13 @@ def check_launch(m: int, tensors: Mapping[str, Any]) -> None:
         raise ValueError(f"q has dtype {q.dtype}; expected float32, bfloat16 or float16: cast it {out}.")
     if m > LARGEST_M:
         raise ValueError(f"num_landmarks is {m}; expected at most {LARGEST_M}: take fewer {out}.")
-    most = LARGEST_WIDTH if q.dtype != torch.float64 else LARGEST_WIDTH_FLOAT64
+    limit = LARGEST_WIDTH if q.dtype != torch.float64 else LARGEST_WIDTH_FLOAT64
     for name in ("q", "v"):
         width = tensors[name].shape[-1]
-        if width > most:
-            raise ValueError(f"{name} has head width {width}; expected at most {most} in {q.dtype}: split heads {out}.")
+        if width > limit:
+            raise ValueError(
+                f"{name} has head width {width}; expected at most {limit} in {q.dtype}: split heads {out}."
+            )
 
 
 def check_device(device: torch.device) -> None:

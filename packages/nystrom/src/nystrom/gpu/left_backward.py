@@ -97,15 +97,15 @@ def left_landmarks(
         x = moved(load_tokens(q, b, h, start, live, C.D, C.BLOCK_N, C.BLOCK_D), centre, bh, C)
         grads = load_tokens(grad, b, h, start, live, C.E, C.BLOCK_N, C.BLOCK_E).to(C.LOW)
         own, delta = positions, tl.full((C.BLOCK_N,), 0, C.ACC)
-        most, log = delta, delta
+        top, log = delta, delta
         if few is not None:
             own = tl.load(group + b * sizes.N + positions, mask=live, other=-1)
         if not (C.WHOLE or C.GAUSSIAN):
-            most, log = load_normaliser(logs, bh.to(tl.int64) * sizes.N + positions, live)
+            top, log = load_normaliser(logs, bh.to(tl.int64) * sizes.N + positions, live)
             delta = tl.load(deltas + bh.to(tl.int64) * sizes.N + positions, mask=live, other=0.0)
         s = left_scores(x, y, columns, count, own, exact, few is not None, C)
         of_weights = product(grads, tl.trans(values), C.LOW_PRECISION)
-        p, of_scores = _gradients(s, of_weights, most, log, delta, exact, few is not None, C)
+        p, of_scores = _gradients(s, of_weights, top, log, delta, exact, few is not None, C)
         # A padding query is zero, but its weights are not.
         of_scores = tl.where(live[:, None], of_scores, 0.0)
         of_middle += product(tl.trans(rounded(p, C.LOW)), grads, C.LOW_PRECISION)
@@ -144,9 +144,9 @@ def left_queries(
         else:
             own = (positions.to(tl.int64) * sizes.M // sizes.N).to(tl.int32)
         delta = tl.full((C.BLOCK_N,), 0, C.ACC)
-        most, log = delta, delta
+        top, log = delta, delta
         if not (C.WHOLE or C.GAUSSIAN):
-            most, log = load_normaliser(logs, bh.to(tl.int64) * sizes.N + positions, live)
+            top, log = load_normaliser(logs, bh.to(tl.int64) * sizes.N + positions, live)
             delta = tl.load(deltas + bh.to(tl.int64) * sizes.N + positions, mask=live, other=0.0)
         total, mass = tl.full((C.BLOCK_N, C.BLOCK_D), 0, C.ACC), tl.full((C.BLOCK_N,), 0, C.ACC)
         for block in range(0, 1 if C.WHOLE else (sizes.M + C.BLOCK_M - 1) // C.BLOCK_M):
@@ -158,7 +158,7 @@ def left_queries(
             columns = first + tl.arange(0, C.BLOCK_M)
             s = left_scores(x, y, columns, count, own, exact, few is not None, C)
             of_weights = product(grads, tl.trans(values), C.LOW_PRECISION)
-            _, of_scores = _gradients(s, of_weights, most, log, delta, exact, few is not None, C)
+            _, of_scores = _gradients(s, of_weights, top, log, delta, exact, few is not None, C)
             total += product(rounded(of_scores, C.LOW), y.to(C.LOW), C.LOW_PRECISION)
             if C.GAUSSIAN:
                 mass += tl.sum(of_scores, 1)

@@ -162,10 +162,10 @@ def look_up(name: str, ids: Int[Tensor, "b n"], table: nn.Embedding) -> Float[Te
         return table(ids)
     except IndexError as error:
         # Looked for only now, so that a call whose numbers fit pays nothing.
-        least, most, rows = int(ids.min()), int(ids.max()), table.num_embeddings
+        largest, rows = int(ids.max()), table.num_embeddings
+        wrong = largest if largest >= rows else int(ids.min())
         raise ValueError(
-            f"{name} holds {most if most >= rows else least}; expected 0 to {rows - 1}, since its table has {rows} "
-            f"rows: {_WAYS_OUT[name]}."
+            f"{name} holds {wrong}; expected 0 to {rows - 1}, since its table has {rows} rows: {_WAYS_OUT[name]}."
         ) from error
 
 

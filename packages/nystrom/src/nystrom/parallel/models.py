@@ -75,17 +75,17 @@ def parallelize(model: nn.Module, group: Group) -> None:
 
 
 def count_positions_over_ranks(
-    group: Group, words: Float[Tensor, "b n w"], keep: Bool[Tensor, "b n"] | None, most: int | None
+    group: Group, words: Float[Tensor, "b n w"], keep: Bool[Tensor, "b n"] | None, limit: int | None
 ) -> Int[Tensor, "b n"]:
     """The position of each token, from the first real one of its sequence on all ranks; 0 for those before it.
 
     Raises:
-        ValueError: There are more tokens than `most`, or ranks disagree on batch, mask or dtype.
+        ValueError: There are more tokens than `limit`, or ranks disagree on batch, mask or dtype.
     """
     _, tokens = _pieces("the embeddings", group, words, keep)
-    if most is not None and tokens.total > most:
+    if limit is not None and tokens.total > limit:
         raise ValueError(
-            f"the ranks hold {tokens.total} tokens, padding included, and the model has {most} positions: cut the "
+            f"the ranks hold {tokens.total} tokens, padding included, and the model has {limit} positions: cut the "
             f"sequences, or make a model with max_position_embeddings={tokens.total} or more."
         )
     here = tokens.start + torch.arange(words.shape[1], device=words.device)
@@ -113,9 +113,9 @@ def _largest(ranks: Ranks, tokens: Tokens, x: Float[Tensor, "b n w"]) -> Float[T
     """The largest real value of each channel; its gradient goes to the ranks that hold it. 0 without real tokens."""
     mine = torch.where(tokens.keep[..., None], x, -torch.inf).amax(dim=1)
     here = mine == ranks.largest(mine)
-    found = here & tokens.keep.any(dim=1, keepdim=True)
-    shares = ranks.gather(found.to(x.dtype)).sum(dim=0).clamp(min=1)
-    return ranks.sum(torch.where(found, mine, 0.0) / shares)
+    is_mine = here & tokens.keep.any(dim=1, keepdim=True)
+    shares = ranks.gather(is_mine.to(x.dtype)).sum(dim=0).clamp(min=1)
+    return ranks.sum(torch.where(is_mine, mine, 0.0) / shares)
 
 
 def mean_over_ranks(group: Group, total: Float[Tensor, ""], count: Int[Tensor, ""]) -> Float[Tensor, ""]:

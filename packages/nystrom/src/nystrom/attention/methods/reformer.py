@@ -166,12 +166,12 @@ def _attend_rounds(
             scores = _scores(q, k, plan, r, part, scale, exclude_self)
             highest = scores.detach().amax(dim=-1, keepdim=True).clamp(min=torch.finfo(wide).min)
             weights = (scores - highest).exp()
-            found = weights @ at_least_float32(_take(v, plan.keys[r, part]))
-            parts.append((found, weights.sum(dim=-1, keepdim=True), highest))
-        found, sums, highest = (_take(torch.cat(x).flatten(0, 1), plan.spots[r]) for x in zip(*parts, strict=True))
+            means = weights @ at_least_float32(_take(v, plan.keys[r, part]))
+            parts.append((means, weights.sum(dim=-1, keepdim=True), highest))
+        means, sums, highest = (_take(torch.cat(x).flatten(0, 1), plan.spots[r]) for x in zip(*parts, strict=True))
         before, top = top, torch.maximum(top, highest)
         old, new = (before - top).exp(), (highest - top).exp()
-        total, out = total * old + sums * new, out * old + found * new
+        total, out = total * old + sums * new, out * old + means * new
     return out / torch.where(total == 0, 1.0, total), top, total
 
 

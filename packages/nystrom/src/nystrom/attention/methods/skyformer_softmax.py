@@ -150,8 +150,8 @@ def _levels(logs: Float[Tensor, "b h m 1"], kernel: Float[Tensor, "b h m m"]) ->
     # Where that has not settled (long chains of near landmarks), levels move towards the largest of all, 0, as far as
     # the worst pair needs. Beyond the rounding of a level, that is: relative to a small rise it would be a large share.
     number = torch.finfo(levels.dtype)
-    rise, most = levels.mT - levels, -kernel - 4 * number.eps * levels.amin(dim=2, keepdim=True)
-    share = torch.where(rise > most, most / rise.clamp(min=number.tiny), 1.0)
+    rise, limit = levels.mT - levels, -kernel - 4 * number.eps * levels.amin(dim=2, keepdim=True)
+    share = torch.where(rise > limit, limit / rise.clamp(min=number.tiny), 1.0)
     return levels * share.amin(dim=(-2, -1), keepdim=True)
 
 
@@ -192,14 +192,14 @@ def _guarded_ratio(
 ) -> Float[Tensor, "b h n e"]:
     """The ratio within the range of each channel's real values, and their mean where there is no positive total."""
     if keep is None:
-        least, most, mean = (f(v, dim=2, keepdim=True) for f in (torch.amin, torch.amax, torch.mean))
+        smallest, largest, mean = (f(v, dim=2, keepdim=True) for f in (torch.amin, torch.amax, torch.mean))
     else:
         real, count = keep[:, None, :, None], keep.sum(dim=-1)[:, None, None, None]
-        least = torch.where(real, v, torch.inf).amin(dim=2, keepdim=True).masked_fill(count == 0, 0.0)
-        most = torch.where(real, v, -torch.inf).amax(dim=2, keepdim=True).masked_fill(count == 0, 0.0)
+        smallest = torch.where(real, v, torch.inf).amin(dim=2, keepdim=True).masked_fill(count == 0, 0.0)
+        largest = torch.where(real, v, -torch.inf).amax(dim=2, keepdim=True).masked_fill(count == 0, 0.0)
         mean = v.sum(dim=2, keepdim=True) / count.clamp(min=1)
     number = torch.finfo(total.dtype)
     positive = total > number.tiny / number.eps
     # Chosen before the division, so that a row without a ratio has no gradient through one.
     ratio = torch.where(positive, sums, 0.0) / torch.where(positive, total, 1.0)
-    return torch.where(positive, ratio.clamp(least, most), mean)
+    return torch.where(positive, ratio.clamp(smallest, largest), mean)

@@ -179,9 +179,9 @@ def sampled_ranks(
 ) -> Iterator[tuple[Int[Tensor, "b r"], Bool[Tensor, "b r"]]]:
     """For each step but the last, the ranks of a sample of the `count` real keys among s, and which entries count."""
     count = count[:, None]
-    sizes, most = torch.minimum(count, ((count + 3) // 4).clamp(m, 8 * m)), 8 * m
+    sizes, largest = torch.minimum(count, ((count + 3) // 4).clamp(m, 8 * m)), 8 * m
     # A symbolic length may be any.
-    place = torch.arange(min(s, max(m, min(most, -(-s // 4)))) if is_number(s) else most, device=count.device)
+    place = torch.arange(min(s, max(m, min(largest, -(-s // 4)))) if is_number(s) else largest, device=count.device)
     for step in range(iterations - 1):
         yield (place * (iterations - 1) + step) * count // (sizes * (iterations - 1)).clamp(min=1), place < sizes
 
@@ -216,11 +216,11 @@ def nearest_cluster(
     if torch.compiler.is_compiling() or not is_number(s):
         # The number of stretches would become part of a compiler's graph.
         return among(slice(None), slice(None)).long().unflatten(0, (b, h))
-    most = _MOST if x.device.type == "cpu" else _MOST_ON_A_GPU
-    length = max(1, min(max(_FEWEST, x.numel() // 2), most) // m)
+    numbers = _MOST if x.device.type == "cpu" else _MOST_ON_A_GPU
+    length = max(1, min(max(_FEWEST, x.numel() // 2), numbers) // m)
     heads = max(1, length // s)
-    found = [
+    nearest = [
         torch.cat([among(slice(row, row + heads), slice(i, i + length)) for i in range(0, s, length)], dim=1)
         for row in range(0, b * h, heads)
     ]
-    return torch.cat(found).long().unflatten(0, (b, h))
+    return torch.cat(nearest).long().unflatten(0, (b, h))

@@ -32,5 +32,5 @@ def first_in_order(order: Int[Tensor, "b h s"], g: int) -> tuple[Int[Tensor, "b 
     """Places of the g tokens with the largest numbers of `in_order`, and which of them are real; 0 where not."""
     # A sequence may have fewer than g tokens, and its length may be symbolic.
     top = F.pad(order, (0, g), value=NOT_REAL).topk(g, dim=-1).values
-    found = top > NOT_REAL
-    return torch.where(found, _PLACES - 1 - (top & (_PLACES - 1)), 0), found
+    exists = top > NOT_REAL
+    return torch.where(exists, _PLACES - 1 - (top & (_PLACES - 1)), 0), exists

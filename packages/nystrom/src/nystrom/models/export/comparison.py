@@ -32,10 +32,10 @@ def compare(
     import onnxruntime
 
     session = onnxruntime.InferenceSession(file, providers=["CPUExecutionProvider"])
-    most, shapes, worst = longest(model), [], 0.0
+    limit, shapes, worst = longest(model), [], 0.0
     for batch, length, left, right in _RUNS:
         length = _LONG if length < 0 else length
-        length = length if most is None else min(most, length)
+        length = length if limit is None else min(limit, length)
         fed = example(model, batch, length, min(left, length - 1), right)[: len(inputs)]
         shapes.append(tuple(fed[0].shape))
         came = session.run(None, {name: x.cpu().numpy() for name, x in zip(inputs, fed, strict=True)})

@@ -74,15 +74,15 @@ def export_program(model: EncoderPreTrainedModel, *, token_type_ids: bool = Fals
         ValueError: Not a model of `nystrom.models`, or one with a single position.
     """
     _check_model(model)
-    most = longest(model)
-    inputs = example(model, 2, 24 if most is None else min(most, 24), 0, 5)
+    limit = longest(model)
+    inputs = example(model, 2, 24 if limit is None else min(limit, 24), 0, 5)
     inputs = inputs if token_type_ids else inputs[:2]
     dynamic = torch.export.Dim.DYNAMIC(min=1)
     # Between batch and length there may be the choices of a question, or the two documents of a pair.
     axes: dict[int, Any] = dict.fromkeys(range(inputs[0].ndim - 1), dynamic)
     if isinstance(model, EncoderForPairClassification):
         axes[1] = None
-    axes[inputs[0].ndim - 1] = torch.export.Dim.DYNAMIC(min=1, max=most)
+    axes[inputs[0].ndim - 1] = torch.export.Dim.DYNAMIC(min=1, max=limit)
     with evaluating(model), _quiet():
         return torch.export.export(OutputEntries(model).eval(), inputs, dynamic_shapes=tuple(axes for _ in inputs))
 
@@ -172,8 +172,8 @@ def _lacks_words(program: torch.export.ExportedProgram) -> bool:
 def _check_model(model: nn.Module) -> None:
     if not isinstance(model, EncoderPreTrainedModel):
         raise ValueError(f"model is a {type(model).__name__}; expected one of nystrom.models.")
-    most = longest(model)
-    if most is not None and most < 2:
+    limit = longest(model)
+    if limit is not None and limit < 2:
         raise ValueError(
             "the longest input of the model is 1; expected at least 2: one token leaves no length to vary."
         )

@@ -55,13 +55,13 @@ def near_far_over_ranks(
     is_self: bool,
 ) -> Float[Tensor, "b h n e"]:
     """`near_far_attention` of the tokens of all ranks."""
-    most = min(options.exact_up_to, keys.total) if is_self else 0
-    short = keys.count <= most
+    length = min(options.exact_up_to, keys.total) if is_self else 0
+    short = keys.count <= length
     if not short.any():
         return _approximate(ranks, queries, keys, q, k, v, options, is_self)
     # All ranks hold the keys and values of the short sequences, and each its own queries.
-    first = (take_first(ranks, keys, x, most) for x in (k, v))
-    real = torch.arange(most, device=k.device) < keys.count[:, None]
+    first = (take_first(ranks, keys, x, length) for x in (k, v))
+    real = torch.arange(length, device=k.device) < keys.count[:, None]
     exact = fused_softmax(q, *first, keep=real, scale=options.scale)
     if short.all():
         return exact
