@@ -28,6 +28,8 @@ class ProgramInputs:
     q: Slot
     k: Slot
     v: Slot
+    m: int  # Clusters, or landmarks that queries, or keys, are compared with
+    scale: float  # Factor on the scores
 
     @property
     def acc(self) -> torch.dtype:
@@ -43,6 +45,22 @@ class ProgramInputs:
         """A small tensor in the workspace."""
         return self.program.scratch(shape, self.acc)
 
+    @property
+    def low(self) -> torch.dtype:
+        """Dtype of weights in products: that of the tokens, unless it is float16, which cannot hold small weights."""
+        return torch.float32 if self.q.dtype == torch.float16 else self.q.dtype
+
+    def tiles(self) -> Tiles:
+        """Blocks of the kernels over tokens."""
+        return tiles(self.m, self.q.shape[-1], self.v.shape[-1], self.low, self.device)
+
+    def _constants(self, **changes: Any) -> Constants:
+        blocks, dtypes = self.tiles(), {"ACC": triton_dtype(self.acc), "LOW": triton_dtype(self.low)}
+        widths = {"D": self.q.shape[-1], "E": self.v.shape[-1], "BLOCK_D": blocks.block_d, "BLOCK_E": blocks.block_e}
+        low_precision = FLOAT32_PRECISION if self.low == self.q.dtype else "tf32"
+        how = {"SCALE": self.scale, "PRECISION": FLOAT32_PRECISION, "LOW_PRECISION": low_precision}
+        return Constants(**{**widths, **dtypes, **how, "BLOCK_N": blocks.block_n, "BLOCK_M": blocks.block_m, **changes})
+
 
 @dataclass(frozen=True)
 class StageInputs(ProgramInputs):
@@ -53,8 +71,6 @@ class StageInputs(ProgramInputs):
     query_keep: Slot | None  # (b, n) Real queries as bytes, or None
     plan: LandmarkPlan | None  # Where landmarks come from; None means equal segments of all tokens
     masked: bool  # Whether sequences may be short, or hold padding tokens
-    m: int  # Number of landmarks that queries, or keys, are compared with
-    scale: float  # Factor on the scores
     gaussian: bool  # Whether the Gaussian kernel replaces softmax
     # (b, h, d) Subtracted from all tokens before distances are computed, or None. This changes no distance, and saves
     # digits if all tokens are far from 0. It is already subtracted from the table of landmarks.
@@ -80,17 +96,8 @@ class StageInputs(ProgramInputs):
 
     @property
     def low(self) -> torch.dtype:
-        """Dtype of weights in products: that of the tokens, unless float16 or 8 bits of fraction cannot hold them."""
-        widened = self.q.dtype == torch.float16 or (self.gaussian and self.q.dtype == torch.bfloat16)
-        return torch.float32 if widened else self.q.dtype
-
-    def tiles(self) -> Tiles:
-        """Blocks of the kernels over tokens."""
-        return self._tiles
-
-    @cached_property
-    def _tiles(self) -> Tiles:
-        return tiles(self.m, self.q.shape[-1], self.v.shape[-1], self.low, self.device)
+        """The same; 8 bits of fraction cannot hold weights of the Gaussian kernel."""
+        return torch.float32 if self.gaussian and self.q.dtype == torch.bfloat16 else super().low
 
     @cached_property
     def sizes(self) -> LandmarkSizes:
@@ -100,22 +107,7 @@ class StageInputs(ProgramInputs):
 
     def constants(self, **changes: Any) -> Constants:
         """What kernels are compiled for, apart from the changes."""
-        blocks = self.tiles()
-        constants = {
-            "D": self.q.shape[-1],
-            "E": self.v.shape[-1],
-            "SCALE": self.scale,
-            "ACC": triton_dtype(self.acc),
-            "LOW": triton_dtype(self.low),
-            "PRECISION": FLOAT32_PRECISION,
-            "LOW_PRECISION": FLOAT32_PRECISION if self.low == self.q.dtype else "tf32",
-            "BLOCK_N": blocks.block_n,
-            "BLOCK_M": blocks.block_m,
-            "BLOCK_D": blocks.block_d,
-            "BLOCK_E": blocks.block_e,
-            "GAUSSIAN": self.gaussian,
-        }
-        return Constants(**{**constants, **changes})
+        return self._constants(**{"GAUSSIAN": self.gaussian, **changes})
 
     def walked(self, *, skip: bool = False) -> dict[str, Any]:
         """Constants of kernels in which a program walks over tokens, with those of the `skip` if they apply it."""

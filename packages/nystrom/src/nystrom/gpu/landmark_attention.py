@@ -167,7 +167,7 @@ def _stage_inputs(program: Program, inputs: Sequence[Any], m: int, scale: float,
     """What all stages share, with a plan of the landmarks if they depend on masks or draws."""
     q, k, v, conv, keep, query_keep, draws = inputs
     masked = keep is not None or query_keep is not None or min(q.shape[2], k.shape[2]) <= m
-    x = StageInputs(program, q, k, v, conv, keep, query_keep, None, masked, m, scale, gamma >= 0)
+    x = StageInputs(program, q, k, v, m, scale, conv, keep, query_keep, None, masked, gamma >= 0)
     if not masked and not x.gaussian:
         return x
     return replace(x, plan=plan_of(program, (query_keep, keep, draws), x.sizes, gaussian=x.gaussian))

@@ -211,4 +211,4 @@ def _stage_inputs(
     """What all stages share."""
     q, k, v, heavy, found, cluster, keep = inputs
     first = None if keep is None else stages.first_real(program, keep)
-    return NearFarInputs(program, q, k, v, heavy, found, cluster, first, m, block, reach, scale)
+    return NearFarInputs(program, q, k, v, m, scale, heavy, found, cluster, first, block, reach)

@@ -6,8 +6,8 @@ from functools import cached_property
 import torch
 
 from nystrom.gpu.arguments import Constants, NearFarSizes
-from nystrom.gpu.inputs import ProgramInputs, triton_dtype
-from nystrom.gpu.launch import FLOAT32_PRECISION, Tiles, power, tiles
+from nystrom.gpu.inputs import ProgramInputs
+from nystrom.gpu.launch import Tiles, power, tiles
 from nystrom.gpu.program import Slot
 
 # Tokens of a window that a program processes at a time: windows are only a little longer than blocks.
@@ -24,15 +24,8 @@ class NearFarInputs(ProgramInputs):
     found: Slot  # (b, h, g) Whether each of them exists, as bytes
     cluster: Slot  # (b, h, s) The cluster of each key as int32; m for heavy keys and keys that are not real
     first: Slot | None  # (b,) Position of the first real token as int32; None if it is always 0
-    m: int  # Clusters
     block: int  # Queries of a block; 0 if no tokens are near
     reach: int  # Tokens on either side of its block that a query sees
-    scale: float  # Factor on the scores
-
-    @property
-    def low(self) -> torch.dtype:
-        """Dtype of weights in products: that of the tokens, unless it is float16, which cannot hold small weights."""
-        return torch.float32 if self.q.dtype == torch.float16 else self.q.dtype
 
     def tiles(self) -> Tiles:
         """Blocks of the kernels; float32 operands, split into tf32 parts, take as many registers as a wider dtype."""
@@ -63,19 +56,10 @@ class NearFarInputs(ProgramInputs):
     def constants(self, *, walk: bool = False, near: bool = True) -> Constants:
         """What kernels are compiled for; with `walk`, where a program has queries of its own."""
         blocks = self.tiles()
-        return Constants(
-            D=self.q.shape[-1],
-            E=self.v.shape[-1],
-            SCALE=self.scale,
-            ACC=triton_dtype(self.acc),
-            LOW=triton_dtype(self.low),
-            PRECISION=FLOAT32_PRECISION,
-            LOW_PRECISION=FLOAT32_PRECISION if self.low == self.q.dtype else "tf32",
+        return self._constants(
             BLOCK_N=self.block_n,
             BLOCK_W=min(blocks.block_n, _LARGEST_W, power(self.block + 2 * self.reach)),
             BLOCK_M=min(blocks.block_m, _WALK_M) if walk else blocks.block_m,
-            BLOCK_D=blocks.block_d,
-            BLOCK_E=blocks.block_e,
             NEAR=near and self.block > 0,
         )
 
