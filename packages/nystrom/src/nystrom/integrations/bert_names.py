@@ -58,17 +58,11 @@ _HEADS = {
 
 @dataclass(frozen=True)
 class Family:
-    """A model type that can be converted.
+    """A model type that can be converted."""
 
-    Attributes:
-        shifted: Its position table begins with extra rows, up to and including the padding token's.
-        tokenizer: Its tokenizer, for folders that do not name one.
-        head_act: The activation of its language head; None if the configuration sets it.
-    """
-
-    shifted: bool
-    tokenizer: str
-    head_act: str | None
+    shifted: bool  # Its position table begins with extra rows, up to and including the padding token's
+    tokenizer: str  # Its tokenizer, for folders that do not name one
+    head_act: str | None  # The activation of its language head; None if the configuration sets it
 
 
 FAMILIES: dict[str, Family] = {
@@ -91,21 +85,13 @@ _LENGTHENED = frozenset({*FAMILIES, "nystromformer", "nystrom"})
 
 @dataclass(frozen=True)
 class Renamed:
-    """The tensors of a checkpoint under this library's names.
+    """The tensors of a checkpoint under this library's names."""
 
-    Attributes:
-        body: Tensors of the encoder, without a prefix.
-        masked_lm: Tensors of the language head; empty if there is none.
-        head: Tensors of another head, see `head_kind`; empty if there is none.
-        sources: Maps the names here to those in the source.
-        left_behind: Source names of tensors without a counterpart here.
-    """
-
-    body: dict[str, Tensor]
-    masked_lm: dict[str, Tensor]
-    head: dict[str, Tensor]
-    sources: dict[str, str]
-    left_behind: tuple[str, ...]
+    body: dict[str, Tensor]  # Tensors of the encoder, without a prefix
+    masked_lm: dict[str, Tensor]  # Tensors of the language head; empty if there is none
+    head: dict[str, Tensor]  # Tensors of another head, see `head_kind`; empty if there is none
+    sources: dict[str, str]  # Maps the names here to those in the source
+    left_behind: tuple[str, ...]  # Source names of tensors without a counterpart here
 
     @property
     def without_masked_lm(self) -> tuple[str, ...]:
@@ -136,9 +122,7 @@ def read_config(source: Path) -> dict[str, Any]:
 def head_kind(tensors: Iterable[str], architecture: str) -> str:
     """The end of the name of the class of a head for tokens, questions, sequences or choices; "" for none of these.
 
-    Args:
-        tensors: Names in the source.
-        architecture: Its class, by config.json.
+    It is known from the names in the source, and from the class in config.json.
     """
     if any(name.startswith("qa_outputs.") for name in tensors):
         return _QUESTIONS
@@ -146,11 +130,7 @@ def head_kind(tensors: Iterable[str], architecture: str) -> str:
 
 
 def rename(tensors: dict[str, Tensor], *, head: str) -> Renamed:
-    """Sort the tensors of a BERT or RoBERTa checkpoint.
-
-    Args:
-        tensors: By their names in the source.
-        head: From `head_kind`.
+    """Sort the tensors of a BERT or RoBERTa checkpoint, with a head as `head_kind` says.
 
     Raises:
         ValueError: A tensor inside the encoder has no counterpart here, or is not floating point.
@@ -201,14 +181,7 @@ def _layer_name(name: str, layers: Mapping[str, str]) -> str | None:
 
 
 def _check_representable(config: dict[str, Any]) -> None:
-    """Check that an encoder of this library can compute what the source does.
-
-    Args:
-        config: Its config.json, with defaults filled in.
-
-    Raises:
-        ValueError: The first field that asks for something unsupported; the message names it.
-    """
+    """Raise ValueError for the first field of a config.json that asks for something that no encoder here computes."""
     plain = {
         "position_embedding_type": ("absolute", "relative positions are a bias per pair of tokens"),
         "is_decoder": (False, "a decoder attends causally"),
@@ -244,13 +217,7 @@ def longest_input(config: Any) -> int | None:
 
 
 def more_positions(config: Any, length: int, folder: object = "FOLDER") -> str:
-    """What gives a model more positions, in words that end a sentence.
-
-    Args:
-        config: The model's.
-        length: The positions that are wanted.
-        folder: The model's folder.
-    """
+    """What gives a model more positions, in words that end a sentence."""
     if getattr(config, "model_type", "") not in _LENGTHENED:
         return "take a model that has more"
     return f"make more with `nystrom convert {folder} --to OTHER --max-position-embeddings {length}`"

@@ -32,31 +32,18 @@ from nystrom.models.positions import resize_positions
 
 @dataclass(frozen=True)
 class Conversion:
-    """The result of a conversion.
+    """The result of a conversion."""
 
-    Attributes:
-        folder: Folder of the new model.
-        source: Model type of the source.
-        model: Class of the new model.
-        mapped: Tensors taken from the source.
-        left_behind: Tensors of the source that the new model dropped.
-        started: Tensors that are new in the model; all are zero.
-        parameters: Number of weights of the new model.
-        positions: The longest input of the source, and of the new model.
-        tokenizer: Files of the tokenizer; empty if the source had none.
-        modules: Files and folders of sentence-transformers; empty if the source had none.
-    """
-
-    folder: Path
-    source: str
-    model: str
-    mapped: int
-    left_behind: tuple[str, ...]
-    started: tuple[str, ...]
-    parameters: int
-    positions: tuple[int, int]
-    tokenizer: tuple[str, ...]
-    modules: tuple[str, ...]
+    folder: Path  # Folder of the new model
+    source: str  # Model type of the source
+    model: str  # Class of the new model
+    mapped: int  # Tensors taken from the source
+    left_behind: tuple[str, ...]  # Tensors of the source that the new model dropped
+    started: tuple[str, ...]  # Tensors that are new in the model; all are zero
+    parameters: int  # Number of weights of the new model
+    positions: tuple[int, int]  # The longest input of the source, and of the new model
+    tokenizer: tuple[str, ...]  # Files of the tokenizer; empty if the source had none
+    modules: tuple[str, ...]  # Files and folders of sentence-transformers; empty if the source had none
 
     def __str__(self) -> str:
         """A summary in a few lines."""

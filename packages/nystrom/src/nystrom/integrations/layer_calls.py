@@ -41,25 +41,15 @@ _PACKED = (
 
 
 class LayerCall(NamedTuple):
-    """One call of one attention layer.
+    """One call of one attention layer."""
 
-    Attributes:
-        layer: Its number, from 0, in the order in which layers run.
-        name: Its name in the model.
-        q: Queries.
-        k: Keys, repeated for each head if heads share them.
-        v: Values, repeated likewise.
-        masks: Which tokens are real, and whether the call is self-attention.
-        scale: Factor on the scores; None means 1 / sqrt(d).
-    """
-
-    layer: int
-    name: str
-    q: Float[Tensor, "b h n d"]
-    k: Float[Tensor, "b h s d"]
-    v: Float[Tensor, "b h s e"]
-    masks: Masks
-    scale: float | None
+    layer: int  # Its number, from 0, in the order in which layers run
+    name: str  # Its name in the model
+    q: Float[Tensor, "b h n d"]  # Queries
+    k: Float[Tensor, "b h s d"]  # Keys, repeated for each head if heads share them
+    v: Float[Tensor, "b h s e"]  # Values, repeated likewise
+    masks: Masks  # Which tokens are real, and whether the call is self-attention
+    scale: float | None  # Factor on the scores; None means 1 / sqrt(d)
 
     @property
     def keep(self) -> Bool[Tensor, "b s"] | None:
@@ -78,12 +68,8 @@ Attend = Callable[[LayerCall], Float[Tensor, "b h n e"]]
 
 
 def attend_by(method: str, call: LayerCall, options: Mapping[str, Any]) -> Float[Tensor, "b h n e"]:
-    """The output of a method without learned weights for a layer's call.
-
-    Args:
-        method: Name of the method.
-        call: The layer's inputs.
-        options: Options of the method; the scale is the layer's if the method has one.
+    """The output of a method without learned weights for a layer's call; the scale is the layer's if the method has
+    one.
     """
     named: dict[str, Any] = default_options(method) | dict(options)
     if any(option.name == "scale" for option in fields(METHODS[method].options)):
@@ -97,10 +83,8 @@ def intercepted(
 ) -> Iterator[None]:
     """Let another function compute the attention of a model's layers while this context lasts.
 
-    Args:
-        model: The model; restored on exit.
-        attend: Function that returns the output of a layer for its call.
-        left: Function that sees the calls of layers that keep exact attention; these calls carry no masks.
+    `attend` returns the output of a layer for its call; `left` sees the calls of layers that keep exact attention,
+    which carry no masks.
 
     Raises:
         ValueError: No layer of the model is supported; or, when the model runs, a layer needs something that no method

@@ -19,20 +19,14 @@ def number_of(module: nn.Module) -> int | None:
 
 
 def number_layers(part: PreTrainedModel) -> None:
-    """Number the layers of a model that have no number.
-
-    Raises:
-        ValueError: As for `find_places`; nothing is changed.
-    """
+    """Number the layers of a model that have no number; ValueError as for `find_places`, nothing is then changed."""
     for module, place in find_places(part).items():
         module.__dict__[PLACE] = place
 
 
 def find_places(part: PreTrainedModel) -> dict[nn.Module, int]:
-    """The place of each layer that has no number.
-
-    Args:
-        part: A model that asks transformers' AttentionInterface, or its encoder.
+    """The place of each layer that has no number, in a model that asks transformers' AttentionInterface, or its
+    encoder.
 
     Raises:
         ValueError: These layers do not form one list of `num_hidden_layers`.

@@ -41,12 +41,7 @@ def default_options(method: str, longest: int | None = None, *, is_causal: bool 
     """Default options for a trained model, where they differ from the method's own defaults.
 
     "reformer" keeps separate keys, with which the layers were trained, and "near_far" gets the sizes of
-    `near_far_sizes` for the longest input.
-
-    Args:
-        method: The method.
-        longest: Tokens of the model's longest input; None if it has no limit or the limit is unknown.
-        is_causal: Causal attention: a query sees no later token.
+    `near_far_sizes` for the longest input, in tokens; None if that has no limit or it is unknown.
     """
     if method == "near_far" and longest:
         return near_far_sizes(longest, is_causal=is_causal)
@@ -55,17 +50,12 @@ def default_options(method: str, longest: int | None = None, *, is_causal: bool 
 
 @dataclass(frozen=True)
 class Replaced:
-    """The result of `replace_attention`: the names of the replaced modules; its length is their number.
+    """The result of `replace_attention`: the names of the replaced modules; its length is their number."""
 
-    Attributes:
-        self_attention: Modules declared as self-attention.
-        cross_attention: Modules declared as cross-attention.
-        undeclared: Modules that neither their parent nor the caller declared. They treat the same object as query and
-            key as self-attention, and raise for two tensors of equal length where it matters.
-    """
-
-    self_attention: tuple[str, ...] = ()
-    cross_attention: tuple[str, ...] = ()
+    self_attention: tuple[str, ...] = ()  # Modules declared as self-attention
+    cross_attention: tuple[str, ...] = ()  # Modules declared as cross-attention
+    # Modules that neither their parent nor the caller declared. They treat the same object as query and key as
+    # self-attention, and raise for two tensors of equal length where it matters.
     undeclared: tuple[str, ...] = ()
 
     def __len__(self) -> int:
@@ -148,11 +138,7 @@ class TimmReplacement(nn.Module):
         is_causal: bool = False,
         shared_rel_pos_bias: Tensor | None = None,
     ) -> Float[Tensor, "b n o"]:
-        """Attend within each sequence.
-
-        Raises:
-            ValueError: A mask or bias per pair of tokens, which is not supported.
-        """
+        """Attend within each sequence; ValueError for a mask or bias per pair of tokens."""
         masks = {"attn_mask": attn_mask, "is_causal": is_causal or None, "shared_rel_pos_bias": shared_rel_pos_bias}
         for name, value in masks.items():
             if value is not None:

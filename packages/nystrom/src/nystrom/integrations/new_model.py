@@ -46,23 +46,14 @@ _WITH_HEAD: dict[str, type[EncoderPreTrainedModel]] = {
 
 @dataclass
 class NewModel:
-    """The parts of the new model; its position table still has the length of the source's.
+    """The parts of the new model; its position table still has the length of the source's."""
 
-    Attributes:
-        config: Its configuration.
-        model: Its class.
-        tensors: Its weights by name.
-        mapped: Number of weights that come from the source.
-        left_behind: Tensors of the source that were dropped.
-        started: Its weights that start at zero.
-    """
-
-    config: EncoderConfig
-    model: type[EncoderPreTrainedModel]
-    tensors: dict[str, Tensor]
-    mapped: int
-    left_behind: tuple[str, ...] = ()
-    started: tuple[str, ...] = ()
+    config: EncoderConfig  # Its configuration
+    model: type[EncoderPreTrainedModel]  # Its class
+    tensors: dict[str, Tensor]  # Its weights by name
+    mapped: int  # Number of weights that come from the source
+    left_behind: tuple[str, ...] = ()  # Tensors of the source that were dropped
+    started: tuple[str, ...] = ()  # Its weights that start at zero
 
     @property
     def prefix(self) -> str:
@@ -71,17 +62,11 @@ class NewModel:
 
 
 class AttentionChoice(NamedTuple):
-    """The requested attention.
+    """The requested attention."""
 
-    Attributes:
-        attention: The method; None keeps that of the source.
-        options: Its options.
-        longest: Tokens of the new model's longest input; None keeps that of the source.
-    """
-
-    attention: str | None
-    options: dict[str, Any]
-    longest: int | None = None
+    attention: str | None  # The method; None keeps that of the source
+    options: dict[str, Any]  # Its options
+    longest: int | None = None  # Tokens of the new model's longest input; None keeps that of the source
 
     def options_of(self, attention: str, longest: int) -> dict[str, Any]:
         """All options of a new method, for a source with this longest input."""
@@ -248,11 +233,7 @@ def from_own(source: Path, choice: AttentionChoice, conv_kernel_size: int | Lite
 
 
 def one_tensor(tensors: dict[str, Tensor], name: str, source: Path) -> Tensor:
-    """The tensor of this name.
-
-    Raises:
-        ValueError: There is none.
-    """
+    """The tensor of this name; ValueError if there is none."""
     if name not in tensors:
         raise ValueError(
             f"{source} lacks {name}: its weights are incomplete, or belong to another model than config.json says."
@@ -261,11 +242,7 @@ def one_tensor(tensors: dict[str, Tensor], name: str, source: Path) -> Tensor:
 
 
 def with_weights(plan: NewModel, source: Path) -> EncoderPreTrainedModel:
-    """Build the model and load these tensors.
-
-    Raises:
-        ValueError: A tensor is missing, left over or of the wrong shape.
-    """
+    """Build the model and load these tensors; ValueError if one is missing, left over or of the wrong shape."""
     # All start values are replaced, so drawing them must not move the caller's random numbers.
     with torch.random.fork_rng(devices=[]):
         model = plan.model(plan.config)

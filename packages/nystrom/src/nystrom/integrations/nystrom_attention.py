@@ -59,10 +59,8 @@ class NystromReplacement(nn.Module):
         """Attend within each sequence.
 
         Args:
-            x: Tokens.
             mask: Real tokens, True = real.
-            return_attn: Not supported, since n x n weights do not exist here; raises.
-            return_attn_matrices: Not supported; raises.
+            return_attn: Not supported, as `return_attn_matrices`, since n x n weights do not exist here; raises.
             weight_queries: Positions of the tokens whose rows of the attention matrix are returned, such as 0 for a
                 class token. Rows do not include the skip; rows of "nystrom" may be negative. The output does not depend
                 on them, so it has no gradient by them.

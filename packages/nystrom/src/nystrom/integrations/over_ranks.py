@@ -51,10 +51,7 @@ _HELD = "_nystrom_over_ranks"
 def parallelize_transformers(model: nn.Module, group: Group) -> bool:
     """Let a model of transformers take one piece of each sequence per rank, at least one token; changed in place.
 
-    See `nystrom.parallel.parallelize`.
-
-    Returns:
-        Whether it is a model of transformers, and none of `nystrom.models`.
+    Returns whether it is a model of transformers, and none of `nystrom.models`; see `nystrom.parallel.parallelize`.
 
     Raises:
         ValueError: An invalid group, or a family, head, attention or rotation that does not work across ranks.
@@ -127,23 +124,14 @@ def _check_attention(model: PreTrainedModel) -> None:
 
 @dataclass
 class _Hooks:
-    """The hooks around the encoder of one model, and the state that they share during a call.
+    """The hooks around the encoder of one model, and the state that they share during a call."""
 
-    Attributes:
-        model: The model with its head.
-        group: The group.
-        head: The purpose of the head.
-        handles: The hooks.
-        labels: Labels of this rank's tokens.
-        keep: Mask of this rank's real tokens.
-    """
-
-    model: PreTrainedModel
-    group: Group
-    head: str
-    handles: list[Any] = field(default_factory=list)
-    labels: Tensor | None = None
-    keep: Tensor | None = None
+    model: PreTrainedModel  # The model with its head
+    group: Group  # The group
+    head: str  # The purpose of the head
+    handles: list[Any] = field(default_factory=list)  # The hooks
+    labels: Tensor | None = None  # Labels of this rank's tokens
+    keep: Tensor | None = None  # Mask of this rank's real tokens
 
     def __post_init__(self) -> None:
         base: Any = self.model.base_model
