@@ -16,7 +16,7 @@ from dataclasses import KW_ONLY, MISSING, dataclass, field, fields, replace
 from itertools import product
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Optional, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Optional, TypeVar, get_args
 
 from nystrom.checks import (
     Design,
@@ -29,7 +29,7 @@ from nystrom.checks import (
     check_positive,
     check_seed,
 )
-from nystrom.command_options import signature_of
+from nystrom.command_options import ConvertOptions, signature_of
 
 T = TypeVar("T")
 if TYPE_CHECKING:
@@ -43,6 +43,7 @@ LearningRateSchedule = Literal["linear", "cosine", "constant", "rsqrt"]
 Precision = Literal["auto", "float32", "bfloat16", "float16"]
 Device = Literal["auto", "cpu", "cuda"]
 Where = Literal["local", "slurm"]
+Learn = Literal["queries-keys", "attention", "all", "adapters"]
 # Held-out instances of a pretraining that are scored.
 INSTANCES = 2048
 # Seconds that a process waits for the others, as torch has it.
@@ -503,6 +504,53 @@ class FinetuneOptions(Steps, RunOptions):
         """A copy with other values for the names in `SearchGrid`."""
         others: dict[str, Any] = dict(values)
         return replace(self, **({"steps": None} if "epochs" in others else {}), **others)
+
+
+@dataclass(frozen=True)
+class HealOptions(ConvertOptions, Steps, RunOptions):
+    """Options of a conversion that is healed: its attention learns from the exact model.
+
+    Attributes:
+        source: As for a conversion; of another model of transformers, a decoder too, the attention alone is replaced.
+        to: Folder for the new model. Checkpoints, curves and rows go to the folder TO-run beside it.
+        texts: Files or folders of texts to heal on: plain text, or rows with a column of texts; may be compressed.
+        text_field: Column of the texts. Default: the usual names.
+        learn: What learns: "queries-keys"; "attention", the attention blocks; "all" weights of the layers; or
+            "adapters" of low rank on these, by PEFT, which are added to the weights at the end.
+        whole: Share of the steps, the last ones, in which the whole model learns; before, each layer learns alone.
+        length: Tokens at which a text is cut. Default: the longest input of the new model, but at most 8,192.
+        shortest: Tokens of the shortest text to use. Default: a quarter of length.
+        held_out: Texts that are held out, to measure the error.
+        steps: Steps; fewer if the error of the held-out texts stops falling.
+        batch_size: Texts per step, over all processes and accumulation steps.
+        learning_rate: Peak learning rate, at the end of the warm-up.
+        warmup_steps: Steps of linear warm-up. Default: a tenth of all steps.
+        evaluate_every: Steps between measurements of the error, each with a checkpoint. Default: a tenth of all steps.
+    """
+
+    source: Path = field(compare=False)
+    to: Path = field(compare=False)
+    _: KW_ONLY
+    texts: tuple[Path, ...] = field(default=(), compare=False)
+    text_field: str | None = field(default=None, compare=False)
+    learn: Learn = "attention"
+    whole: float = 0.5
+    length: Later[int] = FROM_PRESET
+    shortest: Later[int] = FROM_PRESET
+    held_out: int = 8
+    steps: int = 200
+    batch_size: int = 1
+    learning_rate: float = 3e-4
+    warmup_steps: Later[int] = FROM_PRESET
+    evaluate_every: Later[int] = FROM_PRESET
+
+    def __post_init__(self):
+        ConvertOptions.__post_init__(self)
+        RunOptions.__post_init__(self)
+        check_choice("learn", self.learn, get_args(Learn))
+        check_at_least("held_out", self.held_out, 1)
+        if not 0 <= self.whole <= 1:
+            raise ValueError(f"whole is {self.whole!r}; expected a share of the steps, from 0 to 1.")
 
 
 @dataclass(frozen=True)

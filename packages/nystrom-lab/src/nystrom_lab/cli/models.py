@@ -1,7 +1,9 @@
 """Commands on models in folders: convert, export."""
 
-from dataclasses import KW_ONLY, dataclass
+import inspect
+from dataclasses import KW_ONLY, dataclass, fields
 from pathlib import Path
+from typing import Annotated
 
 from nystrom.command_options import ConvertOptions
 from nystrom_lab.cli.arguments import arguments_of, arguments_with_method, positional
@@ -28,12 +30,35 @@ class ExportOptions:
 
 
 def convert_model(words: list[str]) -> None:
-    """Make a Nyströmformer from a BERT or RoBERTa, or give a model more positions."""
-    source = positional(ConvertOptions, "source")
-    asked = arguments_with_method(ConvertOptions, words, "convert", default="nystrom", flat=True, source=source)
+    """Make a Nyströmformer from a BERT or RoBERTa, or give a model more positions; --heal makes it exact again."""
+    import tyro
+
+    from nystrom_lab.training.heal import heal
+
+    parameters = inspect.signature(heal).parameters
+    texts = parameters["texts"]
+    asked = arguments_with_method(
+        heal,
+        words,
+        "convert",
+        default="nystrom",
+        flat=True,
+        source=positional(heal, "source"),
+        texts=texts.replace(annotation=Annotated[texts.annotation, tyro.conf.arg(name="heal")]),
+    )
+    if asked["texts"]:
+        heal(**asked)
+        return
+    plain = {name: asked.pop(name) for name in [entry.name for entry in fields(ConvertOptions)]}
+    for name, value in asked.items():
+        if value != parameters[name].default:
+            raise ValueError(
+                f"--{name.replace('_', '-')} is {value}, but nothing is healed: name texts with --heal, or leave it "
+                "out."
+            )
     from nystrom.integrations.convert import convert
 
-    print(convert(**asked))
+    print(convert(**plain))
 
 
 def export_model(words: list[str]) -> None:

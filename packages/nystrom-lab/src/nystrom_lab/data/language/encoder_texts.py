@@ -35,12 +35,13 @@ class Prose(NamedTuple):
     text: str
 
 
-def load_encoder(folder: Path, *, length: int | None = None) -> PreTrainedModel:
+def load_encoder(folder: Path, *, length: int | None = None, decoders: bool = False) -> PreTrainedModel:
     """Load an encoder with its head, ours or of transformers, for evaluation.
 
     Args:
         folder: Where it is.
         length: Tokens of the texts that it will read, see `check_length`.
+        decoders: Whether a decoder without an encoder will do.
 
     Raises:
         ValueError: No folder of a model, one without safetensors, of a type that transformers does not know, one with
@@ -56,8 +57,8 @@ def load_encoder(folder: Path, *, length: int | None = None) -> PreTrainedModel:
         _check_before(length, own, folder)
         return model_class(own, folder).from_pretrained(folder)
     names = [str(name) for name in content.get("architectures") or ()]
-    decodes = content.get("is_decoder") or content.get("is_encoder_decoder")
-    if decodes or any(name.endswith(("ForCausalLM", "LMHeadModel")) for name in names):
+    causal = content.get("is_decoder") or any(name.endswith(("ForCausalLM", "LMHeadModel")) for name in names)
+    if content.get("is_encoder_decoder") or (causal and not decoders):
         raise ValueError(
             f"model {folder} is a {kind!r} with a decoder, which is causal; expected an encoder such as BERT. Of an "
             "encoder-decoder, inspect model.get_encoder() with nystrom.inspection.inspect_model."
