@@ -27,6 +27,7 @@ NOT_RUN = {
     **dict.fromkeys(
         ("pytest -m gpu", "nystrom bench efficiency --device cuda", "python tools/tune_tiles"), "needs a GPU"
     ),
+    "nystrom convert my-bert --heal": "minutes; a block of Python on the same page heals a small model",
     "nystrom reproduce --all": "half an hour; each of its studies has tests of its own",
     **dict.fromkeys(
         [f"nystrom reproduce {name}" for name in ("nystromformer-figure-5", "nystromformer-table-2", "long-inputs")],

@@ -30,7 +30,7 @@ from nystrom.models.files.folder import (
     write_card,
 )
 from nystrom.models.files.json_object import read_json
-from nystrom.models.files.tokenizer import load_tokenizer
+from nystrom_lab.data.language.tokenizer import load_tokenizer
 from nystrom.sums import CARD, SUMS
 from nystrom.whole_files import write_whole
 from nystrom_lab.config import HealOptions, Optimizer, command_line
