@@ -2,6 +2,7 @@
 
 import hashlib
 import shutil
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields, replace
 from itertools import islice
@@ -30,13 +31,14 @@ from nystrom.models.files.folder import (
     write_card,
 )
 from nystrom.models.files.json_object import read_json
-from nystrom_lab.data.language.tokenizer import load_tokenizer
 from nystrom.sums import CARD, SUMS
 from nystrom.whole_files import write_whole
 from nystrom_lab.config import HealOptions, Optimizer, command_line
 from nystrom_lab.data.language.encoder_texts import load_encoder
 from nystrom_lab.data.language.labelled.splits import TextSplit
+from nystrom_lab.data.language.tokenizer import load_tokenizer
 from nystrom_lab.measure.rows import Row, cpu_name, new_row
+from nystrom_lab.report.plots.curves import draw_over_minutes
 from nystrom_lab.training.finetune.encoding import EncodedSplit, collator, padding_of
 from nystrom_lab.training.finetune.finetune_settings import ADAM_EPSILON
 from nystrom_lab.training.hardware import is_main, processes
@@ -349,7 +351,12 @@ class HealTrainer(RunTrainer):
         said = scores.told(self.healing.distance)
         if not scores.is_better:
             said += "; the healed model is not nearer to the exact one, so the conversion is kept as it came"
-        return RunResults(rows, row, f"{said} (best after step {self.state.best_global_step})", self.run.drawn)
+        figure = self.run.path / "error.png"
+        draw_over_minutes(self.run.curves, figure, "held-out error")
+        files = {**self.run.drawn, "error": figure}
+        # On a busy machine minutes say little. Of a run that was interrupted it is that of its last process.
+        rows.append(row("processor time", time.process_time(), "s"))
+        return RunResults(rows, row, f"{said} (best after step {self.state.best_global_step})", files)
 
 
 class Score(NamedTuple):

@@ -328,6 +328,8 @@ def _merge_adapters(student: nn.Module) -> None:
         if hasattr(module, "get_base_layer"):
             module.merge()  # pyright: ignore[reportCallIssue]
             student.set_submodule(name, module.get_base_layer())  # pyright: ignore[reportCallIssue]
+    if hasattr(student, "peft_config"):
+        del student.peft_config
 
 
 def _pools_first(folder: Path) -> bool:

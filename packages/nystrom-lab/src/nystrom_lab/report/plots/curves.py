@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from nystrom.checks import check_names
 from nystrom_lab.report.plots.canvas import figure_of, house_style, look, save_figure
 
 _COLUMNS = ("step", "quantity", "value", "seconds")
@@ -53,6 +54,32 @@ def draw_curves(csv_path: Path, path: Path) -> None:
         axes.grid(True)
         if any(name != kind for name in curves if _kind(name) == kind):
             axes.legend(loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=3)
+    save_figure(figure, path)
+
+
+@house_style()
+def draw_over_minutes(csv_path: Path, path: Path, quantity: str) -> None:
+    """Draw one quantity of training curves over the minutes of training.
+
+    Args:
+        csv_path: As for `draw_curves`, with seconds.
+        path: The file, .png or .svg.
+        quantity: Its name.
+
+    Raises:
+        ValueError: As for `draw_curves`, or the quantity is not there.
+    """
+    curves = read_curves(csv_path)
+    check_names("quantity", [quantity], curves)
+    values, seconds = zip(*[point[1:] for point in sorted(curves[quantity])], strict=True)
+    figure = figure_of(3.4, 2.6)
+    axes = figure.subplots()
+    colour, marker = look(0)
+    axes.plot([each / 60 for each in seconds], values, color=colour, marker=marker)
+    axes.set_ylim(0, None)
+    axes.set_ylabel(quantity)
+    axes.set_xlabel("minutes")
+    axes.grid(True)
     save_figure(figure, path)
 
 
