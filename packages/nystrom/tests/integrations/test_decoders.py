@@ -195,6 +195,11 @@ def test_the_decoder_of_an_encoder_decoder_is_served():
 def test_other_methods_refuse_a_decoder_and_name_near_far():
     model = make("llama")
     model.config.attention_options = {}
+    with pytest.raises(ValueError, match=r'LlamaAttention is causal, and nystrom attention sees .* use "near_far"'):
+        model.set_attn_implementation("nystrom")
+    # By the mask, where the layers do not say it.
+    for layer in model.model.layers:
+        layer.self_attn.is_causal = False
     model.set_attn_implementation("nystrom")
     with pytest.raises(ValueError, match=r'asks for a causal mask, which nystrom attention cannot.*"near_far"'):
         logits(model, ids())

@@ -55,8 +55,6 @@ def series():
 # Layers that are made without `is_causal` and rely on the mask.
 SILENT = {
     "nllb-moe": SEQ2SEQ | {"num_experts": 4, "expert_capacity": 64},
-    "pegasus_x": SEQ2SEQ,
-    "bigbird_pegasus": SEQ2SEQ | {"block_size": 4},
     "informer": SEQ2SEQ | SERIES | {"attention_type": "full"},
     "gemma": GEMMA,
 }
@@ -112,6 +110,24 @@ def test_a_decoder_that_sees_both_sides_equals_its_exact_self(family, mask, meth
     use = check_attention(exact, inputs)
     assert use.exact == (("layers.0.self_attn",) if family == "gemma3_text" else ())
     assert "layers.1.self_attn" in use.layers
+
+
+@pytest.mark.parametrize("mask", [None, PADDED, PADDED.flip(1)])
+@pytest.mark.parametrize("family", ["llama4_text", "phimoe"])
+def test_layers_with_chunks_or_windows_of_which_the_mask_alone_knows_are_exact(family, mask):
+    sizes = {name: size for name, size in GEMMA.items() if name != "use_bidirectional_attention"}
+    local = {"attention_chunk_size": 6, "no_rope_layers": [1, 0], "intermediate_size_mlp": 48, "sliding_window": 6}
+    kind = CONFIG_MAPPING[family]
+    known = set(kind.__dataclass_fields__)
+    named = {"num_local_experts": 4, "moe_layers": []} | local
+    model = make(kind(**sizes, **{name: value for name, value in named.items() if name in known}))
+    inputs = {"input_ids": IDS, "attention_mask": mask}
+    wanted, real = run(model, **inputs), torch.ones_like(IDS).bool() if mask is None else mask.bool()
+    model.set_attn_implementation("near_far")
+    assert_close(run(model, **inputs)[real], wanted[real], **CLOSE)
+    if family == "llama4_text":
+        use = check_attention(model, inputs)
+        assert (list(use.layers), use.exact) == (["layers.1.self_attn"], ("layers.0.self_attn",))
 
 
 @pytest.mark.refuses

@@ -1,5 +1,6 @@
 """What a model of transformers does with the name and the options of a method where it is made, loaded and pickled."""
 
+import copy
 import pickle
 import subprocess
 import sys
@@ -9,6 +10,7 @@ import torch
 from torch import nn
 from torch.testing import assert_close
 from transformers import (
+    CONFIG_MAPPING,
     AttentionInterface,
     AutoConfig,
     AutoModel,
@@ -164,6 +166,51 @@ def test_a_model_that_picks_its_attention_from_a_table_of_its_own_raises_by_name
     ):
         with pytest.raises(ValueError, match=says):
             call()
+
+
+GEMMA = BERT | {"num_key_value_heads": 2, "head_dim": 8}
+T5 = {"d_model": 32, "num_layers": 2, "num_heads": 4, "d_ff": 48, "d_kv": 8, "vocab_size": 64}
+# What a layer says before it runs.
+SAID = {
+    "gpt_oss": (GEMMA | {"num_local_experts": 4}, "near_far", "GptOssAttention passes s_aux .attention sinks."),
+    "gemma2": (GEMMA, "near_far", "Gemma2Attention passes softcap .soft capping."),
+    "t5": (T5, "near_far", "T5Attention passes position_bias .relative positions."),
+    "wav2vec2-bert": (SIZES, "nystrom", "passes position_bias .relative positions."),
+    "beit": (SIZES | {"use_relative_position_bias": True}, "nystrom", "passes a bias .of relative positions"),
+    "llama": (GEMMA, "nystrom", "LlamaAttention is causal, and nystrom"),
+    "bart": ({"d_model": 32}, "nystrom", r"BartAttention is causal, .*set_attention\(model.get_encoder"),
+    "layoutlm": (BERT, "near_far", "LayoutLMSelfAttention does not say whether it is causal"),
+}
+
+
+@pytest.mark.refuses
+@pytest.mark.parametrize("family", SAID)
+def test_what_a_layer_says_before_it_runs_is_refused_where_the_name_is_given(family, tmp_path):
+    sizes, method, says = SAID[family]
+    config = CONFIG_MAPPING[family](**sizes)
+    model = AutoModel.from_config(config, attn_implementation="eager")
+    model.save_pretrained(tmp_path)
+    configs = [module.config for module in model.modules() if hasattr(module, "config")]
+    for call in (
+        lambda: AutoModel.from_config(copy.deepcopy(config), attn_implementation=method),
+        lambda: AutoModel.from_pretrained(tmp_path, attn_implementation=method),
+        lambda: model.set_attn_implementation(method),
+        lambda: set_attention(model, method),
+    ):
+        with pytest.raises(ValueError, match=says):
+            call()
+        # It keeps what it had.
+        after = [module.config for module in model.modules() if hasattr(module, "config")]
+        assert all(now is then for now, then in zip(after, configs, strict=True))
+        assert {now._attn_implementation for now in after} == {"eager"}
+
+
+def test_a_model_without_these_terms_takes_the_name():
+    for family, changes in {"gemma2": {"attn_logit_softcapping": None}, "llama": {"is_causal": False}}.items():
+        config = CONFIG_MAPPING[family](**GEMMA, **changes)
+        method = "nystrom" if family == "llama" else "near_far"
+        model = AutoModel.from_config(config, attn_implementation=method).eval()
+        assert check_attention(model, IDS).method == method
 
 
 class OwnConfig(PreTrainedConfig):
@@ -355,6 +402,23 @@ def test_a_part_of_an_encoder_decoder_changes_its_layers(folder, when):
             config.attention_options = options
             moved = (run(model.encoder, **IDS) - run(exact, **IDS)).abs().max()
             assert (moved < 1e-5) == same
+
+
+@pytest.mark.refuses
+@pytest.mark.filterwarnings("ignore")
+def test_a_name_that_would_reach_no_layer_raises(folder, tmp_path):
+    """The empty name of a part is the whole model, whose layers read the configurations of its parts."""
+    model = EncoderDecoderModel.from_encoder_decoder_pretrained(folder, folder)
+    model.save_pretrained(tmp_path / "both")
+    for each, parts in ((model, "'decoder'"), (siglip(), "'vision_config', 'text_config'")):
+        with pytest.raises(ValueError, match=f"changes no layer of {type(each).__name__}.* name the parts.*{parts}"):
+            each.set_attn_implementation({"": "near_far"})
+        assert each.config._attn_implementation == "sdpa"
+    with pytest.raises(ValueError, match="changes no layer of EncoderDecoderModel"):
+        EncoderDecoderModel.from_pretrained(tmp_path / "both", attn_implementation={"": "near_far"})
+    bert = BertModel(BertConfig(**BERT))
+    bert.set_attn_implementation({"": "near_far"})
+    assert check_attention(bert, IDS).method == "near_far"
 
 
 @pytest.mark.filterwarnings("ignore")

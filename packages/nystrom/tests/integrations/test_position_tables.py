@@ -65,10 +65,12 @@ def test_inspection_and_the_check_refuse_them_whatever_the_model_is_set_to():
     model = BertModel(BertConfig(**SIZES, max_position_embeddings=40)).eval()
     with pytest.raises(ValueError, match="BertModel is given 41 tokens"):
         inspect_model(model, [{"input_ids": tokens(41)}], methods=["nystrom-4"])
+    assert not model._forward_pre_hooks
     model.set_attn_implementation("nystrom")
     with pytest.raises(ValueError, match="BertModel is given 41 tokens"):
         check_attention(model, {"input_ids": tokens(41)})
-    assert not model._forward_pre_hooks
+    with pytest.raises(ValueError, match="BertModel is given 41 tokens"):
+        model(tokens(41))
 
 
 def test_positions_of_the_callers_are_left_alone():

@@ -98,6 +98,11 @@ _HARMLESS = {
     *("output_hidden_states", "output_router_logits", "return_dict", "num_items_in_batch", "position_ids", "use_cache"),
     *("cache_position", "deterministic", "training", "layer_idx", "target_dtype"),
 }
+# Terms of the scores that a model has or has not: nobody could leave them out of a call.
+_TERMS = {
+    **{"s_aux": "attention sinks", "softcap": "soft capping", "position_bias": "relative positions"},
+    "a bias": "of relative positions, in its mask",
+}
 # Those of a layer, and of packed sequences, which `choose_route` reads.
 _SERVED_ELSEWHERE = {
     *("is_causal", "sliding_window", "cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k"),
@@ -197,9 +202,9 @@ def attend_layer(
         ValueError: An unsupported argument; the message names it.
     """
     route, group = choose_route(method, module, query, attention_mask, named), getattr(module, GROUP, None)
-    attention_mask = read_mask(attention_mask).mask
+    attention_mask, _, _, is_local = read_mask(attention_mask)
     if route.cu_seqlens is not None:
-        route = _of_packed(route, module, query, key, attention_mask, named.get("sliding_window"))
+        route = _of_packed(route, module, query, key, attention_mask, named.get("sliding_window"), is_local=is_local)
     elif group is not None and route.exact:
         route = _exact_of_tokens(attention_mask, named.get("sliding_window"))
     method = route.method
@@ -242,7 +247,7 @@ def choose_route(
 ) -> Route:
     """Decide how a layer attends; arguments and errors are those of `attend_layer`."""
     who = type(module).__name__
-    attention_mask, numbers, told = read_mask(attention_mask)
+    attention_mask, numbers, told, is_local = read_mask(attention_mask)
     causal = _check_causal(method, module, named.get("is_causal"), told if query.shape[2] > 1 or told else None)
     stored = getattr(getattr(module, "config", None), "attention_options", None) or {}
     exact = False
@@ -257,7 +262,7 @@ def choose_route(
     exact = exact or (bool(layers) and _number(module, f"exact_layers is {layers!r}") in layers)
     # The keys that near_far reads exactly are chosen by a block of queries, in a decoder by later ones, too.
     exact = exact or (METHODS[method].causal and not causal and _reads_for_decoder(module))
-    local = named.get("sliding_window") is not None
+    local = is_local or named.get("sliding_window") is not None
     if (cu_seqlens := _packed(who, attention_mask, numbers, named, local=local)) is not None:
         return Route(method, exact or local, causal, None, options, cu_seqlens)
     if attention_mask is None:
@@ -330,7 +335,14 @@ def _packed(
 
 
 def _of_packed(
-    route: Route, module: nn.Module, query: Tensor, key: Tensor, mask: Tensor | None, window: int | None
+    route: Route,
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    mask: Tensor | None,
+    window: int | None,
+    *,
+    is_local: bool,
 ) -> Route:
     """The route of a layer with packed sequences, including exact layers."""
     who, n, edges = type(module).__name__, query.shape[2], route.cu_seqlens
@@ -343,14 +355,15 @@ def _of_packed(
         return route
     if not route.causal:
         return _exact_of_tokens(None, window)._replace(cu_seqlens=edges)
-    if window is not None:
+    if window is not None or is_local:
         starts = edges[1:-1]
         if mask is not None and not mask[0, 0, starts, starts - 1].any():
             # The mask of the window keeps the sequences apart already.
             return route._replace(cu_seqlens=None)
+        seen = "chunk" if window is None else f"sliding window of {window} tokens"
         raise ValueError(
-            f"{who} is given packed sequences, and sees a sliding window of {window} tokens of the past, whose mask "
-            "does not keep them apart: also pass position_ids that restart, or pad the sequences."
+            f"{who} is given packed sequences, and sees a {seen} of the past, whose mask does not keep them apart: "
+            "also pass position_ids that restart, or pad the sequences."
         )
     return Route("near_far", False, True, None, {"exact_up_to": n}, edges)
 
@@ -444,11 +457,7 @@ def _check_causal(method: str, module: nn.Module, passed: bool | None, told: boo
     """
     who, causal = type(module).__name__, getattr(module, "is_causal", None) if passed is None else passed
     if causal is None or (causal and not (method in METHODS and METHODS[method].causal)):
-        what = "is causal" if causal else "does not say whether it is causal (it has no attribute is_causal)"
-        raise ValueError(
-            f"{who} {what}, and {method} attention sees the whole sequence: leave attn_implementation at "
-            '"sdpa", use "near_far", or set is_causal = False on the layer if it was trained to see all tokens.'
-        )
+        refuse_causal(module, method, causal)
     if told is not None and told != bool(causal):
         says, mask = ("causal", "sees all tokens") if causal else ("not causal", "is causal")
         raise ValueError(
@@ -458,6 +467,17 @@ def _check_causal(method: str, module: nn.Module, passed: bool | None, told: boo
             'tokens; or leave attn_implementation at "eager".'
         )
     return bool(causal)
+
+
+def refuse_causal(module: nn.Module, method: str, causal: bool | None) -> NoReturn:
+    """Raise for a layer that is causal, or does not say whether it is (None), and a method that sees all tokens."""
+    what = "is causal" if causal else "does not say whether it is causal (it has no attribute is_causal)"
+    raise ValueError(
+        f"{type(module).__name__} {what}, and {method} attention sees the whole sequence: leave attn_implementation at "
+        '"sdpa", use "near_far", or set is_causal = False on the layer, or in the configuration of a decoder, if it '
+        "was trained to see all tokens; in an encoder-decoder, set it on the encoder only: "
+        f"nystrom.integrations.set_attention(model.get_encoder(), {method!r})."
+    )
 
 
 def _options(method: str, module: nn.Module, stored: Mapping[str, Any], named: Mapping[str, Any]) -> dict[str, Any]:
@@ -480,11 +500,20 @@ def _check_passed(method: str, module: nn.Module, named: Mapping[str, Any], know
             continue
         if value is None or value is False:
             continue
-        options = f"; its options are {', '.join(sorted(known))}" if method in _KNOWN else ""
-        raise ValueError(
-            f"{type(module).__name__} passes {name} to attention, which {method} attention cannot honour{options}. "
-            'Leave it out, or set attn_implementation to "sdpa" or "eager".'
-        )
+        refuse_term(module, method, name)
+
+
+def refuse_term(module: nn.Module, method: str, name: str) -> NoReturn:
+    """Raise for an argument, or a term of the scores, that a layer passes and a method cannot honour."""
+    what, way_out = name, "Leave it out, or set"
+    if name in _TERMS:
+        what, way_out = f"{name} ({_TERMS[name]})", "Leave"
+    elif method in _KNOWN:
+        way_out = f"Its options are {', '.join(sorted(_KNOWN[method]))}. {way_out}"
+    raise ValueError(
+        f"{type(module).__name__} passes {what} to attention, which {method} attention cannot honour. "
+        f'{way_out} attn_implementation {"at" if name in _TERMS else "to"} "sdpa" or "eager".'
+    )
 
 
 def _collects_weights(module: nn.Module) -> bool:

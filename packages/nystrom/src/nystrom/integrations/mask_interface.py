@@ -9,6 +9,7 @@ What a model asked for must reach the layer, which transformers hands nothing bu
 |---|---|---|
 | real keys (b, 1, 1, s) | bool, or no mask | uint8; with s = 0 all are real |
 | number of each token's packed sequence (b, 1, 1, n) | int64 | int32 |
+| pairs of a local layer, a window or a chunk (b, 1, n, s) | bool | int8 |
 """
 
 import inspect
@@ -49,11 +50,13 @@ class Told(NamedTuple):
             `make_mask`.
         numbers: The number of each token's packed sequence; None if each row of the batch is one sequence.
         causal: Whether a query sees no later token; None if the mask does not say.
+        local: Whether it is the mask of a causal local layer.
     """
 
     mask: Tensor | None
     numbers: Int[Tensor, "b 1 1 n"] | None
     causal: bool | None
+    local: bool = False
 
 
 def read_mask(mask: Tensor | None) -> Told:
@@ -62,6 +65,9 @@ def read_mask(mask: Tensor | None) -> Told:
         return Told(None, None, None)
     if mask.dtype == torch.uint8:
         return Told(mask.bool() if mask.shape[-1] else None, None, True)
+    if mask.dtype == torch.int8:
+        # Causal in part, where there are images in a window: the layer says what it is.
+        return Told(mask.bool(), None, None, local=True)
     if mask.dtype in (torch.int32, torch.int64):
         return Told(None, mask, mask.dtype == torch.int32)
     return Told(mask, None, False if mask.ndim == 4 and mask.shape[2] == 1 else None)
@@ -126,10 +132,13 @@ def make_mask(
             padding = padding[:, None, None, kv_offset : kv_offset + kv_length]
             return padding.to(torch.uint8) if causal else padding
     # For exact attention; a local layer says itself whether it is causal.
-    return sdpa_mask(
+    pairs = sdpa_mask(
         batch_size, q_length, kv_length, q_offset, kv_offset, mask_function, attention_mask, local_size=local_size,
         allow_is_causal_skip=False, allow_is_bidirectional_skip=False, use_vmap=use_vmap, device=device,
     )  # fmt: skip
+    if pairs is None or local_size is None or not _holds(mask_function, causal_mask_function):
+        return pairs
+    return pairs.to(torch.int8)
 
 
 def check_asks(kind: type[PreTrainedModel] | None, method: str) -> None:

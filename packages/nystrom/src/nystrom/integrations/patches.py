@@ -4,14 +4,14 @@ Transformers lets any model take any registered name, drops what it does not kno
 `AutoConfig.from_pretrained`, and knows nothing of this library in a process that did not import it.
 `patch_transformers` adds to its base classes:
 
-- A model none of whose attention ever asks for an attention by name (DeBERTa, MPNet) raises when it is made with the
-  name of a method, instead of running its own attention; so does one that picks its attention from a table of its own
-  (GPT-J, GPT-Neo, Falcon), instead of a KeyError. Of a model of several parts each part is one.
+- A model that is made with the name of a method, or set to one, raises at once for what is known then
+  (`nystrom.integrations.first_checks`): no attention that asks for a name (DeBERTa, MPNet), a causal layer and a method
+  that is not, sinks, soft capping. So does one that picks its attention from a table of its own (GPT-J, GPT-Neo,
+  Falcon), instead of a KeyError. Of a model of several parts each part is one. A refused model keeps what it had.
 - A part that a configuration does not have, such as attn_implementation={"vison_config": "near_far"}, raises.
 - Layers that hold a copy of their part's configuration (EncoderDecoderModel) read that of the part, so that what is set
   later reaches them.
-- A model that is made with the name of a method refuses inputs that are longer than its table of positions
-  (`nystrom.integrations.position_tables`).
+- Such a model refuses inputs that are longer than its table of positions (`nystrom.integrations.position_tables`).
 - `attention_options` is an attribute of every configuration, so that `from_pretrained` of a configuration or a model
   takes it, and of a model also beside `config=`. As `attn_implementation`, it is given to all parts; parts that were
   saved with their own keep them.
@@ -26,14 +26,14 @@ import copy
 import inspect
 import sys
 from collections.abc import Callable, Mapping
-from functools import cache, wraps
+from functools import wraps
 from typing import Any
 
-from torch import nn
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from nystrom.checks import check_names
-from nystrom.integrations.attention_interface import SERVED, is_guess, refuse_guess
+from nystrom.integrations.attention_interface import SERVED
+from nystrom.integrations.first_checks import check_asks_anywhere, check_model, check_reaches, unchanged_if_refused
 from nystrom.integrations.mask_interface import raise_ignores_attn_implementation
 from nystrom.integrations.position_tables import watch_positions
 
@@ -52,10 +52,15 @@ def patch_transformers() -> None:
         named.fset(self, names)
 
     @wraps(change)
-    def change_names(self: PreTrainedModel, attn_implementation: Any, *others: Any, **named: Any) -> None:
+    def change_names(
+        self: PreTrainedModel, attn_implementation: str | dict[str, Any], *others: Any, **named: Any
+    ) -> None:
         _check_parts(self.config, attn_implementation)
-        change(self, attn_implementation, *others, **named)
-        _share_configurations(self)
+        whole = attn_implementation.get("") if isinstance(attn_implementation, dict) else attn_implementation
+        check_asks_anywhere(self, whole)
+        with unchanged_if_refused(self):
+            change(self, attn_implementation, *others, **named)
+            _finish(self)
 
     @wraps(start)
     def init(self: PreTrainedModel, config: PreTrainedConfig, *inputs: Any, **named: Any) -> None:
@@ -65,10 +70,7 @@ def patch_transformers() -> None:
     @wraps(finish)
     def post_init(self: PreTrainedModel) -> None:
         finish(self)
-        check_model_asks(self)
-        _share_configurations(self)
-        if self.config._attn_implementation in SERVED:
-            watch_positions(self)
+        _finish(self)
 
     # As the options above: an attribute for transformers, that checkers do not know.
     setattr(PreTrainedConfig, "_attn_implementation", property(named.fget, set_names))  # noqa: B010
@@ -76,6 +78,16 @@ def patch_transformers() -> None:
     PreTrainedModel.__init__, PreTrainedModel.post_init = init, post_init
     PreTrainedModel.from_pretrained = _with_options(PreTrainedModel.from_pretrained)
     PreTrainedModel._from_config = _with_options(PreTrainedModel._from_config)
+
+
+def _finish(model: PreTrainedModel) -> None:
+    """Check a model that is made, or set, and let its layers and its table of positions know what it is set to."""
+    check_asks_anywhere(model, model.config._attn_implementation)
+    _share_configurations(model)
+    check_reaches(model)
+    check_model(model)
+    if model.config._attn_implementation in SERVED:
+        watch_positions(model)
 
 
 def _with_options(load: Any) -> Any:
@@ -141,33 +153,6 @@ def _check_table(kind: type[PreTrainedModel], config: PreTrainedConfig) -> None:
         names = vars(sys.modules[kind.__module__])
         if any(name.endswith("_ATTENTION_CLASSES") and method not in names[name] for name in names):
             raise_ignores_attn_implementation(kind, method)
-
-
-def check_model_asks(model: PreTrainedModel) -> None:
-    """Check that a model set to a method contains a layer that may look it up.
-
-    Raises:
-        ValueError: It has attention, but none that asks transformers' AttentionInterface; or the method is a likely
-            guess of a name.
-    """
-    method = model.config._attn_implementation
-    if method is not None and is_guess(method):
-        refuse_guess(method)
-    if method not in SERVED:
-        return
-    kinds = {type(module) for module in model.modules()}
-    if any("attention" in kind.__name__.lower() for kind in kinds) and not any(map(_asks, kinds)):
-        raise_ignores_attn_implementation(type(model), method)
-
-
-@cache
-def _asks(kind: type[nn.Module]) -> bool:
-    """Whether the code of a class, or of a base class, calls the interface's `get_interface`."""
-    # Transformers' base class names it, too, where it checks what it is asked for.
-    owners = [owner for owner in kind.__mro__ if owner.__module__ != PreTrainedModel.__module__]
-    functions = [inspect.unwrap(member) for owner in owners for member in vars(owner).values() if callable(member)]
-    codes = [code for function in functions if (code := getattr(function, "__code__", None)) is not None]
-    return any({"get_interface", "ALL_ATTENTION_FUNCTIONS"} & set(code.co_names) for code in codes)
 
 
 def _options(config: PreTrainedConfig) -> dict[str, Any] | None:

@@ -6,9 +6,7 @@ position_ids that a caller passes are left alone, and where padding has a row of
 counted, if the input is longer than the table and only then. In other calls it compares two whole numbers. Compiled and
 exported it leaves symbolic lengths alone, so that no bound becomes part of a graph.
 
-Models that are made or loaded with the name of a method have the hook, and those that `set_attention` sets.
-Transformers' `set_attn_implementation` on a model in memory tells nobody, and such a model keeps torch's error, as does
-one that was pickled.
+Models that are made, loaded or set with the name of a method have the hook; one that was pickled keeps torch's error.
 """
 
 import inspect

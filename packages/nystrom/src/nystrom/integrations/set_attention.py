@@ -30,6 +30,7 @@ from nystrom.integrations.attention_interface import (
     option_names,
     refuse_name,
 )
+from nystrom.integrations.first_checks import check_model, unchanged_if_refused
 from nystrom.integrations.layer_numbers import number_layers
 from nystrom.integrations.mask_interface import check_asks
 from nystrom.integrations.position_tables import watch_positions, watched_positions
@@ -89,7 +90,9 @@ def set_attention(part: nn.Module, method: str | AttentionPlan, options: Mapping
         check_asks(type(part), method)
         if "exact_layers" in options:
             number_layers(part)
-    _write(part, method, options)
+    with unchanged_if_refused(part):
+        _write(part, method, options)
+        check_model(part)
     if method != "sdpa":
         watch_positions(part)
 
@@ -109,7 +112,9 @@ def _set_plan(part: nn.Module, plan: AttentionPlan) -> None:
         assert "exact_layers" not in options, "it is no option of a method"
     check_asks(type(part), PLAN)
     number_layers(part)
-    _write(part, PLAN, plan.options)
+    with unchanged_if_refused(part):
+        _write(part, PLAN, plan.options)
+        check_model(part)
     watch_positions(part)
 
 
