@@ -101,6 +101,11 @@ def read(
         progress.update()
     came: dict[str, Tensor] = {}
     line: list[str] = []
+    began, used = time.perf_counter(), time.process_time()
+
+    def share() -> float:
+        """Of its cores' time, what this process has had since the first turn."""
+        return (time.process_time() - used) / (time.perf_counter() - began) / torch.get_num_threads()
 
     def clock(method: str) -> float:
         attend(model, method, n)
@@ -111,11 +116,14 @@ def read(
         if method == METHODS[-1]:
             progress.print(f"{n:,} tokens{', to warm up' if warm_up else ''}: {', '.join(line)}")
             line.clear()
+            if warm_up and share() < BUSY:
+                progress.print(
+                    f"Other work leaves {share():.0%} of the cores to this. Shorter: --lengths 2048 --turns 1"
+                )
         return took
 
-    began, used = time.perf_counter(), time.process_time()
     taken = in_turns({method: partial(clock, method) for method in METHODS}, turns)
-    share = (time.process_time() - used) / (time.perf_counter() - began) / torch.get_num_threads()
+    had = share()
     exact, found = came["softmax"], []
     for method, megabytes in zip(METHODS, memory, strict=True):
         low, took, high = quartiles(taken[method])
@@ -126,8 +134,8 @@ def read(
     unclear = {(method, "softmax"): ratios(taken[method], taken["softmax"]) for method in METHODS[1:]}
     unclear = {pair: ratio for pair, ratio in unclear.items() if is_open(ratio)}
     said = [f"{n:,} tokens: {too_busy(unclear, turns)}"] if unclear else []
-    if share < BUSY:
-        said.append(f"{n:,} tokens: other work left {share:.0%} of the cores to this, so the times compare nothing.")
+    if had < BUSY:
+        said.append(f"{n:,} tokens: other work left {had:.0%} of the cores to this, so the times compare nothing.")
     return found, "\n".join(said)
 
 
