@@ -145,7 +145,7 @@ COMMANDS = {
 # What a group is called, and how the names of its commands begin; each command is in one.
 GROUPS = {
     "models": ("Use a model", ("convert", "inspect", "predict", "export", "methods")),
-    "training": ("Train", ("pretrain", "finetune", "heal", "train", "evaluate", "data", "tokenizer")),
+    "training": ("Train", ("pretrain", "finetune", "train", "evaluate", "data", "tokenizer")),
     "papers": ("The papers", ("reproduce", "lra")),
     "measuring": ("Measure", ("bench", "report")),
 }
