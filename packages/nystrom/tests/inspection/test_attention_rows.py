@@ -5,7 +5,7 @@ import math
 import torch
 from torch.testing import assert_close
 
-from nystrom.inspection.attention_rows import REACH, participation_rank, row_facts
+from nystrom.inspection.layer_sample import REACH, participation_rank, row_facts
 
 
 def test_uniform_and_single_weights_are_the_two_ends():

@@ -12,7 +12,7 @@ from nystrom.attention.registry import METHODS
 from nystrom.parallel import count_bytes
 from nystrom.parallel.communication import Ranks
 from nystrom.parallel.entry_over_ranks import OVER_RANKS
-from nystrom.parallel.scan import hops
+from nystrom.parallel.methods.near_far_over_ranks import hops
 
 VARIANTS = {
     "nystrom": [

@@ -2,7 +2,7 @@ r"""Kernelized attention: a kernel in place of the softmax structure, without a 
 
 $$\mathrm{out}_i = \sum_j \kappa_{ij} v_j, \qquad \kappa_{ij} = \exp(-\tfrac{c}{2} \|q_i - k_j\|^2)$$
 with $c = 1 / \sqrt d$, which is $\kappa(q / d^{1/4}, k / d^{1/4})$. The Gaussian kernel is the paper's; Laplace's and
-two of the Matérn class, functions of $\sqrt c\, \|q - k\|$, may replace it (`nystrom.attention.parts.kernel_sum`).
+two of the Matérn class, functions of $\sqrt c\, \|q - k\|$, may replace it.
 
 With the Gaussian kernel one fused softmax call computes the sum. Widen queries and keys to
 $q' = (q, -\tfrac12 \|q\|^2, 1)$ and $k' = (k, 1, -\tfrac12 \|k\|^2)$, so that $c\, q'^\top k' = \ln \kappa \le 0$;
@@ -14,10 +14,19 @@ approximation.
 For tokens near each other, norms and product nearly cancel, but their rounding errors do not. So tokens are taken
 relative to the middle of the keys, and if there are few channels, each of several groups has two columns of its own.
 
+**Kernels of the distance** are computed from differences, not from a matrix product, so the distance of equal tokens is
+exactly zero; on a CPU this takes several times as long as the fused call. Of the n x s weights, only those of a few
+queries are held at a time: a few times as many numbers as the queries or keys have. The backward pass computes them
+again. The plain formula, which stores n x s numbers and raises for a second derivative (see `nystrom.kernels`), is used
+in a compiler, since the number of stretches would become part of its graph, inside `torch.func`, and if a graph of the
+backward pass is recorded.
+
 Not normalised: with $\|q - k\|$ large for every key, output and gradient vanish.
 
 Source: Chen et al. (2021), arXiv:2111.00035, eq. (3).
 """
+
+from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F
@@ -27,9 +36,9 @@ from torch import Tensor
 from nystrom.attention.entry import attend
 from nystrom.attention.fused import fused_softmax
 from nystrom.attention.options import KernelizedOptions, documented
-from nystrom.attention.parts.kernel_sum import sum_by_distance
+from nystrom.autograd_modes import pull_back
 from nystrom.checks import Kernel
-from nystrom.kernels import half_norms
+from nystrom.kernels import KERNELS, half_norms
 from nystrom.landmarks import middle_of
 from nystrom.precision import at_least_float32
 from nystrom.shapes import Group, Masks, score_scale
@@ -136,3 +145,68 @@ def _widen(x: Float[Tensor, "b h n d"], *, ones_first: bool) -> Float[Tensor, "b
     norms = -half_norms(x)
     ones = torch.ones_like(norms)
     return torch.cat([x, ones, norms] if ones_first else [x, norms, ones], dim=-1).flatten(-2)
+
+
+# Weights held at a time: at least _FEWEST, or a few times the numbers of the queries or keys if that is more, but no
+# more than fit into a cache.
+_FEWEST = 2**14
+_TIMES_TOKENS = 4
+_MOST = 2**20
+
+
+def sum_by_distance(
+    q: Float[Tensor, "b h n d"],
+    k: Float[Tensor, "b h s d"],
+    v: Float[Tensor, "b h s e"],
+    *,
+    kernel: Kernel,
+    scale: float,
+) -> Float[Tensor, "b h n e"]:
+    """Sum the values of all keys, zeros where not real, each weighted by the kernel; in float32 or float64."""
+    if torch.compiler.is_compiling() or not all(isinstance(x.shape[2], int) for x in (q, k)):
+        return _weighed(q, k, v, KERNELS[kernel], scale)
+    return _SumByDistance.apply(q, k, v, KERNELS[kernel], scale)
+
+
+def _weighed(q: Tensor, k: Tensor, v: Tensor, kernel: Callable[..., Tensor], scale: float) -> Tensor:
+    return kernel(q, k, scale=scale) @ v
+
+
+def _stretch(q: Tensor, k: Tensor) -> int:
+    """How many queries to take at a time."""
+    numbers = min(max(_FEWEST, _TIMES_TOKENS * max(q.numel(), k.numel())), _MOST)
+    return max(1, numbers // (k.shape[:3].numel()))
+
+
+class _SumByDistance(torch.autograd.Function):
+    @staticmethod
+    def forward(q: Tensor, k: Tensor, v: Tensor, kernel: Callable[..., Tensor], scale: float) -> Tensor:
+        return torch.cat([_weighed(part, k, v, kernel, scale) for part in q.split(_stretch(q, k), dim=2)], dim=2)
+
+    @staticmethod
+    def setup_context(ctx, inputs, output) -> None:
+        q, k, v, ctx.kernel, ctx.scale = inputs
+        ctx.save_for_backward(q, k, v)
+
+    @staticmethod
+    def backward(ctx, *grads: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
+        (grad,), (q, k, v) = grads, ctx.saved_tensors
+        if torch.is_grad_enabled():
+            gradients = pull_back(lambda q, k, v: _weighed(q, k, v, ctx.kernel, ctx.scale), (q, k, v), grad)
+            return *gradients, None, None
+        grad_q, grad_k, grad_v = [], torch.zeros_like(k), torch.zeros_like(v)
+        length = _stretch(q, k)
+        for part, coming in zip(q.split(length, dim=2), grad.split(length, dim=2), strict=True):
+            leaves = part.detach().requires_grad_(), k.detach().requires_grad_()
+            with torch.enable_grad():
+                weights = ctx.kernel(*leaves, scale=ctx.scale)
+            here, there = torch.autograd.grad(weights, leaves, coming @ v.mT)
+            grad_q.append(here)
+            # Not in place: what comes may be a batch of gradients.
+            grad_k = grad_k + there
+            grad_v = grad_v + weights.detach().mT @ coming
+        return torch.cat(grad_q, dim=2), grad_k, grad_v, None, None
+
+    @staticmethod
+    def vmap(info, in_dims, *inputs):  # pyright: ignore[reportIncompatibleMethodOverride]
+        return torch.vmap(_weighed, in_dims)(*inputs), 0

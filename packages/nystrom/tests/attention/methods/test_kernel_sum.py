@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from nystrom.attention.parts.kernel_sum import sum_by_distance
+from nystrom.attention.methods.kernelized import sum_by_distance
 from nystrom.kernels import KERNELS
 
 OF_DISTANCES = [name for name in KERNELS if name != "gaussian"]
