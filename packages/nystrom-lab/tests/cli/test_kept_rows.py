@@ -7,7 +7,6 @@ from dataclasses import replace
 
 import pytest
 
-from nystrom_lab.bench import runs
 from nystrom_lab.cli.main import main
 from nystrom_lab.data.language.mlm_sop.task import prepare_mlm_sop
 from nystrom_lab.measure.rows import append_rows, new_row, read_rows
@@ -20,17 +19,12 @@ long = pytest.mark.long
 COMMANDS = [
     ("bench efficiency", "efficiency.csv", f"--passes forward {SMALL}", f"--passes forward --seed 1 {SMALL}"),
     ("bench model", "model.csv", f"--layers 1 --width 8 --heads 2 {SMALL}", f"--layers 1 --width 8 --heads 1 {SMALL}"),
-    ("bench runs", "runs.csv", f"--layouts heads --runs 1 {SMALL}", f"--layouts tokens --runs 1 {SMALL}"),
-    ("bench runs", "runs.csv", f"--layouts heads --runs 1 {SMALL}", f"--layouts heads --runs 1 {SMALL} 16"),
-    ("bench runs", "runs.csv", f"--layouts heads --runs 1 {SMALL} 16", f"--layouts heads --runs 1 {SMALL}"),
     ("train", "rows.csv", "listops --data {data} --preset demo --steps 2 --batch-size 4 --attention softmax --resume",
      "listops --data {data} --preset demo --steps 2 --batch-size 2 --attention softmax --resume"),
     ("finetune", "rows.csv", "--model {model} --data {texts} --steps 2 --batch-size 4 --resume",
      "--model {model} --data {texts} --steps 3 --batch-size 4 --resume"),
     ("inspect", "rows.csv", "{model} --texts {text} --num-texts 1 --methods nystrom-4 --length 16",
      "{model} --texts {text} --num-texts 1 --methods nystrom-8 --length 16"),
-    pytest.param("lra overhead", "overhead.csv", "--data {data} --preset demo --steps 2",
-                 "--data {data} --preset demo --steps 3", marks=long),
     pytest.param("reproduce complexity", "complexity-small/rows.csv", "", "--threads 2", marks=long),
 ]  # fmt: skip
 
@@ -44,12 +38,6 @@ def places(tmp_path_factory, data, tiny_bert, prose):
     mlm = prepare_mlm_sop([work / "documents.txt"], work / "mlm", tokenizer=tiny_bert, length=32, workers=1,
                           progress=False)  # fmt: skip
     return {"data": data, "model": tiny_bert, "text": prose, "texts": work / "texts.csv", "mlm": mlm}
-
-
-@pytest.fixture(autouse=True)
-def _in_this_process(monkeypatch):
-    """The runs of `bench runs` need no process of their own here."""
-    monkeypatch.setattr(runs, "_run", lambda words: main(["bench", "efficiency", *words]))
 
 
 def measurements(file):

@@ -41,8 +41,6 @@ ROWS = {
     "bench efficiency --to {to}": "efficiency.csv",
     "bench model --to {to}": "model.csv",
     "bench training --to {to}": "training.csv",
-    "bench runs --to {to}": "runs.csv",
-    "lra overhead --data {data} --preset demo --to {to}": "overhead.csv",
     f"{LRA_RUN} {{to}}": "lra.csv",
     "reproduce complexity --to {to}/..": "rows.csv",
 }

@@ -49,7 +49,6 @@ OUTPUTS = {
     ("lra run", "to"): [("--tasks listops --data {above} --preset demo --to {to} --device cpu", ("lra.csv",))],
     ("lra curves", "figure"): [("{curves} --figure {to}" + end, [""]) for end in (".png", ".svg")],
     ("lra curves", "gather"): [("{curves} --figure {work}/new.png --gather {to}", [""])],
-    ("lra overhead", "to"): [("--to {to} " + ON_TASK, ("overhead.csv",))],
     ("inspect", "to"): [("{model} " + ON_TEXTS + " --to {to}", INSPECTED)],
     ("convert", "to"): [("{model} --to {to}", ("notes.txt", "config.json", "model.safetensors"))],
     ("export", "to"): [("{model} --to {to}.onnx", ["", ".data"])],
@@ -60,7 +59,6 @@ OUTPUTS = {
     ("report study", "figure"): [("{curves} --study complexity --figure {to}" + end, [""]) for end in (".png", ".svg")],
     ("bench efficiency", "to"): [("--to {to}", ("efficiency.csv", "efficiency.png", "efficiency.svg"))],
     ("bench model", "to"): [("--to {to}", ("model.csv", "model.png", "model.svg"))],
-    ("bench runs", "to"): [("--to {to}", ("runs.csv",))],
     ("bench training", "to"): [("--to {to}", ("training.csv", "training.png", "training.svg"))],
 } | {
     (f"report {study}", "figure"): [("{curves} --figure {to}" + end, [""]) for end in (".png", ".svg")]

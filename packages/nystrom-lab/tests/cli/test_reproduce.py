@@ -64,32 +64,31 @@ def test_a_folder_that_holds_no_model_ends_in_one_line(config, says, tmp_path, c
 @pytest.fixture
 def gathered(tmp_path):
     file = tmp_path / "rows.csv"
-    shared = {"study": "inspect-calibration", "method": "near_far", "unit": "", "n": 512, "m": 128, "device": "a CPU",
-              "repeats": 2880}  # fmt: skip
+    shared = {"study": "near-far-context", "quantity": "time of 100 questions", "unit": "ms", "n": 2048, "m": 96}
     rows = [
-        new_row(quantity=quantity, value=0.96, facts={"texts": 4, "part": "near_far"}, command="nystrom", **shared)
-        for quantity in ("within 20 %", "held by the interval")
+        new_row(method=method, value=value, low=value, high=value, device="a CPU", facts={"part": "times"}, **shared)
+        for method, value in (("near_far", 50.0), ("near_far, each time", 900.0))
     ]
     append_rows(file, rows)
     return file
 
 
 def test_gathered_rows_are_printed_as_tables(gathered, capsys):
-    words = ["report", "study", str(gathered), "--study", "inspect-calibration"]
+    words = ["report", "study", str(gathered), "--study", "near-far-context"]
     picture = gathered.with_name("shares.png")
     assert main([*words, "--table", "2", "--verdicts", "--figure", str(picture)]) == 0
     assert picture.read_bytes().startswith(b"\x89PNG")
     out = capsys.readouterr().out
-    assert out.startswith("share held by the interval:\n\n| method | r=128 |\n")
-    assert out.count("| near_far | 0.960 |") == 1
-    assert out.count("| agrees | shares: 0.960 (near_far). |") == 2
+    assert out.startswith("ms of 100 questions of 16 queries:\n\n|  | 96 entries |\n")
+    assert out.count("| near_far | 50 |") == 1
+    assert out.count("| agrees | 96 entries: 50 against 900. |") == 1
 
 
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        (["--study", "inspect-calibration", "--table", "3"], "table is 3 but inspect-calibration has 2"),
-        (["--study", "blog"], "the rows hold no study 'blog'; expected one of inspect-calibration"),
+        (["--study", "near-far-context", "--table", "3"], "table is 3 but near-far-context has 2"),
+        (["--study", "blog"], "the rows hold no study 'blog'; expected one of near-far-context"),
     ],
 )
 def test_what_the_rows_do_not_hold_ends_in_one_line(words, says, gathered, capsys):

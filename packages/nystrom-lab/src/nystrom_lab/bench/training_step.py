@@ -17,7 +17,6 @@ class TrainingStep:
         model: The model; its output has a loss. It is trained in place.
         optimizer: The optimizer of its weights.
         precision: float32, or the dtype of autocast.
-        clip_norm: Maximum norm of all gradients together; 0 for no clipping.
         clip_value: Maximum size of an entry of a gradient; None for no clipping.
     """
 
@@ -27,11 +26,10 @@ class TrainingStep:
         optimizer: torch.optim.Optimizer,
         *,
         precision: str = "float32",
-        clip_norm: float = 0.0,
         clip_value: float | None = None,
     ):
         self.model, self.optimizer, self.precision = model.train(), optimizer, precision
-        self.clip_norm, self.clip_value = clip_norm, clip_value
+        self.clip_value = clip_value
         self.device = next(model.parameters()).device
 
     def step(self, batch: Batch) -> Tensor:
@@ -40,8 +38,6 @@ class TrainingStep:
         with torch.autocast(self.device.type, DTYPES[self.precision], enabled=self.precision != "float32"):
             loss = self.model(**batch).loss
         loss.backward()
-        if self.clip_norm:
-            nn.utils.clip_grad_norm_(self.model.parameters(), self.clip_norm)
         if self.clip_value is not None:
             nn.utils.clip_grad_value_(self.model.parameters(), self.clip_value)
         self.optimizer.step()

@@ -127,7 +127,6 @@ COMMANDS = {
     "lra status": "train.lra_status",
     "lra table": "train.lra_table",
     "lra curves": "train.lra_curves",
-    "lra overhead": "train.lra_overhead",
     "inspect": "inspection.inspect_encoder",
     "convert": "models.convert_model",
     "export": "models.export_model",
@@ -135,7 +134,6 @@ COMMANDS = {
     "reproduce": "reproduce.reproduce_study",
     "bench efficiency": "studies.bench_efficiency",
     "bench model": "studies.bench_model",
-    "bench runs": "studies.bench_runs",
     "bench training": "studies.bench_training",
     "report efficiency": "studies.report_efficiency",
     "report model": "studies.report_model",
@@ -165,6 +163,5 @@ LASTING = {
     "reproduce",
     "bench efficiency",
     "bench model",
-    "bench runs",
     "bench training",
 }

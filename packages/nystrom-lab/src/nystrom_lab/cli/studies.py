@@ -45,18 +45,6 @@ def bench_efficiency(words: list[str]) -> None:
     show_study(rows, arguments["to"])
 
 
-def bench_runs(words: list[str]) -> None:
-    """Compare methods over several runs, with medians and spread."""
-    from nystrom_lab.bench.runs import run_runs
-
-    arguments = arguments_of(run_runs, words, "bench runs")
-    for row in run_runs(**arguments):
-        what = f"n={row.n} {row.facts['layout']:7} {row.method:18} {row.quantity}"
-        spread = f"({row.note})" if row.low is None or row.high is None else f"({row.low:.3f} to {row.high:.3f})"
-        print(f"{what:100} {row.value:9.3f} {row.unit:3} {spread}")
-    print(f"Rows: {arguments['to'] / 'runs.csv'}")
-
-
 def bench_training(words: list[str]) -> None:
     """Time and memory of a training step (Table 2 of Skyformer)."""
     from nystrom_lab.bench.training import run_training

@@ -207,11 +207,3 @@ def lra_curves(words: list[str]) -> None:
         print(figure)
 
     curves(**arguments_of(curves, words, "lra curves", sources=positional(curves, "sources")))
-
-
-def lra_overhead(words: list[str]) -> None:
-    """Time of a training step, compared with a bare loop."""
-    from nystrom_lab.bench.overhead import run_overhead
-
-    for row in run_overhead(**arguments_of(run_overhead, words, "lra overhead")):
-        print(f"{row.quantity:40} {row.value:9.3f} {row.unit:2} ({row.low:.3f} to {row.high:.3f})")

@@ -44,7 +44,6 @@ _MODULES = {
     "near-far-context": "fidelity.contexts",
     "slides": "fidelity.slides",
     "causal-language": "fidelity.causal_language",
-    "inspect-calibration": "fidelity.calibration",
     "inspect-plans": "fidelity.planned",
     "arena-ablation": "arena.ablation",
     "blog": "fill_mask",
