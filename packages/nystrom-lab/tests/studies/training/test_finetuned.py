@@ -15,7 +15,6 @@ from nystrom_lab.studies.training.by_length import rows_by_length
 from nystrom_lab.studies.training.finetuned import PAPER, SMALL, STUDIES
 from nystrom_lab.studies.training.finetuned_report import SHARE, scores
 from nystrom_lab.studies.training.runs import Training
-from nystrom_lab.studies.training.step_times import ROUNDS, step_times
 from nystrom_lab.studies.training.swapped import swapped_rows
 from nystrom_lab.training.finetune import inference
 from nystrom_lab.training.run.folder import RunFolder
@@ -288,18 +287,6 @@ def test_longer_positions_are_compared_with_512_both_ways():
     assert [verdict.agrees for verdict in TABLE_1.verdicts(few)] == [None]
 
 
-def test_a_step_stands_beside_the_score_of_its_length():
-    rows = [result("imdb", "nystrom-64", value, n=n) for n, value in ((512, 0.86), (1024, 0.87))]
-    steps = (("step time", "ms", 900.0), ("step time / exact", "", 0.8), ("step memory", "MB", 5000.0))
-    rows += [
-        new_row(study="", quantity=quantity, method="nystrom-64", value=value, unit=unit, n=1024,
-                facts={"model": "m", "task": "imdb", "kind": "steps"}, device="a CPU")
-        for quantity, unit, value in steps
-    ]  # fmt: skip
-    [table] = TABLE_1.tables(rows)
-    assert [[line[2], *line[-3:]] for line in table.lines] == [["512", "", "", ""], ["1024", "900", "0.8", "5,000"]]
-
-
 def test_a_figure_has_the_runs_whose_other_one_is_there(tmp_path):
     rows = [result("imdb", "softmax", 0.9), result("imdb", "nystrom-64", 0.88), result("qqp", "nystrom-16", 0.7)]
 
@@ -318,7 +305,6 @@ def test_tables_have_a_line_for_each_attention_and_name_what_is_equal_by_constru
     # Exact attention is first in the table, whichever run ended first.
     values = (("nystrom-16", 0.88), ("softmax", 0.9), ("near_far", 0.9))
     rows += [result("sst2", name, value, texts=872) for name, value in values]
-    # Without steps there is no table of them.
     [table] = TABLE_2.tables(rows)
     assert table.title.endswith("with 64 landmarks exact, since no text is longer: sst2")
     assert table.lines[1] == ["sst2", "nystrom-16", "test", "872", "60", "88.0", "-2.0", "91.4"]
@@ -336,11 +322,11 @@ def test_what_is_missing_is_said_before_any_work(tiny_bert, tmp_path):
     (tmp_path / "mrpc").mkdir()
     names = [part.name for part in TABLE_2.plan(Setting(model=tiny_bert, data=tmp_path)).parts]
     assert names[0] == "lengths"
-    assert len(names) == 1 + 3 * len(SMALL["mrpc"].methods) + 3
+    assert len(names) == 1 + 3 * len(SMALL["mrpc"].methods) + 2
     (tmp_path / "imdb").mkdir()
     names = [part.name for part in TABLE_1.plan(Setting(model=tiny_bert, data=tmp_path)).parts]
     runs = [f"imdb{more}-{method}-seed0" for more in ("", "-1024") for method in ("softmax", "nystrom-64")]
-    assert names == [*runs, "imdb-steps", "imdb-1024-steps"]
+    assert names == runs
     with pytest.raises(ValueError, match="holds no folder of sst2, qnli"):
         TABLE_2.plan(Setting(model=tiny_bert, data=tmp_path, size="paper"))
 
@@ -367,25 +353,3 @@ def test_the_trainings_are_in_the_precision_that_is_asked_for(tiny_bert, tmp_pat
             assert isinstance(measure, partial)
             training = next(argument for argument in measure.args if isinstance(argument, Training))
             assert training.arguments["precision"] == precision
-
-
-def test_step_times_are_ratios_to_exact_attention_on_the_same_batches(tiny_bert, tmp_path):
-    words = ["river", "stone", "map", "road"]
-    lines = "".join(f"{' '.join(words[: 1 + i % 4] * (1 + i % 5))}\t{i % 2}\n" for i in range(120))
-    (tmp_path / "train.tsv").write_text(f"sentence\tlabel\n{lines}")
-    shared = {"data": [str(tmp_path)], "model": str(tiny_bert), "max_length": 8}
-    arguments = {
-        "softmax": shared | {"attention": "softmax", "options": {}},
-        "nystrom-4": shared | {"attention": "nystrom", "options": {"num_landmarks": 4}},
-    }
-    rows = {(row.method, row.quantity): row for row in step_times("sst2", arguments, precision="float32")}
-    assert rows["softmax", "step time / exact"].value == 1.0
-    ours = rows["nystrom-4", "step time / exact"]
-    assert ours.low is not None
-    assert ours.low <= ours.value
-    assert ours.repeats == ROUNDS
-    assert rows["nystrom-4", "step memory"].value > 0
-    assert {row.n for row in rows.values()} == {8}
-    # Three batches of 32 texts, cut to eight tokens.
-    assert int(ours.fact("tokens")) <= 3 * 32 * 8
-    assert ours.fact("tokens") == rows["softmax", "step time"].fact("tokens")

@@ -24,7 +24,7 @@ Standard errors:
   right on much the same texts, so the true error is smaller.
 
 Claims and the rules that decide them. A score is competitive if it is at most two points below the other, with two
-standard errors to spare; the errors may be too wide to tell (`nystrom_lab.studies.reproduce.margin`). If the score that
+standard errors to spare; the errors may be too wide to tell (`known.is_competitive`). If the score that
 is compared with is not more than two standard errors above a guess of one class for all texts, nothing is decided.
 
 - Table 2, "Our Nyströmformer performs competitively with BERT-base", one verdict per task: Nyström attention with 64
@@ -63,7 +63,6 @@ from nystrom_lab.studies.training.finetuned_report import (
     verdicts_2,
 )
 from nystrom_lab.studies.training.runs import Training, train
-from nystrom_lab.studies.training.step_times import step_times
 from nystrom_lab.studies.training.swapped import swapped_rows
 from nystrom_lab.training.finetune.encoding import EncodedSplit
 
@@ -151,10 +150,6 @@ def _table_2(setting: Setting) -> Plan:
             for task, case in cases.items()
             if case.by_length
         ),
-        *(
-            Part(f"{task}-steps", partial(_measure_steps, setting, task, case, str(model), 512))
-            for task, case in cases.items()
-        ),
     ]
     differs = _SMALL_DIFFERS if setting.size == "small" else _paper_differs(model)
     return Plan(parts, _said(model, cases, search=" ".join(searched)), differs)
@@ -165,16 +160,8 @@ def _table_1(setting: Setting) -> Plan:
     cases = _present(setting, LONG if setting.size == "small" else PAPER)
     model = _model(setting)
     trainings = _trainings(setting, cases, str(model))
-    made = f"{model.name}-{_LONG}"
-    trainings += _trainings(setting, cases, made, f"-{_LONG}", {"max_length": _LONG})
-    parts = [
-        *(Part(training.name, partial(_measure, *rest, training, setting)) for *rest, training in trainings),
-        *(
-            Part(f"{task}{ending}-steps", partial(_measure_steps, setting, task, case, name, length))
-            for task, case in cases.items()
-            for ending, name, length in (("", str(model), 512), (f"-{_LONG}", made, _LONG))
-        ),
-    ]
+    trainings += _trainings(setting, cases, f"{model.name}-{_LONG}", f"-{_LONG}", {"max_length": _LONG})
+    parts = [Part(training.name, partial(_measure, *rest, training, setting)) for *rest, training in trainings]
     differs = (
         "IMDB alone, since the other texts are far shorter than 512 tokens; all-MiniLM-L6-v2 with its table of "
         "positions repeated instead of a model that was pretrained on 1,024 tokens; 200 steps"
@@ -322,14 +309,6 @@ def _measure_swapped(
     data, precision = setting.data / task, setting.precision
     for row in swapped_rows(run.best, task, data, methods, name=model.name, precision=precision):
         yield row.with_facts(task=task, kind="swapped")
-
-
-def _measure_steps(setting: Setting, task: str, case: Case, model: str, max_length: int, folder: Path) -> Iterable[Row]:
-    """The time of a step with each method, in turn on the same batches."""
-    made, length = _made(setting, model, folder.parent / f"finetuning-{setting.size}"), {"max_length": max_length}
-    arguments = {method: _arguments(setting, task, method, made) | length for method in case.methods}
-    for row in step_times(task, arguments, precision=setting.precision):
-        yield row.with_facts(task=task, kind="steps")
 
 
 STUDIES = {

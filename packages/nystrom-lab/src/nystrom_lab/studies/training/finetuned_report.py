@@ -13,7 +13,7 @@ from nystrom_lab.report.plots.canvas import PAGE, figure_of, method_looks
 from nystrom_lab.report.printed import FINETUNED
 from nystrom_lab.report.summary import Verdict
 from nystrom_lab.report.table import Table
-from nystrom_lab.studies.reproduce.margin import is_competitive
+from nystrom_lab.studies.reproduce.known import error_over, is_competitive
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -68,9 +68,7 @@ class Score(NamedTuple):
     @property
     def error(self) -> float:
         """The standard error of the mean, as if each seed were scored on the same texts."""
-        p, of_seeds = self.mean, 0.0
-        if len(self.values) > 1:
-            of_seeds = statistics.stdev(self.values) / math.sqrt(len(self.values))
+        p, of_seeds = self.mean, error_over(self.values) if len(self.values) > 1 else 0.0
         if self.positives is None:
             return math.hypot(math.sqrt(p * (1 - p) / self.texts), of_seeds)
         # F1 = 2 t / (2 t + f) for t true positives and f false positives and negatives together. To first order its
@@ -124,22 +122,10 @@ def _shares(rows: Sequence[Row]) -> dict[tuple[str, int | None], float]:
     return {(row.fact("task"), row.m): row.value for row in rows if row.fact("kind") == "lengths"}
 
 
-def _number(rows: Sequence[Row], task: str, method: str, quantity: str, kind: str) -> str:
-    values = [
-        row.value
-        for row in rows
-        if (row.fact("task"), row.method, row.quantity, row.fact("kind")) == (task, method, quantity, kind)
-    ]
-    if not values:
-        return ""
-    mean = statistics.fmean(values)
-    return f"{mean:,.0f}" if mean >= 100 else f"{mean:.3g}"
-
-
 def tables_2(rows: Sequence[Row]) -> Sequence[Table]:
-    """Tables of the scores and the printed ones, step costs, scores by length, swapped attention, and the search."""
+    """Tables of the scores and the printed ones, scores by length, swapped attention, and the search."""
     found, shares = _with_mismatched(rows), _shares(rows)
-    lines, costs = [], []
+    lines = []
     # Runs may have ended in any order; exact attention comes first.
     tasks = list(dict.fromkeys(task for task, _ in found))
 
@@ -156,12 +142,6 @@ def tables_2(rows: Sequence[Row]) -> Sequence[Table]:
         seen = "" if share is None else f"{100 * share:.0f}"
         lines.append([task, method, split, str(score.texts), seen, score.shown, gap])
         lines[-1].append("" if printed is None else f"{FINETUNED[printed][task]:.1f}")
-        ratio = _number(rows, task, method, "step time / exact", "steps")
-        memory = _number(rows, task, method, "step memory", "steps")
-        if ratio:
-            milliseconds = _number(rows, task, method, "step time", "steps")
-            peak = _number(rows, task, method, "peak memory", "run")
-            costs.append([task, method, milliseconds, ratio, memory, peak])
     equal = ", ".join(task for (task, m), share in shares.items() if m == 64 and share == 0)
     title = (
         "scores: F1 for mrpc and qqp, accuracy elsewhere, ± over (seeds of one precision); > m: texts longer than the "
@@ -171,9 +151,6 @@ def tables_2(rows: Sequence[Row]) -> Sequence[Table]:
         title += f"; with 64 landmarks exact, since no text is longer: {equal}"
     heads = ["task", "attention", "split", "texts", "> m, %", "score", "gap", "paper"]
     tables = [Table(title, heads, lines, left=3)]
-    if costs:
-        heads = ["task", "attention", "ms", "/ exact", "MB", "run MB"]
-        tables.append(Table("a step of 32 texts, forward and backward; all of a run", heads, costs, left=2))
     tables += _tables_by_length(rows)
     swapped = scores(rows, "swapped")
     if swapped:
@@ -276,20 +253,15 @@ def _guess(task: str) -> float:
 
 
 def tables_1(rows: Sequence[Row]) -> Sequence[Table]:
-    """Scores at 512 and at 1,024 tokens, with the time and memory of a step."""
+    """Scores at 512 and at 1,024 tokens."""
     lines = []
     for n in (512, _LONG):
         for (task, method), score in _with_mismatched(rows, n=n).items():
             printed = FINETUNED["Nyströmformer (1024)" if n == _LONG else "Nyströmformer"][task]
-            those = [row for row in rows if row.n == n]
-            step = [
-                _number(those, task, method, quantity, "steps")
-                for quantity in ("step time", "step time / exact", "step memory")
-            ]
             shown = "" if method == EXACT else f"{printed:.1f}"
-            lines.append([task, method, str(n), str(score.texts), score.shown, shown, *step])
-    heads = ["task", "attention", "tokens", "texts", "score", "paper", "ms", "/ exact", "MB"]
-    return [Table("scores in per cent; a step of 32 texts, forward and backward", heads, lines, left=2)]
+            lines.append([task, method, str(n), str(score.texts), score.shown, shown])
+    heads = ["task", "attention", "tokens", "texts", "score", "paper"]
+    return [Table("scores in per cent", heads, lines, left=2)]
 
 
 def verdicts_1(rows: Sequence[Row]) -> Sequence[Verdict]:
