@@ -26,7 +26,7 @@ from tempfile import TemporaryDirectory
 from PIL import Image
 
 from nystrom_lab.measure.rows import Row, append_rows, read_rows
-from nystrom_lab.report.markdown_gallery import gallery_markdown
+from nystrom_lab.report.gallery import gallery_markdown
 from nystrom_lab.report.plots.canvas import house_style, save_figure
 from nystrom_lab.report.summary import Summary, provenance_of, read_summary, write_summary
 from nystrom_lab.studies.reproduce.catalogue import CATALOGUE, find_study

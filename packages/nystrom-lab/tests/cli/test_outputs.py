@@ -54,7 +54,7 @@ OUTPUTS = {
     ("export", "to"): [("{model} --to {to}.onnx", ["", ".data"])],
     ("reproduce", "to"): [
         ("complexity --to {to}/..", STUDY),
-        ("--all --to {to}", ("index.html",)),
+        ("--all --to {to}", ("index.md",)),
     ],
     ("report study", "figure"): [("{curves} --study complexity --figure {to}" + end, [""]) for end in (".png", ".svg")],
     ("bench efficiency", "to"): [("--to {to}", ("efficiency.csv", "efficiency.png", "efficiency.svg"))],

@@ -5,13 +5,19 @@ from nystrom_lab.measure.rows import append_rows, new_row
 from nystrom_lab.studies.reproduce.catalogue import CATALOGUE
 
 
-def test_the_list_names_every_study_and_what_was_run(tmp_path, capsys):
+def test_the_list_names_every_study_and_what_was_run(tmp_path, capsys, monkeypatch):
     (tmp_path / "complexity-paper").mkdir()
     (tmp_path / "complexity-paper" / "summary.json").write_text("{}")
     assert main(["reproduce", "--list", "--to", str(tmp_path)]) == 0
     blocks = {block.split(":")[0]: block for block in capsys.readouterr().out.split("\n\n") if block.strip()}
     assert [name.strip() for name in blocks] == list(CATALOGUE)
-    assert "paper" in blocks["complexity"].splitlines()[-1]
+    assert blocks["complexity"].splitlines()[-1] == "    paper; about 0.6 min on one thread"
+    assert "needs --data with sst2, mrpc ...; --size paper: --model" in " ".join(
+        blocks["nystromformer-table-2"].split()
+    )
+    monkeypatch.setenv("COLUMNS", "60")
+    assert main(["reproduce", "--list", "--to", str(tmp_path)]) == 0
+    assert max(map(len, capsys.readouterr().out.splitlines())) <= 60
 
 
 @pytest.mark.parametrize(

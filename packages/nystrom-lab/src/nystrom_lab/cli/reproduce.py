@@ -1,5 +1,7 @@
 """The command that reproduces the papers' results by name."""
 
+import textwrap
+from functools import partial
 from pathlib import Path
 from shutil import get_terminal_size
 from typing import TYPE_CHECKING, Any, Literal
@@ -38,7 +40,7 @@ def reproduce_study(words: list[str]) -> None:
         Args:
             name: Name of the study, from --list.
             list: Print the studies: what each shows, its source, what it needs, its minutes, and whether it was run.
-            all: Run every study that needs no training and can run here, and write the page of all of them, index.html.
+            all: Run every study that needs no training and can run here, and write the page of all of them, index.md.
                 Those that train are run by their names; the page shows them once they were.
             size: "small", minutes on two cores, or "paper", the paper's setting in full.
             model: Folder of an encoder in Hugging Face format. Default: all-MiniLM-L6-v2 of nystrom[real].
@@ -90,7 +92,7 @@ def reproduce_study(words: list[str]) -> None:
             raise ValueError(f"{name} failed, {failed[name]}.")
         print_summary(run_study(job), job.folder)
         return
-    check_gallery(to / "index.html")
+    check_gallery(to / "index.md")
     missing: dict[str, str] = {}
     jobs: dict[str, Job] = {}
     for each, entry in CATALOGUE.items():
@@ -110,9 +112,9 @@ def reproduce_study(words: list[str]) -> None:
     found = []
     for job in jobs.values():
         found.append(run_study(job))
-        write_gallery({other: done.folder for other, done in jobs.items()}, missing, to / "index.html")
+        write_gallery({other: done.folder for other, done in jobs.items()}, missing, to / "index.md")
     print_verdicts(found)
-    print(f"Page: {to / 'index.html'}")
+    print(f"Page: {to / 'index.md'}")
 
 
 def _check_sources(asked: dict[str, Any]) -> None:
@@ -147,7 +149,7 @@ def _in_jobs(studies: "list[Job]", asked: dict[str, Any]) -> dict[str, str]:
 def report_gathered(words: list[str]) -> None:
     """Table and plot of the rows of a study of nystrom reproduce."""
     from nystrom_lab.measure.rows import read_rows
-    from nystrom_lab.report.markdown_gallery import tables_markdown, verdicts_markdown
+    from nystrom_lab.report.gallery import tables_markdown, verdicts_markdown
     from nystrom_lab.report.plots.canvas import check_figure, house_style, save_figure
     from nystrom_lab.studies.reproduce.catalogue import find_study
     from nystrom_lab.studies.reproduce.run import rows_of
@@ -185,15 +187,24 @@ def report_gathered(words: list[str]) -> None:
 
 
 def _list(to: Path) -> str:
-    """The studies as lines of text."""
-    from nystrom_lab.report.catalogue import StudyLine, catalogue_text
+    """The studies as text, a block each: what it shows, its source, what it needs, and whether it was run."""
     from nystrom_lab.report.summary import SUMMARY
     from nystrom_lab.studies.reproduce.catalogue import CATALOGUE
 
-    lines = []
+    wrap = partial(textwrap.fill, width=get_terminal_size().columns, subsequent_indent="    ")
+    blocks = []
     for name, entry in CATALOGUE.items():
         done = [size for size in ("small", "paper") if (to / f"{name}-{size}" / SUMMARY).is_file()]
-        minutes = "" if entry.minutes is None else f"{entry.minutes:g}"
-        state = ", ".join(done) or "not run"
-        lines.append(StudyLine(name, entry.shows, entry.source, entry.needs, entry.paper_needs, minutes, state))
-    return catalogue_text(lines, width=get_terminal_size().columns)
+        minutes = "" if entry.minutes is None else f"; about {entry.minutes:g} min on one thread"
+        needs = "; ".join(filter(None, (entry.needs, entry.paper_needs and f"--size paper: {entry.paper_needs}")))
+        lines = [entry.source, *([f"needs {needs}"] * bool(needs)), f"{', '.join(done) or 'not run'}{minutes}"]
+        blocks.append(
+            "\n".join(
+                [
+                    wrap(f"{name}: {entry.shows}"),
+                    *(wrap(line, initial_indent="    ", break_on_hyphens=False) for line in lines),
+                    "",
+                ]
+            )
+        )
+    return "\n".join(blocks)

@@ -39,13 +39,6 @@ class Verdict(NamedTuple):
         return {True: "agrees", False: "does not agree", None: "cannot tell"}[self.agrees]
 
 
-def verdict_counts(verdicts: Sequence[Verdict]) -> str:
-    """How many claims agree, do not agree, or cannot be decided, in a few words; "" for none."""
-    words = {True: ("agrees", "agree"), False: ("does not", "do not"), None: ("unknown", "unknown")}
-    counts = {which: sum(verdict.agrees is which for verdict in verdicts) for which in words}
-    return ", ".join(f"{count} {words[which][count > 1]}" for which, count in counts.items() if count)
-
-
 @dataclass(frozen=True, kw_only=True)
 class Summary:
     """The results of a study.
@@ -85,16 +78,11 @@ class Summary:
         return [verdict for verdict in self.verdicts if (verdict.ours or self.source == OURS) is ours]
 
 
-def claims_of(summaries: Sequence[Summary], *, ours: bool) -> list[Verdict]:
-    """The verdicts of all studies on claims of the papers or, if wanted, of this library."""
-    return [verdict for summary in summaries for verdict in summary.claims(ours=ours)]
-
-
 def count_claims(summaries: Sequence[Summary]) -> str:
     """How many claims of the papers, and of this library, agree with what was measured, in a sentence each."""
     said = []
     for whose, ours in (("the papers", False), ("this library", True)):
-        if verdicts := claims_of(summaries, ours=ours):
+        if verdicts := [verdict for summary in summaries for verdict in summary.claims(ours=ours)]:
             yes, no, unknown = (sum(verdict.agrees is word for verdict in verdicts) for word in (True, False, None))
             said.append(
                 f"Of {len(verdicts)} claims of {whose} {yes} agree with what was measured and {no} do not; for "
