@@ -1,1 +1,1 @@
-"""What trains on the Long Range Arena, what improves the accuracy there, and what the training steps cost."""
+"""What the runs of `nystrom lra run` say beside the papers' tables."""

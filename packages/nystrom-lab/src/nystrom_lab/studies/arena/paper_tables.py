@@ -15,7 +15,7 @@ or, on ListOps, from the first operator. Where softmax attention is not above th
 not learned the task, and no comparison with it is decided.
 
 - Nyströmformer, "on par with the vanilla self-attention for all tasks": on each task it is at most two points below,
-  even with two standard errors subtracted (`nystrom_lab.studies.reproduce.margin`). It is refuted by one task on which
+  even with two standard errors subtracted (`known.is_competitive`). It is refuted by one task on which
   it is more than two points below, even with two standard errors added. Otherwise it is undecided where the errors are
   too wide, or where fewer than all five tasks were measured.
 - "outperforms other efficient self-attention methods": its average is above Reformer's, Linformer's and Performer's.
@@ -43,8 +43,7 @@ from nystrom_lab.report.printed import LRA_TASKS, NYSTROMFORMER_TABLE_3, SKYFORM
 from nystrom_lab.report.summary import Verdict
 from nystrom_lab.report.table import Table
 from nystrom_lab.studies.arena.beside_paper import Ran, differs_from_paper, what_ran
-from nystrom_lab.studies.reproduce.known import Known, most
-from nystrom_lab.studies.reproduce.margin import is_competitive
+from nystrom_lab.studies.reproduce.known import estimate, is_competitive, most
 from nystrom_lab.studies.reproduce.study import Part, Plan, Setting, Study
 from nystrom_lab.training.run.folder import RunFolder
 
@@ -186,9 +185,7 @@ def _above(
         for other, each in found.items()
     )  # fmt: skip
     sides = [
-        None
-        if each is None or len(each[2]) < len(LRA_TASKS)
-        else Known(each[0] - 2 * each[1], each[0] + 2 * each[1]).above(0)
+        None if each is None or len(each[2]) < len(LRA_TASKS) else estimate(each[0], each[1]).above(0)
         for each in found.values()
     ]
     idle = [] if EXACT not in others else _not_learned(cells, guesses)
@@ -226,7 +223,7 @@ def _verdicts_3(rows: Sequence[Row]) -> Sequence[Verdict]:
     par = [None if task in idle else is_competitive(gap / 100, error / 100) for task, (gap, error, _) in gaps.items()]
     on_par = Verdict(
         "Nyström attention is on par with softmax attention in every task.",
-        False if False in par else True if len(par) == len(LRA_TASKS) and None not in par else None,
+        most([*par, *[None] * (len(LRA_TASKS) - len(par))]),
         " ".join([f"{said} ({len(gaps)} of {len(LRA_TASKS)} tasks).", *lra_guesses(trained)])
         + (f" {EXACT} is no better than a guess on {', '.join(idle)}." if idle else "")
         if gaps

@@ -45,7 +45,6 @@ _MODULES = {
     "slides": "fidelity.slides",
     "causal-language": "fidelity.causal_language",
     "inspect-plans": "fidelity.planned",
-    "arena-ablation": "arena.ablation",
     "blog": "fill_mask",
 }
 
