@@ -29,18 +29,10 @@ def test_similarities_are_those_of_numpy():
     assert same["relative error of the matrix"].tolist() == [[0, 0]]
 
 
-def test_an_interrupted_study_goes_on_and_its_maps_are_those_of_the_attention(tiny_setting, tmp_path):
-    def killed(folder):
-        raise KeyboardInterrupt
-
+def test_maps_are_those_of_the_attention(tiny_setting, tmp_path):
     job = check_study("nystromformer-figure-3", tiny_setting, tmp_path)
-    cut = [job.plan.parts[0], job.plan.parts[1]._replace(measure=killed)]
-    with pytest.raises(KeyboardInterrupt):
-        run_study(job._replace(plan=job.plan._replace(parts=cut)), lambda line: None)
-    before = read_rows(job.folder / "rows.csv")
     summary = run_study(job, lambda line: None)
     rows = read_rows(job.folder / "rows.csv")
-    assert rows[: len(before)] == before
     # Three layers with two kinds of weights, and six heads.
     assert [sum((r.quantity, r.method) == ("cosine similarity", m) for r in rows) for m in ("nystrom", "near_far")] == [
         6,
@@ -76,7 +68,3 @@ def rows_of_share(share, heads=144):
 def test_the_rule_decides_where_the_share_is_known_to_be_on_one_side(share, heads, expected):
     (verdict,) = STUDY.verdicts(rows_of_share(share, heads))
     assert verdict.agrees is expected
-
-
-def test_figure_2_claims_nothing():
-    assert STUDIES["nystromformer-figure-2"].verdicts(rows_of_share(0.4)) == []

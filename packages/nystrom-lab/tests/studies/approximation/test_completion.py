@@ -6,7 +6,6 @@ import pytest
 import torch
 
 from nystrom_lab.measure.rows import new_row
-from nystrom_lab.studies.approximation import completion
 from nystrom_lab.studies.approximation.completion import (
     BELOW,
     COMPLETED,
@@ -23,7 +22,6 @@ from nystrom_lab.studies.approximation.completion import (
     matrices,
     searched,
 )
-from nystrom_lab.studies.reproduce.run import check_study, run_study
 
 STUDY = STUDIES["skyformer-lemma-1"]
 
@@ -128,13 +126,3 @@ def test_each_rule_decides_in_every_way():
 def test_inputs_that_are_missing_cannot_tell():
     rows = [row for row in agreeing() if row.fact("inputs") not in ("pretrained", "initialised")]
     assert [verdict.agrees for verdict in STUDY.verdicts(rows)] == [None] * 3
-
-
-@pytest.mark.long
-def test_the_study_runs_on_an_encoder_and_on_made_inputs(tiny_setting, tmp_path, monkeypatch):
-    monkeypatch.setattr(completion, "_TOKENS", 16)
-    job = check_study("skyformer-lemma-1", tiny_setting, tmp_path)
-    parts = [part for part in job.plan.parts if part.name in ("pretrained-layer=0", "random")]
-    summary = run_study(job._replace(plan=job.plan._replace(parts=parts)), lambda line: None)
-    assert [line[0] for line in summary.tables[0].lines] == ["pretrained", "random"]
-    assert "landmarks" not in summary.setting

@@ -7,8 +7,6 @@ import pytest
 from nystrom.attention.registry import METHODS
 from nystrom_lab.studies.approximation import complexity
 from nystrom_lab.studies.approximation.complexity import STUDIES, count_rows, slope
-from nystrom_lab.studies.reproduce.run import check_study, run_study
-from nystrom_lab.studies.reproduce.study import Setting
 
 STUDY = STUDIES["complexity"]
 
@@ -144,22 +142,3 @@ def test_without_the_rows_of_a_claim_its_rule_cannot_tell(keep, unknown):
 def test_landmarks_that_are_not_far_below_the_length_cannot_tell():
     many = [replace(row, m=row.m and 2**10) for row in agreeing()]
     assert [verdict.agrees for verdict in STUDY.verdicts(many)] == [None, None, None, True]
-
-
-def test_an_interrupted_study_goes_on_and_equals_an_uninterrupted_one(rows, tmp_path):
-    job = check_study("complexity", Setting(), tmp_path / "a")
-    assert [part.name for part in job.plan.parts] == [f"n={2**power}" for power in range(9, 17)]
-    # Short lengths in place of the real ones.
-    parts = [
-        part._replace(measure=lambda folder, n=n: [row for row in rows if row.n == n])
-        for part, n in zip(job.plan.parts, (256, 512, 1024), strict=False)
-    ]
-    run_study(job._replace(plan=job.plan._replace(parts=parts[:2])))
-    said = []
-    summary = run_study(job._replace(plan=job.plan._replace(parts=parts)), said.append)
-    assert "2 of 3 parts" in said[0]
-    whole = check_study("complexity", Setting(), tmp_path / "b")
-    again = run_study(whole._replace(plan=whole.plan._replace(parts=parts)))
-    assert (summary.tables, summary.verdicts) == (again.tables, again.verdicts)
-    assert summary.figures == ["complexity.png", "complexity-formula.png"]
-    assert summary.tables[0].heads[0] == "method"

@@ -2,11 +2,10 @@ import numpy as np
 import pytest
 
 from nystrom.linalg.pinv import pinv_iterative
-from nystrom_lab.measure.rows import new_row, read_rows
+from nystrom_lab.measure.rows import new_row
 from nystrom_lab.studies.approximation.convergence import landmark_matrix
 from nystrom_lab.studies.approximation.error_bound import STUDIES, proposition
 from nystrom_lab.studies.approximation.real_heads.recorded import find_heads
-from nystrom_lab.studies.reproduce.run import check_study, run_study
 
 STUDY = STUDIES["supplement-proposition-1"]
 ERROR, BOUND, PLAIN = "error of the output", "bound of Proposition 1", "bound by the norm of Z alone"
@@ -39,30 +38,6 @@ def test_error_and_bound_are_the_formulas_of_the_supplement(tiny_setting):
     assert found[PLAIN][1, 3].item() == pytest.approx(1 + infinity(z), rel=1e-8)
     assert (found[ERROR] <= found[PLAIN]).all()
     assert (found[PLAIN] <= found[BOUND]).all()
-
-
-def test_an_interrupted_study_goes_on_and_ends_like_one_that_was_not(tiny_setting, tmp_path):
-    def killed(folder):
-        raise KeyboardInterrupt
-
-    job = check_study("supplement-proposition-1", tiny_setting, tmp_path / "a")
-    assert [part.name for part in job.plan.parts] == [
-        f"{weights}-{name}" for weights in ("pretrained", "initialised") for name in ("proposition", "lemma")
-    ]
-    # Without initialised weights, so that it is quick.
-    job = job._replace(plan=job.plan._replace(parts=job.plan.parts[:2]))
-    cut = [job.plan.parts[0], job.plan.parts[1]._replace(measure=killed)]
-    with pytest.raises(KeyboardInterrupt):
-        run_study(job._replace(plan=job.plan._replace(parts=cut)), lambda line: None)
-    before = read_rows(job.folder / "rows.csv")
-    summary = run_study(job, lambda line: None)
-    rows = read_rows(job.folder / "rows.csv")
-    assert rows[: len(before)] == before
-    assert summary.figures == ["supplement-proposition-1.png", "supplement-proposition-1-lemma.png"]
-    # Bounds are of both kinds of weights.
-    assert [verdict.agrees for verdict in summary.verdicts] == [None, None, True]
-    assert all(row.value == 1 for row in rows if row.quantity in (WITHIN, ALL_WITHIN))
-    assert all(row.repeats == 24 for row in rows)
 
 
 def row_of(quantity, value, *, m=64, weights="pretrained", inverse="iterative", k=None, **spread):
@@ -107,4 +82,3 @@ def test_a_bound_is_told_of_all_kinds_and_refuted_by_one_head_of_any():
         assert agrees(bounds_of(), **of) == [None, None]
     assert agrees(bounds_of(), inverse="iterative") == [None, True]
     assert agrees(bounds_of(within=0.99, lemma=0.99), weights="pretrained") == [False, False]
-    assert [verdict.agrees for verdict in STUDY.verdicts([])] == [None] * 3

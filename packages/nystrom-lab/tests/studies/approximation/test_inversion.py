@@ -5,7 +5,6 @@ import pytest
 import torch
 
 from nystrom_lab.measure.rows import new_row
-from nystrom_lab.studies.approximation import inversion
 from nystrom_lab.studies.approximation.inversion import (
     CONDITION,
     ERROR,
@@ -18,7 +17,6 @@ from nystrom_lab.studies.approximation.inversion import (
     error_rows,
     made_matrix,
 )
-from nystrom_lab.studies.reproduce.run import check_study, run_study
 
 STUDY = STUDIES["inversion"]
 
@@ -115,14 +113,3 @@ def test_each_rule_decides_in_every_way(place, changed, agrees):
 def test_without_a_gpu_what_is_said_of_one_cannot_be_told():
     rows = [row for row in agreeing() if row.fact("where") == "CPU"]
     assert [verdict.agrees for verdict in STUDY.verdicts(rows)] == [None, None, None, True, True, True]
-    assert [verdict.agrees for verdict in STUDY.verdicts([])] == [None] * 6
-
-
-@pytest.mark.long
-def test_the_study_measures_errors_and_times(tiny_setting, tmp_path, monkeypatch):
-    monkeypatch.setattr(inversion, "_NUMBERS", (8,))
-    monkeypatch.setattr(inversion, "_TURNS", 2)
-    monkeypatch.setattr(inversion, "_places", lambda: {"CPU": torch.device("cpu")})
-    summary = run_study(check_study("inversion", tiny_setting, tmp_path), lambda line: None)
-    assert summary.figures == ["inversion.png", "inversion-made.png", "inversion-time.png"]
-    assert [len(table.lines) for table in summary.tables] == [6, 5, 5, 7, 7, 6, 6]

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from nystrom.attention.methods.nystrom import nystrom_attention
-from nystrom_lab.measure.rows import new_row, read_rows
+from nystrom_lab.measure.rows import new_row
 from nystrom_lab.studies.approximation.landmark_choice import STUDIES
 from nystrom_lab.studies.approximation.landmark_errors import (
     ATTENTION,
@@ -18,7 +18,6 @@ from nystrom_lab.studies.approximation.landmark_errors import (
     error_rows,
 )
 from nystrom_lab.studies.approximation.real_heads.recorded import find_heads
-from nystrom_lab.studies.reproduce.run import check_study, run_study
 from nystrom_lab.studies.reproduce.study import Setting
 
 CHOICE, NUMBERS = STUDIES["supplement-figure-1"], STUDIES["supplement-figure-2"]
@@ -67,35 +66,6 @@ def test_columns_and_rows_meet_the_matrix_at_the_tokens_that_are_drawn(heads):
     drawn = torch.randint(512, (64,), generator=torch.Generator().manual_seed(0))
     # Rounding, by the condition of the matrix.
     torch.testing.assert_close(made[..., drawn, :][..., drawn], s[..., drawn, :][..., drawn], rtol=0, atol=1e-4)
-
-
-@pytest.mark.long
-def test_an_interrupted_study_goes_on_and_draws_maps_of_six_heads(setting, tmp_path):
-    job = check_study("supplement-figure-1", setting, tmp_path / "a")
-    assert [part.name for part in job.plan.parts][-2:] == ["times-n=512", "times-n=4096"]
-    (tmp_path / "first").mkdir()
-    first = list(job.plan.parts[0].measure(tmp_path / "first"))
-    parts = [part._replace(measure=lambda folder, part=part: made(part.name, first)) for part in job.plan.parts[1:-2]]
-    job = job._replace(plan=job.plan._replace(parts=[job.plan.parts[0], *parts, *job.plan.parts[-2:-1]]))
-
-    def killed(folder):
-        raise KeyboardInterrupt
-
-    cut = [*job.plan.parts[:2], job.plan.parts[2]._replace(measure=killed)]
-    with pytest.raises(KeyboardInterrupt):
-        run_study(job._replace(plan=job.plan._replace(parts=cut)), lambda line: None)
-    before = read_rows(job.folder / "rows.csv")
-    summary = run_study(job, lambda line: None)
-    assert read_rows(job.folder / "rows.csv")[: len(before)] == before
-    assert summary.figures == ["supplement-figure-1.png"]
-    assert len(summary.verdicts) == 3
-    assert [table.heads[0] for table in summary.tables] == ["landmarks"] * 3
-
-
-def made(name, rows):
-    """The rows of another part."""
-    weights, _, layer = name.partition("-layer=")
-    return [row.with_facts(weights=weights, layer=layer) if row.fact("weights") else row for row in rows]
 
 
 PRETRAINED = MappingProxyType({"weights": "pretrained", "layer": 0, "inverse": "iterative"})
@@ -173,10 +143,3 @@ def number_rows(
 )
 def test_each_rule_of_the_numbers_agrees_refuses_and_cannot_tell(changes, expected):
     assert [verdict.agrees for verdict in NUMBERS.verdicts(number_rows(**changes))] == expected
-
-
-def test_texts_that_are_too_short_for_the_times_are_one_line(tiny_setting):
-    with pytest.raises(ValueError, match="expected at least 4096, for 1 x 4096"):
-        CHOICE.plan(tiny_setting)
-    plan = NUMBERS.plan(tiny_setting)
-    assert (plan.setting["draws"], plan.setting["landmarks"]) == ("1", "16 32 64 128 256")

@@ -9,8 +9,6 @@ import torch
 from nystrom_lab.measure.rows import new_row
 from nystrom_lab.studies.approximation import low_rank
 from nystrom_lab.studies.approximation.low_rank import STUDIES, spectrum_rows
-from nystrom_lab.studies.reproduce.run import check_study, run_study
-from nystrom_lab.studies.reproduce.study import Setting
 
 STUDY = STUDIES["low-rank"]
 
@@ -114,30 +112,3 @@ def test_too_few_heads_and_one_kind_of_weights_cannot_tell():
     assert [verdict.agrees for verdict in STUDY.verdicts(few)] == [True] * 4 + [None] * 2
     one = [row for row in agreeing() if "pretrained" in row.words]
     assert [verdict.agrees for verdict in STUDY.verdicts(one)] == [None] * 5 + [True]
-
-
-@pytest.mark.long
-def test_an_interrupted_study_goes_on_and_equals_an_uninterrupted_one(tiny_bert, prose, tmp_path):
-    setting = Setting(model=tiny_bert, texts=(prose,))
-    job = check_study("low-rank", setting, tmp_path / "a")
-    # The parts of 64 tokens: three layers, two kinds of weights.
-    parts = [part for part in job.plan.parts if "-n=64-" in part.name]
-    assert len(job.plan.parts) == 4 * len(parts) == 24
-    run_study(job._replace(plan=job.plan._replace(parts=parts[:1])))
-    said = []
-    summary = run_study(job._replace(plan=job.plan._replace(parts=parts)), said.append)
-    assert "1 of 6 parts" in said[0]
-    whole = check_study("low-rank", setting, tmp_path / "b")
-    again = run_study(whole._replace(plan=whole.plan._replace(parts=parts)))
-    assert (summary.tables, summary.verdicts, summary.rows) == (again.tables, again.verdicts, again.rows)
-    assert summary.figures == ["low-rank.png", "low-rank-rank.png", "low-rank-condition.png"]
-    assert [line[0] for line in summary.tables[0].lines] == [
-        f"{matrix}, {weights}" for weights in ("initialised", "pretrained") for matrix in low_rank.MATRICES
-    ]
-
-
-def test_texts_that_are_too_short_are_one_line(tiny_bert, tmp_path):
-    file = tmp_path / "short.txt"
-    file.write_text("the river and the stone " * 50)
-    with pytest.raises(ValueError, match="expected at least 512, for 1 x 512"):
-        STUDY.plan(Setting(model=tiny_bert, texts=(file,)))

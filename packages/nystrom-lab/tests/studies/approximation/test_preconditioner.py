@@ -4,10 +4,8 @@ import numpy as np
 import pytest
 import torch
 
-from nystrom_lab.studies.approximation import preconditioner
 from nystrom_lab.studies.approximation.preconditioner import BOUND, LARGEST, NORM, SMALLEST, STUDIES, scaled
 from nystrom_lab.studies.approximation.preconditioner import singular_rows as rows_of_kernels
-from nystrom_lab.studies.reproduce.run import check_study, run_study
 
 STUDY = STUDIES["skyformer-lemma-3"]
 RATIO = "least of smallest singular value over the bound"
@@ -72,17 +70,3 @@ def test_the_printed_lemma_is_refused_and_the_sharp_one_and_its_conclusion_agree
 )
 def test_each_rule_decides_in_every_way(changed, agrees):
     assert decided(**changed) == agrees
-
-
-def test_without_rows_nothing_can_be_told():
-    assert [verdict.agrees for verdict in STUDY.verdicts([])] == [None] * 3
-
-
-@pytest.mark.long
-def test_the_study_runs_on_an_encoder_and_on_made_landmarks(tiny_setting, tmp_path, monkeypatch):
-    monkeypatch.setattr(preconditioner, "_NUMBERS", (16,))
-    job = check_study("skyformer-lemma-3", tiny_setting, tmp_path)
-    parts = [part for part in job.plan.parts if part.name != "initialised"]
-    summary = run_study(job._replace(plan=job.plan._replace(parts=parts)), lambda line: None)
-    assert len(summary.tables[0].lines) == 4 * 3
-    assert [verdict.agrees for verdict in summary.verdicts] == [False, True, True]

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from nystrom.landmarks import segment_means
-from nystrom_lab.measure.rows import new_row, read_rows
+from nystrom_lab.measure.rows import new_row
 from nystrom_lab.studies.approximation.convergence import (
     CONDITION,
     CUBED,
@@ -25,7 +25,6 @@ from nystrom_lab.studies.approximation.convergence import (
 )
 from nystrom_lab.studies.approximation.pseudoinverse import STUDIES
 from nystrom_lab.studies.approximation.real_heads.recorded import LayerHeads
-from nystrom_lab.studies.reproduce.run import check_study, run_study
 
 CONVERGENCE, SIX = STUDIES["supplement-figure-3"], STUDIES["supplement-figure-4"]
 
@@ -112,32 +111,6 @@ def test_the_attention_matrix_is_that_of_the_inverse_after_k_iterations(layers):
     assert {row.words.split()[-1] for row in rows} == {"k=0", "k=1", "k=2", "weights=pretrained"}
 
 
-@pytest.mark.long
-def test_an_interrupted_study_goes_on_and_ends_like_one_that_was_not(tiny_setting, tmp_path):
-    def job_of(folder):
-        job = check_study("supplement-figure-3", tiny_setting, tmp_path / folder)
-        names = [part.name for part in job.plan.parts]
-        assert names[:4] == ["pictures", "pretrained-m=16", "pretrained-m=64", "pretrained-m=128"]
-        parts = [part for part in job.plan.parts if part.name in ("pictures", "pretrained-m=16", "initialised-m=16")]
-        return job._replace(plan=job.plan._replace(parts=parts))
-
-    def killed(folder):
-        raise KeyboardInterrupt
-
-    job = job_of("a")
-    cut = [job.plan.parts[0], job.plan.parts[1]._replace(measure=killed)]
-    with pytest.raises(KeyboardInterrupt):
-        run_study(job._replace(plan=job.plan._replace(parts=cut)), lambda line: None)
-    before = read_rows(job.folder / "rows.csv")
-    done = run_study(job, lambda line: None)
-    assert read_rows(job.folder / "rows.csv")[: len(before)] == before
-    whole = run_study(job_of("b"), lambda line: None)
-    assert done.tables == whole.tables
-    assert done.verdicts == whole.verdicts
-    # The third figure is of parts that were not measured here.
-    assert done.figures == [f"supplement-figure-3{which}.png" for which in ("", "-convergence")]
-
-
 def test_a_singular_matrix_does_not_start_below_1():
     q = torch.zeros(2, 4, 16, 8, dtype=torch.float64)
     regular = torch.randn(2, 4, 16, 8, generator=torch.Generator().manual_seed(0)).double()
@@ -147,13 +120,6 @@ def test_a_singular_matrix_does_not_start_below_1():
     assert one(rows, STARTS_BELOW).value == 0.5
     # The lemma's own norm is below 1 for singular matrices too.
     assert one(rows, LEMMA_HOLDS_AT_START).value == 1
-
-
-def test_six_heads_have_a_line_each(tiny_setting, tmp_path):
-    summary = run_study(check_study("supplement-figure-4", tiny_setting, tmp_path), lambda line: None)
-    (table,) = summary.tables
-    assert [line[:2] for line in table.lines] == [[str(layer), head] for layer in (1, 2, 3) for head in ("2", "4")]
-    assert summary.figures == ["supplement-figure-4.png"]
 
 
 def row_of(quantity, value, *, method="paper", facts=None, m=64, **spread):
@@ -193,19 +159,9 @@ def test_each_rule_of_the_convergence_agrees_refuses_and_cannot_tell(changes, ex
     assert [verdict.agrees for verdict in CONVERGENCE.verdicts(convergence_of(**changes))] == expected
 
 
-def test_without_rows_no_claim_of_the_convergence_can_be_told():
-    for rows in ([], [row for row in convergence_of() if row.quantity != ORDER and row.method == "softmax"]):
-        assert [verdict.agrees for verdict in CONVERGENCE.verdicts(rows)] == [None] * 3
-
-
 def test_the_norm_of_the_start_is_1_or_less_and_a_start_that_is_too_large_is_refused(rows):
     start = one(rows, RESIDUAL, k="0")
     assert start.high <= 1 + 1e-12
     assert CONVERGENCE.verdicts(rows)[2].agrees is True
     doubled = [replace(row, value=1.5, high=2.0) if row is start else row for row in rows]
     assert CONVERGENCE.verdicts(doubled)[2].agrees is False
-
-
-def test_the_six_heads_have_no_claim_of_their_own():
-    rows = [row_of("distance of one head to the pseudoinverse", 0.01, facts={"k": 6})]
-    assert SIX.verdicts(rows) == []

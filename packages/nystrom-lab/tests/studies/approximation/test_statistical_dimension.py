@@ -11,9 +11,6 @@ from nystrom_lab.measure.rows import new_row
 from nystrom_lab.studies.approximation import statistical_dimension as findings
 from nystrom_lab.studies.approximation.statistical_dimension import EPSILONS, STUDIES, head_rows
 from nystrom_lab.studies.matrices.dense_nystrom import complete
-from nystrom_lab.studies.reproduce.encoders import find_encoder
-from nystrom_lab.studies.reproduce.run import check_study, run_study
-from nystrom_lab.studies.reproduce.study import Setting
 
 STUDY = STUDIES["skyformer-theorem-2"]
 HEAD = {"weights": "pretrained", "layer": 0, "head": "first"}
@@ -176,48 +173,3 @@ def test_draws_that_grow_as_epsilon_falls_say_nothing_of_the_heads():
 def test_a_kernel_without_rows_cannot_tell():
     kept = [row for row in agreeing() if row.method != "laplace"]
     assert STUDY.verdicts(kept)[KERNELS].agrees is None
-
-
-def test_without_rows_of_its_own_no_rule_decides():
-    unrelated = [row_of(findings.BETA, "gaussian", 0.5, eps=0.1)]
-    assert {verdict.agrees for verdict in STUDY.verdicts(unrelated)} == {None}
-
-
-def test_an_interrupted_study_goes_on_and_equals_an_uninterrupted_one(tiny_bert, prose, tmp_path):
-    job = check_study("skyformer-theorem-2", Setting(model=tiny_bert, texts=(prose,)), tmp_path / "a")
-    encoder = find_encoder(job.setting)
-    assert [part.name for part in job.plan.parts][:2] == [
-        "initialised-layer=0-first-head",
-        "pretrained-layer=0-first-head",
-    ]
-    assert len(job.plan.parts) == 9
-
-    def short(weights):
-        def measure(folder):
-            q, k, _ = encoder.record(16, 1, (0,), weights=weights)[0]
-            facts = {"weights": weights, "layer": 0, "head": "first"}
-            return head_rows(q[0, 0].double(), k[0, 0].double(), columns=(4, 16), draws=20, leverage=True, facts=facts)
-
-        return measure
-
-    # Sixteen tokens in place of 256.
-    parts = [
-        part._replace(measure=short(weights))
-        for part, weights in zip(job.plan.parts, ("initialised", "pretrained"), strict=False)
-    ]
-    run_study(job._replace(plan=job.plan._replace(parts=parts[:1])))
-    said = []
-    summary = run_study(job._replace(plan=job.plan._replace(parts=parts)), said.append)
-    assert "1 of 2 parts" in said[0]
-    whole = check_study("skyformer-theorem-2", job.setting, tmp_path / "b")
-    again = run_study(whole._replace(plan=whole.plan._replace(parts=parts)))
-    assert (summary.tables, summary.verdicts) == (again.tables, again.verdicts)
-    assert len(summary.tables) == 7
-    assert summary.figures == [f"skyformer-theorem-2{which}.png" for which in ("", "-draws")]
-
-
-def test_texts_that_are_too_short_are_one_line(tiny_bert, tmp_path):
-    file = tmp_path / "short.txt"
-    file.write_text("the river and the stone " * 100)
-    with pytest.raises(ValueError, match="expected at least 1024, for 1 x 1024"):
-        STUDY.plan(Setting(model=tiny_bert, texts=(file,)))

@@ -129,7 +129,3 @@ def test_a_ratio_within_its_spread_of_one_cannot_tell(low, high, agrees):
     rows = [row(ratio, study.OURS, (low + high) / 2, low, high, n=4096), row(ratio, study.OURS, 0.5, n=8192)]
     verdicts = study.STUDIES[NAME].verdicts([*rows, row(ratio, study.NOT_CAUSAL, 0.4, n=8192)])
     assert verdicts[3].agrees is agrees
-
-
-def test_nothing_measured_decides_nothing():
-    assert [verdict.agrees for verdict in study.STUDIES[NAME].verdicts([])] == [None] * 5

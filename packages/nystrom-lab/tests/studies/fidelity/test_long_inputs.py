@@ -129,10 +129,6 @@ def test_positions_that_differ_within_the_errors_cannot_tell():
         assert STUDY.verdicts(rows)[3].word == "cannot tell"
 
 
-def test_what_was_not_measured_decides_nothing():
-    assert [verdict.word for verdict in STUDY.verdicts([row(MEMORY, 3, 512)])] == ["cannot tell"] * 5
-
-
 def test_the_figure_names_each_line_at_its_end_with_its_error_there():
     of = [(n, method) for n in (512, 8192) for method in (*METHODS, PACKAGE)]
     rows = [row(TIME, 10.0 * n * (method == "softmax") + n, n, method) for n, method in of]

@@ -73,12 +73,3 @@ def test_each_claim_is_decided_by_its_rule(error, ratio, found, changed, agrees)
     rows = [row(ERROR, "plan 0.05", error), row(RATIO, "plan 0.05", ratio, part=0.005)]
     rows += [row(FOUND, "softmax", 0.80), row(FOUND, "plan 0.05", found), row(CHANGED, "plan 0.05", changed)]
     assert [verdict.agrees for verdict in STUDIES[NAME].verdicts(rows)] == agrees
-
-
-def test_what_was_not_measured_decides_nothing():
-    assert [verdict.agrees for verdict in STUDIES[NAME].verdicts([])] == [None] * 3
-
-
-def test_too_little_text_raises_before_any_work(tiny_setting, tmp_path):
-    with pytest.raises(ValueError, match="expected at least 66560"):
-        check_study(NAME, replace(tiny_setting, size="paper"), tmp_path)

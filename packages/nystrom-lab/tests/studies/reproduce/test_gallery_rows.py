@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from nystrom_lab.measure.rows import read_rows
-from nystrom_lab.report.markdown_gallery import claims_markdown, tables_markdown
+from nystrom_lab.report.gallery import claims_markdown, tables_markdown
 from nystrom_lab.report.summary import provenance_of, read_summary
 from nystrom_lab.studies.reproduce.catalogue import CATALOGUE, find_study
 from tools.gather_gallery import write_page

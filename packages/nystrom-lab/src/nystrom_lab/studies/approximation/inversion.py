@@ -41,16 +41,14 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from nystrom.clock import seconds
-from nystrom.interleaved_timing import in_turns
 from nystrom.linalg.pinv import pinv_iterative
-from nystrom_lab.measure.rows import Row, cpu_name
-from nystrom_lab.measure.timing import timed_rows
+from nystrom_lab.measure.rows import Row
 from nystrom_lab.report.summary import OURS
 from nystrom_lab.report.table import Table
 from nystrom_lab.studies.approximation.convergence import landmark_matrix, true_inverse
 from nystrom_lab.studies.approximation.preconditioner import landmark_kernels, scaled
 from nystrom_lab.studies.approximation.real_heads.recorded import RealHeads, find_heads
+from nystrom_lab.studies.fidelity.beside_exact import time_calls
 from nystrom_lab.studies.matrices.spectra import condition_number
 from nystrom_lab.studies.reproduce.declared import Claim, Found, Lines, Pivot, cells, declare, each, select
 from nystrom_lab.studies.reproduce.spread import spread_row
@@ -169,13 +167,10 @@ def _with_gradient(method: str, a: _Square, weights: _Square) -> tuple[_Square, 
 def _measure_times(m: int, folder: Path) -> Iterable[Row]:
     a = made_matrix(m, 2).float()
     for where, device in _places().items():
-        x = a.to(device)
-        taken = in_turns({name: partial(seconds, partial(f, x), device) for name, f in METHODS.items()}, _TURNS)
-        name = torch.cuda.get_device_name() if where == "GPU" else cpu_name()
-        for method, times in taken.items():
-            yield from timed_rows(
-                method, times, taken["iterations"], (TIME, RATIO), m=m, facts={"where": where}, device=name
-            )
+        calls = {name: partial(invert, a.to(device)) for name, invert in METHODS.items()}
+        yield from time_calls(
+            calls, _TURNS, beside="iterations", quantities=(TIME, RATIO), device=device, m=m, facts={"where": where}
+        )
 
 
 def _tables(rows: pd.DataFrame) -> list[Table]:

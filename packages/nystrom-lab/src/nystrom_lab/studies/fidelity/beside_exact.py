@@ -9,10 +9,10 @@ from jaxtyping import Float
 from torch import Tensor
 
 from nystrom.clock import seconds
-from nystrom.interleaved_timing import in_turns
+from nystrom.interleaved_timing import in_turns, quartiles, ratios
+from nystrom_lab.bench.options import device_name
 from nystrom_lab.measure.peak import peak_bytes
-from nystrom_lab.measure.rows import Row, cpu_name, new_row
-from nystrom_lab.measure.timing import timed_rows
+from nystrom_lab.measure.rows import Row, new_row
 
 Attention = Callable[[Tensor, Tensor, Tensor], Tensor]
 ERROR = "relative error of the output"
@@ -33,9 +33,10 @@ def time_calls(
     beside: str,
     quantities: tuple[str, str] = (TIME, RATIO),
     memory: str | None = None,
+    device: torch.device = _CPU,
     **shared: Any,
 ) -> Iterable[Row]:
-    """Rows of the times of calls, in turns, and of their ratios to one of them within each turn.
+    """Rows of the times of calls, in turns, and of their ratios to one of them within each turn: medians and quartiles.
 
     Args:
         calls: The calls by name.
@@ -43,15 +44,22 @@ def time_calls(
         beside: The name of the call that ratios are taken to.
         quantities: What rows call the times and the ratios.
         memory: What rows call the peak memory; None measures none.
+        device: Where the calls run.
         **shared: Other fields of the rows.
     """
-    shared |= {"device": cpu_name()}
-    taken = in_turns({name: partial(seconds, call, _CPU) for name, call in calls.items()}, rounds)
+    shared |= {"study": "", "device": device_name(device)}
+    taken = in_turns({name: partial(seconds, call, device) for name, call in calls.items()}, rounds)
     for name, each in taken.items():
-        yield from timed_rows(name, each, taken[beside], quantities, **shared)
+        found = zip(
+            quantities, (quartiles([1e3 * x for x in each]), ratios(each, taken[beside])), ("ms", ""), strict=True
+        )
+        for quantity, (low, middle, high), unit in found:
+            yield new_row(
+                quantity=quantity, method=name, value=middle, low=low, high=high, unit=unit, repeats=len(each), **shared
+            )
         if memory is not None:
-            value = peak_bytes(calls[name], _CPU) / 1e6
-            yield new_row(study="", quantity=memory, method=name, value=value, unit="MB", **shared)
+            value = peak_bytes(calls[name], device) / 1e6
+            yield new_row(quantity=memory, method=name, value=value, unit="MB", **shared)
 
 
 def time_passes(

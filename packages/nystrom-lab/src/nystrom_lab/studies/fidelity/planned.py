@@ -38,8 +38,7 @@ from nystrom_lab.measure.rows import Row, cpu_name, new_row
 from nystrom_lab.studies.fidelity.beside_exact import MEMORY, RATIO, TIME, time_calls
 from nystrom_lab.studies.reproduce.declared import Claim, Found, Lines, Pivot, by, cells, declare, each
 from nystrom_lab.studies.reproduce.encoders import Encoder, find_encoder
-from nystrom_lab.studies.reproduce.known import most, quartiles_of
-from nystrom_lab.studies.reproduce.margin import is_competitive
+from nystrom_lab.studies.reproduce.known import is_competitive, most, quartiles_of
 from nystrom_lab.studies.reproduce.rules import all_within
 from nystrom_lab.studies.reproduce.study import Part, Plan, Setting, beside_none
 from nystrom_lab.training.results import wilson
@@ -266,7 +265,7 @@ STUDIES = {
             Claim(
                 "near_far and plans find at most two in a hundred halves fewer than exact attention.", "this library",
                 _as_many,
-                "they find fewer at some length, by `nystrom_lab.studies.reproduce.margin`",
+                "they find fewer at some length, by `nystrom_lab.studies.reproduce.known.is_competitive`",
             ),
         ],
         figures={

@@ -22,6 +22,7 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
+from statistics import fmean
 from typing import Any, NamedTuple
 
 import pandas as pd
@@ -42,7 +43,7 @@ from nystrom_lab.measure.rows import Row, cpu_name, new_row
 from nystrom_lab.report.table import Table
 from nystrom_lab.studies.fidelity.beside_exact import ERROR, PASSES, both, forward, relative_error, time_calls
 from nystrom_lab.studies.reproduce.declared import Claim, Found, Lines, by, declare, each, only
-from nystrom_lab.studies.reproduce.known import Known, most, quartiles_of
+from nystrom_lab.studies.reproduce.known import Known, error_over, estimate, most, quartiles_of
 from nystrom_lab.studies.reproduce.spread import difference_row, spread_row
 from nystrom_lab.studies.reproduce.study import Part, Plan, Setting, beside_none
 
@@ -290,7 +291,7 @@ def _nearer(method: str, rows: pd.DataFrame) -> Found:
 
 def _learns_more(rows: pd.DataFrame) -> Found:
     """More than two standard errors over seeds above shuffled order, and not as far below a file's."""
-    of = {name: torch.tensor([row.value for row in each(rows, ACCURACY, order=name)]).double() for name in ORDERS}
+    of = {name: [row.value for row in each(rows, ACCURACY, order=name)] for name in ORDERS}
     if any(len(shares) < 2 for shares in of.values()):
         return None, "Not measured."
     said = "; ".join(f"{name}: {', '.join(f'{share:.1%}' for share in shares)}" for name, shares in of.items())
@@ -298,11 +299,9 @@ def _learns_more(rows: pd.DataFrame) -> Found:
     return most([apart[SHUFFLED].above(0), apart[FILE].high >= 0]), f"Each seed: {said}."
 
 
-def _apart(ours: Tensor, others: Tensor) -> Known:
+def _apart(ours: Sequence[float], others: Sequence[float]) -> Known:
     """How far the mean of our shares is above that of the others, to two standard errors over seeds."""
-    error = 2 * math.sqrt(ours.var().item() / len(ours) + others.var().item() / len(others))
-    more = (ours.mean() - others.mean()).item()
-    return Known(more - error, more + error)
+    return estimate(fmean(ours) - fmean(others), math.hypot(error_over(ours), error_over(others)))
 
 
 def _less_time(other: str, rows: pd.DataFrame) -> Found:

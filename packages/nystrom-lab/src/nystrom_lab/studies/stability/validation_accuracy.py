@@ -37,8 +37,7 @@ from nystrom_lab.report.printed import LRA_CLASSES, LRA_TASKS, SKYFORMER_TABLE_1
 from nystrom_lab.report.table import Table
 from nystrom_lab.studies.arena.beside_paper import Ran, differs_from_paper
 from nystrom_lab.studies.reproduce.declared import Claim, Found, declare, each, frame_of
-from nystrom_lab.studies.reproduce.known import Known, error_over, most
-from nystrom_lab.studies.reproduce.margin import MARGIN, is_competitive
+from nystrom_lab.studies.reproduce.known import MARGIN, Known, error_over, estimate, is_competitive, most
 from nystrom_lab.studies.reproduce.study import Part, Plan, Setting
 
 if TYPE_CHECKING:
@@ -250,7 +249,7 @@ def _more_spread(rows: pd.DataFrame) -> Found:
         ]
         ratio = math.log(max(pooled[0], 1e-9) / max(pooled[1], 1e-9))
         error = math.sqrt(sum(1 / (2 * each) for each in free))
-        signs.append(Known(ratio - 2 * error, ratio + 2 * error).above(0))
+        signs.append(estimate(ratio, error).above(0))
         said.append(
             f"{100 * pooled[0]:.2f} points beside {100 * pooled[1]:.2f} of {name} (tasks: {len(pairs)}; a ratio of "
             f"{math.exp(2 * error):.1f} would tell)"

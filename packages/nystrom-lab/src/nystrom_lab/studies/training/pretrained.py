@@ -19,7 +19,7 @@ If a training that is compared has not learned, nothing is decided.
 Claims and the rules that decide them:
 
 - Fig. 5, "our Nyström self-attention is competitive to standard self-attention": its accuracy is at most two points
-  below that of exact attention (`nystrom_lab.studies.reproduce.margin`).
+  below that of exact attention (`known.is_competitive`).
 - Fig. 5, "outperforming Linformer and other linear self-attentions": its accuracy is above those of Linformer and of
   linear attention by more than two standard errors. The claim fails if it is below one of them by as much.
 - Fig. 6, "competitive with standard self-attention, BERT-base": as in Fig. 5, with both models trained from scratch.
@@ -54,7 +54,7 @@ from nystrom_lab.report.plots.curves import read_curves
 from nystrom_lab.report.plots.lines import draw_lines
 from nystrom_lab.report.summary import Verdict
 from nystrom_lab.report.table import Table
-from nystrom_lab.studies.reproduce.margin import MARGIN, is_competitive
+from nystrom_lab.studies.reproduce.known import MARGIN, Known, estimate, is_competitive, most
 from nystrom_lab.studies.reproduce.study import Part, Plan, Setting, Study
 from nystrom_lab.studies.training.runs import Training, said, train
 from nystrom_lab.training.pretrain.data import HeldOutInstances
@@ -282,7 +282,7 @@ def _faster(rows: Sequence[Row], quantity: str, claim: str) -> Verdict:
     if not start_learned:
         numbers += " The exact model has not learned both."
     elif _learned(rows, quantity, ("nystrom",)):
-        slower = bool(at_equal) and _side(ours, at_equal[0]) < 0
+        slower = bool(at_equal) and _gap(ours, at_equal[0]).above(0) is False
         caught_up = is_competitive(ours.value - other.value, _error(ours, other))
         agrees = True if caught_up else False if slower else None
     return Verdict(claim, agrees, numbers)
@@ -307,8 +307,7 @@ def _above(rows: Sequence[Row], claim: str, quantity: str, ours: str, others: Se
     """Whether an accuracy is above all of some others; False where it is below one."""
     last, agrees = _last(rows, quantity), None
     if _learned(rows, quantity, (ours, *others)):
-        sides = {_side(last[ours], last[other]) for other in others}
-        agrees = False if -1 in sides else True if sides == {1} else None
+        agrees = most(_gap(last[ours], last[other]).above(0) for other in others)
     return Verdict(claim, agrees, _numbers(rows, quantity, (ours, *others)))
 
 
@@ -317,10 +316,9 @@ def _error(row: Row, other: Row) -> float:
     return math.hypot(*(high - low for low, high in map(_interval, (row, other)))) / (2 * 1.96)
 
 
-def _side(row: Row, other: Row) -> int:
-    """1 where the first is above the second by more than two standard errors, -1 where it is below, and else 0."""
-    gap = row.value - other.value
-    return 0 if abs(gap) <= 2 * _error(row, other) else int(math.copysign(1, gap))
+def _gap(row: Row, other: Row) -> Known:
+    """How far the first is above the second."""
+    return estimate(row.value - other.value, _error(row, other))
 
 
 def _guess(rows: Sequence[Row], quantity: str) -> float:

@@ -1,8 +1,8 @@
 """The trainings of a study: each is a run in a process of its own, which continues where it was interrupted.
 
 The process is this module, which is given the engine's name and its arguments as JSON; see
-`nystrom_lab.training.grid.child` for how it ends with its parent. A run is a folder of `nystrom train`, `nystrom
-pretrain` or `nystrom finetune`, and its rows name that command. The runs lie beside the folders of the studies, so that
+`nystrom_lab.training.grid.child` for how it ends with its parent. A run is a folder of `nystrom pretrain` or `nystrom
+finetune`, and its rows name that command. The runs lie beside the folders of the studies, so that
 several studies can share them.
 """
 
@@ -32,12 +32,12 @@ class Training(NamedTuple):
     Attributes:
         name: Name of its folder.
         engine: The command.
-        arguments: Arguments of `nystrom_lab.training.train.train`, `nystrom_lab.training.pretrain.pretrain.pretrain` or
+        arguments: Arguments of `nystrom_lab.training.pretrain.pretrain.pretrain` or
             `nystrom_lab.training.finetune.finetune.finetune`, as JSON values.
     """
 
     name: str
-    engine: Literal["train", "pretrain", "finetune"]
+    engine: Literal["pretrain", "finetune"]
     arguments: Mapping[str, object]
 
 
@@ -93,9 +93,6 @@ def _check(run: RunFolder, training: Training) -> None:
     search = run.path / _SEARCH
     if run.is_started:
         settings = dict(run.read()["settings"])
-        if training.engine == "train":
-            # A run records these two arguments under other names.
-            settings |= {"positions": settings["position_kind"], "max_length": settings["positions"]}
     elif search.is_file():
         # The settings that its trials share.
         trials = json.loads(search.read_text(encoding="utf-8"))["trials"]
@@ -133,9 +130,8 @@ def main() -> int:
             arguments[name] = tuple(map(Path, given)) if isinstance(given, list) else Path(given)
     from nystrom_lab.training.finetune.finetune import finetune
     from nystrom_lab.training.pretrain.pretrain import pretrain
-    from nystrom_lab.training.train import train as train_arena
 
-    engines = {"train": train_arena, "pretrain": pretrain, "finetune": finetune}
+    engines = {"pretrain": pretrain, "finetune": finetune}
     return exit_code(lambda: engines[engine](**arguments))
 
 
