@@ -104,9 +104,7 @@ _TERMS = {
     "a bias": "of relative positions, in its mask",
 }
 # Those of a layer, and of packed sequences, which `choose_route` reads.
-_SERVED_ELSEWHERE = {
-    *("is_causal", "sliding_window", "cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k"),
-}
+_SERVED_ELSEWHERE = {*("is_causal", "sliding_window", "cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k")}
 # The sequence that a layer attends to where it is not its own, by the names that transformers' models give it.
 _SECOND_SEQUENCE = ("encoder_hidden_states", "key_value_states", "cross_attention_states")
 # And the cache of its own sequence, whose tokens stand before those of the queries.
@@ -114,22 +112,14 @@ _CACHES = ("past_key_values", "past_key_value", "layer_past")
 
 
 class Route(NamedTuple):
-    """How one layer attends.
+    """How one layer attends."""
 
-    Attributes:
-        method: The method; with a plan, the layer's own.
-        exact: Whether the layer uses transformers' exact attention.
-        causal: Causal attention: a query sees no later token.
-        keep: Real keys, for the method.
-        options: Options of the method, for the method.
-        cu_seqlens: Start of each packed sequence, and the end of the last; None if each row is one sequence.
-    """
-
-    method: str
-    exact: bool
-    causal: bool
-    keep: Bool[Tensor, "b s"] | None
-    options: dict[str, Any]
+    method: str  # The method; with a plan, the layer's own
+    exact: bool  # Whether the layer uses transformers' exact attention
+    causal: bool  # Causal attention: a query sees no later token
+    keep: Bool[Tensor, "b s"] | None  # Real keys, for the method
+    options: dict[str, Any]  # Options of the method, for the method
+    # Start of each packed sequence, and the end of the last; None if each row is one sequence
     cu_seqlens: Int[Tensor, " ends"] | None = None
 
 
@@ -155,12 +145,7 @@ def refuse_guess(name: str, *_: object, **__: object) -> NoReturn:
 
 
 def refuse_name(what: str, name: str) -> NoReturn:
-    """Raise for a name that is not registered, with the name that was meant.
-
-    Args:
-        what: The argument that it came as.
-        name: The name.
-    """
+    """Raise for a name, of the argument `what`, that is not registered, with the name that was meant."""
     meant = "sdpa" if name == "softmax" else nearest_name(name, REGISTERED)
     hint = "its projections would have to be learned" if name == "linformer" else f"perhaps you meant {meant!r}"
     raise ValueError(
@@ -188,12 +173,7 @@ def attend_layer(
 
     Args:
         method: A name in `SERVED`.
-        module: The layer.
-        query: Queries.
-        key: Keys; g divides h.
-        value: Values.
         attention_mask: The mask from `make_mask`; in a local or exact layer also a boolean mask per pair of tokens.
-        scaling: Factor on the scores; None means 1 / sqrt(d).
         dropout: Dropout of attention weights; in training, a method without weights warns that it has no effect.
         **named: Options of the method, and further arguments of the model; unsupported ones that would change the
             result raise.
@@ -443,13 +423,7 @@ def _reads_for_decoder(module: nn.Module) -> bool:
 
 
 def _check_causal(method: str, module: nn.Module, passed: bool | None, told: bool | None) -> bool:
-    """Whether a layer is causal; raises if its method cannot be.
-
-    Args:
-        method: Name of the method.
-        module: The layer.
-        passed: What the model passes as `is_causal`; None leaves it to the layer.
-        told: Whether its mask is causal; None if the mask does not say.
+    """Whether a layer is causal, by what the model passes as `is_causal` (None leaves it to the layer) and its mask.
 
     Raises:
         ValueError: The method cannot be causal; the layer does not say whether it is, which transformers' exact

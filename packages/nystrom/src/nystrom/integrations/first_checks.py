@@ -35,11 +35,7 @@ _BIASED_MODELS = ("use_relative_position_bias", "use_shared_relative_position_bi
 
 
 def check_model(model: nn.Module) -> None:
-    """Check that the layers of a model would run the methods that they are set to, as far as it is known.
-
-    Raises:
-        ValueError: They would not; the message says why, and what to do instead.
-    """
+    """Raise ValueError if the layers of a model would not run the methods that they are set to, where that is known."""
     parts = [part for part in model.modules() if isinstance(part, PreTrainedModel)]
     for part in parts:
         method = part.config._attn_implementation
@@ -83,11 +79,7 @@ def check_asks_anywhere(model: PreTrainedModel, method: str | None) -> None:
 
 
 def check_reaches(model: PreTrainedModel) -> None:
-    """Check that a method that a model is set to is the method of one of its layers.
-
-    Raises:
-        ValueError: All layers read the configuration of a part, which names another attention.
-    """
+    """Raise ValueError if all layers read the configuration of a part, and that names another attention."""
     method = model.config._attn_implementation
     layers = list(asking_layers(model))
     if method in SERVED and layers and all(layer.config._attn_implementation not in SERVED for layer in layers):
@@ -106,11 +98,7 @@ def asking_layers(model: nn.Module) -> Iterator[Any]:
 
 
 def check_layer(layer: Any, method: str) -> None:
-    """Check what a layer itself says of its attention.
-
-    Raises:
-        ValueError: The method cannot honour it.
-    """
+    """Raise ValueError if the method cannot honour what a layer itself says of its attention."""
     names = _names(type(layer))
     if "is_causal" not in names:
         causal = getattr(layer, "is_causal", None)

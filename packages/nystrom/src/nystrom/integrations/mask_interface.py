@@ -43,20 +43,14 @@ _MADE = {
 
 
 class Told(NamedTuple):
-    """What the mask of a layer says.
+    """What the mask of a layer says."""
 
-    Attributes:
-        mask: Real keys, one row for all queries or one per query; None if all are. What is not boolean is not of
-            `make_mask`.
-        numbers: The number of each token's packed sequence; None if each row of the batch is one sequence.
-        causal: Whether a query sees no later token; None if the mask does not say.
-        local: Whether it is the mask of a causal local layer.
-    """
-
+    # Real keys, one row for all queries or one per query; None if all are. What is not boolean is not of `make_mask`.
     mask: Tensor | None
+    # The number of each token's packed sequence; None if each row of the batch is one sequence
     numbers: Int[Tensor, "b 1 1 n"] | None
-    causal: bool | None
-    local: bool = False
+    causal: bool | None  # Whether a query sees no later token; None if the mask does not say
+    local: bool = False  # Whether it is the mask of a causal local layer
 
 
 def read_mask(mask: Tensor | None) -> Told:
@@ -142,10 +136,8 @@ def make_mask(
 
 
 def check_asks(kind: type[PreTrainedModel] | None, method: str) -> None:
-    """Check that the source code of a model looks up its attention by name.
-
-    Raises:
-        ValueError: It does not, so attn_implementation would be ignored; the message says what to do instead.
+    """Raise ValueError unless the source code of a model looks up its attention by name; else the name would be
+    ignored.
     """
     if kind is not None and not kind._can_set_attn_implementation():
         raise_ignores_attn_implementation(kind, method)

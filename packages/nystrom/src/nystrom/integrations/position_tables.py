@@ -32,10 +32,6 @@ class PositionCheck:
 
     In a pickle it is a function that does nothing: a model that went back to another attention needs no package of
     ours to be loaded.
-
-    Args:
-        model: The model, of transformers.
-        table: Where its table is.
     """
 
     def __init__(self, model: PreTrainedModel, table: str):
@@ -49,11 +45,7 @@ class PositionCheck:
         return getattr, (nullcontext(), "__exit__")
 
     def __call__(self, model: nn.Module, args: tuple[Any, ...], named: Mapping[str, Any]) -> None:
-        """Compare the tokens of a call with the rows of the table.
-
-        Raises:
-            ValueError: There are more.
-        """
+        """Raise ValueError if a call has more tokens than the table has rows."""
         given = dict(zip(self._names, args, strict=False)) | dict(named)
         ids, vectors = given.get("input_ids"), given.get("inputs_embeds")
         tokens = vectors if ids is None else ids
@@ -96,13 +88,8 @@ def table_of(model: nn.Module) -> str | None:
 
 
 def watch_positions(part: nn.Module) -> list[Any]:
-    """Let each model in a part refuse inputs that are longer than its table of positions.
-
-    Args:
-        part: A model of transformers, or what holds some.
-
-    Returns:
-        The handles of the hooks that were not there before.
+    """Let each model in a part refuse inputs that are longer than its table of positions; returns the new hooks'
+    handles.
     """
     handles = []
     for model in part.modules():
