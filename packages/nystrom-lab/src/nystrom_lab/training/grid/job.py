@@ -8,11 +8,10 @@ import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import BinaryIO
 
 from submitit.helpers import Checkpointable
 
-from nystrom.whole_files import check_no_link
+from nystrom_lab.training.grid.processes import open_log
 
 
 class LoggedCall(Checkpointable):
@@ -29,16 +28,3 @@ class LoggedCall(Checkpointable):
                 os.dup2(log.fileno(), stream)
         sys.argv = self.words
         self.function(*arguments)
-
-
-def open_log(path: Path) -> BinaryIO:
-    """Open a file to append to; it is created if missing.
-
-    Raises:
-        ValueError: It is a symbolic link.
-        OSError: It cannot be opened.
-    """
-    check_no_link(path)
-    # Windows has no such flag.
-    file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0), 0o666)
-    return os.fdopen(file, "ab")

@@ -15,13 +15,13 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import BinaryIO
 
 import psutil
 
 from nystrom.progress import Progress
 from nystrom.whole_files import check_no_link
 from nystrom_lab.training.grid.child import OUT_OF_MEMORY
-from nystrom_lab.training.grid.job import open_log
 from nystrom_lab.training.grid.runs import Run
 from nystrom_lab.training.grid.table import last_line, peak_memory, result_of, write_table
 from nystrom_lab.training.run.folder import RunFolder
@@ -176,3 +176,16 @@ def _ending(code: int) -> str:
     if code == OUT_OF_MEMORY:
         return "no memory was left"
     return f"killed by signal {-code}" if code < 0 else f"exit code {code}"
+
+
+def open_log(path: Path) -> BinaryIO:
+    """Open a file to append to; it is created if missing.
+
+    Raises:
+        ValueError: It is a symbolic link.
+        OSError: It cannot be opened.
+    """
+    check_no_link(path)
+    # Windows has no such flag.
+    file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0), 0o666)
+    return os.fdopen(file, "ab")
