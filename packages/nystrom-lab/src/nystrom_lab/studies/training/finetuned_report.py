@@ -32,7 +32,7 @@ _POSITIVES = {"mrpc": 0.67, "qqp": 0.37}
 _ENOUGH = 0.1
 
 
-class Score(NamedTuple):
+class TaskScore(NamedTuple):
     """The scores of one method on one task.
 
     Attributes:
@@ -61,7 +61,7 @@ class Score(NamedTuple):
         spread = f" ± {100 * statistics.stdev(self.values):.1f} ({len(self.values)})" if len(self.values) > 1 else ""
         return f"{100 * self.mean:.1f}{spread}"
 
-    def error_beside(self, other: "Score") -> float:
+    def error_beside(self, other: "TaskScore") -> float:
         """The standard error of the difference of the two, as if they were scored on different texts."""
         return math.hypot(self.error, other.error)
 
@@ -79,7 +79,7 @@ class Score(NamedTuple):
 
 def scores(
     rows: Sequence[Row], kind: str = "run", *, n: int | None = None, mismatched: bool = False
-) -> dict[tuple[str, str], Score]:
+) -> dict[tuple[str, str], TaskScore]:
     """Scores by task and method; of runs of up to n tokens, where n is given; on MNLI's mismatched texts, if asked for.
 
     A mean is over the seeds of one precision, that of most runs: another precision would be a difference that is not
@@ -103,18 +103,18 @@ def scores(
     }
 
 
-def _with_mismatched(rows: Sequence[Row], *, n: int | None = None) -> dict[tuple[str, str], Score]:
+def _with_mismatched(rows: Sequence[Row], *, n: int | None = None) -> dict[tuple[str, str], TaskScore]:
     """The scores, followed by those on the mismatched texts of MNLI as a separate task."""
     others = scores(rows, n=n, mismatched=True)
     return scores(rows, n=n) | {(f"{task} mismatched", method): score for (task, method), score in others.items()}
 
 
-def _score(task: str, rows: Sequence[Row]) -> Score:
+def _score(task: str, rows: Sequence[Row]) -> TaskScore:
     split, texts = rows[0].quantity.partition(" ")[0], rows[0].repeats
     # No split of our own is drawn from the mismatched texts.
     whole = (split == "test" and texts == _TESTS.get(task)) or split.endswith(_MISMATCHED)
     own = not whole and any(row.fact("splits") == "own" for row in rows)
-    return Score(tuple(row.value for row in rows), texts, own, split, _POSITIVES.get(task))
+    return TaskScore(tuple(row.value for row in rows), texts, own, split, _POSITIVES.get(task))
 
 
 def _shares(rows: Sequence[Row]) -> dict[tuple[str, int | None], float]:
@@ -235,7 +235,7 @@ def verdicts_2(rows: Sequence[Row]) -> Sequence[Verdict]:
     return verdicts
 
 
-def _beside(task: str, claim: str, ours: Score, exact: Score, numbers: str, *, decides: bool) -> Verdict:
+def _beside(task: str, claim: str, ours: TaskScore, exact: TaskScore, numbers: str, *, decides: bool) -> Verdict:
     """Whether a score is competitive with exact attention; unknown where exact attention is no better than a guess."""
     guess = _guess(task)
     if exact.mean - 2 * exact.error <= guess:
