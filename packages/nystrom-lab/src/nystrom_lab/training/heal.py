@@ -33,6 +33,11 @@ class HealSettings(Resolved, HealOptions):
         """The steps in which each layer learns alone, the first ones."""
         return round(self.steps * (1 - self.whole))
 
+    @property
+    def before_last_stage(self) -> int:
+        """The steps before those in which a run may stop."""
+        return 0 if self.layer_steps == self.steps else self.layer_steps
+
 
 @taking(HealOptions)
 def heal(asked: HealOptions) -> Path:

@@ -40,7 +40,7 @@ from nystrom_lab.data.language.tokenizer import load_tokenizer
 from nystrom_lab.measure.rows import Row, cpu_name, new_row
 from nystrom_lab.report.plots.curves import draw_over_minutes
 from nystrom_lab.training.finetune.encoding import EncodedSplit, collator, padding_of
-from nystrom_lab.training.finetune.finetune_settings import ADAM_EPSILON
+from nystrom_lab.training.finetune.finetune_settings import ADAM_EPSILON, model_name
 from nystrom_lab.training.hardware import is_main, processes
 from nystrom_lab.training.heal import HealSettings, planned, read_texts, settle
 from nystrom_lab.training.healing import Healing, two_tokens
@@ -96,7 +96,7 @@ def heal_model(asked: HealOptions, run: RunFolder, words: Sequence[str], *, resu
                     run.start(
                         settings, folder=", ".join(str(path.resolve()) for path in asked.texts), fingerprint=digest
                     )
-                stopped = _stopped_after(run, settings.layer_steps) if resume else None
+                stopped = _stopped_after(run, settings.before_last_stage) if resume else None
                 if stopped is not None:
                     # Its last checkpoint is written, and its results are not.
                     settings = replace(settings, steps=stopped, warmup_steps=0)
@@ -292,7 +292,7 @@ class HealTrainer(RunTrainer):
         shutil.copytree(self.made, folder, dirs_exist_ok=True)
         healed = self.reached()
         if healed.is_better:
-            setattr(model.config, HEALED, self.chosen.source.resolve().name)
+            setattr(model.config, HEALED, model_name(str(self.chosen.source)))
             save_with_attention(model, folder)
         write_card(folder)
         card = folder / CARD
@@ -305,7 +305,7 @@ class HealTrainer(RunTrainer):
         return (
             "## Healed\n\n"
             f"Its attention ({sized_name(settings.attention, settings.options)[0]}) learned from the exact model, "
-            f"{settings.source.resolve().name}, on up to {len(self.train_samples)} texts of {settings.shortest} to "
+            f"{model_name(str(settings.source))}, on up to {len(self.train_samples)} texts of {settings.shortest} to "
             f"{settings.length} tokens ({texts}), in {healed.steps} steps of {settings.batch_size} and "
             f"{healed.seconds / 60:.1f} minutes. What learned: {settings.learn}.\n\n"
             f"{healed.told(self.healing.distance)}, on {len(self.validation)} held-out texts.\n"
@@ -326,7 +326,7 @@ class HealTrainer(RunTrainer):
                 n=settings.length,
                 m=size,
                 facts={
-                    "model": settings.source.resolve().name,
+                    "model": model_name(str(settings.source)),
                     "layers": getattr(config, "num_hidden_layers", None),
                     "width": getattr(config, "hidden_size", None),
                     "heads": getattr(config, "num_attention_heads", None),
@@ -407,24 +407,24 @@ class _Stop(TrainerCallback):
 
     def on_evaluate(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """Stop after measurements of the last stage without a new best."""
-        if _has_stopped(state.log_history, self.settings.layer_steps):
+        if _has_stopped(state.log_history, self.settings.before_last_stage):
             control.should_training_stop = True
 
 
-def _has_stopped(logged: Sequence[Mapping[str, float]], layer_steps: int) -> bool:
+def _has_stopped(logged: Sequence[Mapping[str, float]], before: int) -> bool:
     """Whether the last measurements, all of the last stage, brought no new best."""
     found = [(entry["step"], entry["eval_error"]) for entry in logged if "eval_error" in entry]
-    last, before = found[-_PATIENCE:], found[:-_PATIENCE]
-    if not before or any(step <= layer_steps for step, _ in last):
+    last, earlier = found[-_PATIENCE:], found[:-_PATIENCE]
+    if not earlier or any(step <= before for step, _ in last):
         return False
-    return min(error for _, error in last) >= min(error for _, error in before)
+    return min(error for _, error in last) >= min(error for _, error in earlier)
 
 
-def _stopped_after(run: RunFolder, layer_steps: int) -> int | None:
+def _stopped_after(run: RunFolder, before: int) -> int | None:
     """The step after which a run had stopped; None if it goes on."""
     step = run.last_step()
     logged = [] if step is None else state_of(run.checkpoint(step)).get("log_history", [])
-    return step if _has_stopped(logged, layer_steps) else None
+    return step if _has_stopped(logged, before) else None
 
 
 def _scored(prediction: EvalPrediction) -> dict[str, float]:
