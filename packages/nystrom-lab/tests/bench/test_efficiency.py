@@ -150,13 +150,6 @@ def test_another_setting_in_the_same_folder_raises(tmp_path, measured):
     assert measured() == [16, 32]
 
 
-def test_methods_that_came_or_went_are_another_setting(tmp_path):
-    both = cells_of(("softmax", "authors-8"), ("forward",), "without", CPU)
-    sweep_lengths((16,), setup(both), tmp_path / "rows.csv")
-    with pytest.raises(ValueError, match=r"another setting: methods at n=16"):
-        sweep_lengths((16,), setup(both[:1]), tmp_path / "rows.csv")
-
-
 def test_the_command_of_a_row_is_the_same_setting(tmp_path, measured):
     rows = run_efficiency(**SMALL, passes=("forward",), limit_seconds=12.5, dtype="float64", threads=1, to=tmp_path)
     words = shlex.split(rows[0].command)
@@ -246,6 +239,10 @@ def test_threads_are_set_for_the_run_alone(tmp_path):
         ({"threads": 0}, "threads is 0"),
         ({"kernel_size": 4}, "kernel_size is 4"),
         ({"limit_seconds": 0.0}, "limit_seconds is 0.0"),
+        ({"passes": ("back",)}, "passes is 'back'; expected one of"),
+        ({"skip": "never"}, "skip is 'never'; expected one of"),
+        ({"dtype": "int8"}, "dtype is 'int8'; expected one of"),
+        ({"layout": "rows"}, "layout is 'rows'; expected one of"),
         ({"device": "gpu"}, "device is 'gpu'"),
         ({"device": "meta"}, "device is 'meta', whose memory cannot be measured"),
         ({"device": "cuda:99"}, "device is 'cuda:99', but torch finds .* CUDA devices here"),
@@ -256,13 +253,6 @@ def test_what_cannot_be_measured_raises_before_any_measurement(tmp_path, change,
         run_efficiency(**SMALL | change, to=tmp_path / "new")
     assert measured() == []
     assert not (tmp_path / "new").exists()
-
-
-@pytest.mark.parametrize("name", ["passes", "skip", "dtype", "layout"])
-def test_words_that_are_not_a_choice_raise(tmp_path, name):
-    value = ("sideways",) if name == "passes" else "sideways"
-    with pytest.raises(ValueError, match=f"{name} is 'sideways'; expected one of"):
-        run_efficiency(**SMALL | {name: value}, to=tmp_path)
 
 
 def test_a_folder_that_cannot_be_written_raises_before_any_measurement(tmp_path, measured):

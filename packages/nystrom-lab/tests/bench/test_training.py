@@ -1,5 +1,4 @@
 import dataclasses
-import inspect
 import math
 
 import pytest
@@ -8,7 +7,6 @@ import torch
 from nystrom.models.heads.pairs import EncoderForPairClassification
 from nystrom_lab.bench import lra_steps
 from nystrom_lab.bench.lra_steps import build_model, random_batch
-from nystrom_lab.bench.options import command_line
 from nystrom_lab.bench.training import TABLE_2_METHODS, TrainingOptions, run_training
 from nystrom_lab.data.lra.facts import LRA
 from nystrom_lab.measure.memory import free_bytes
@@ -99,17 +97,6 @@ def test_a_step_of_the_model_is_one_of_a_bare_loop():
     assert all(torch.equal(*pair) for pair in zip(step.model.parameters(), other.parameters(), strict=True))
 
 
-def test_memory_is_that_of_the_matrices(tmp_path):
-    shapes = {"image": dataclasses.replace(LRA["image"], max_length=256)}
-    asked = setup(methods=("softmax-materialised", "softmax"), repeats=1, shapes=shapes)
-    measured = lra_steps.measure_tasks(("image",), asked, tmp_path / "training.csv")
-    rows = {(row.method, row.quantity): row.value for row in measured}
-    square = 2 * 2 * 256 * 256 * 4 / 1e6
-    # The weights of both layers are kept for the backward pass; the fused call keeps a number per query in their place.
-    more = rows["softmax-materialised", "image step memory"] - rows["softmax", "image step memory"]
-    assert 1.9 * square < more < 4 * square
-
-
 def test_texts_are_padded_and_pictures_are_not():
     for name, task in SHORT.items():
         batch = random_batch(task, 64, 0, CPU)
@@ -133,27 +120,6 @@ def test_the_retrieval_model_sees_both_documents():
     assert not torch.allclose(model(**swapped).logits, logits)
 
 
-@pytest.mark.long
-def test_a_run_continues_where_it_was_interrupted(tmp_path, after_forward, capsys):
-    steps_of_pairs = []
-
-    def interrupt(*_):
-        steps_of_pairs.append(None)
-        if len(steps_of_pairs) == 5:
-            raise KeyboardInterrupt
-
-    after_forward(EncoderForPairClassification, interrupt)
-    path = tmp_path / "training.csv"
-    with pytest.raises(KeyboardInterrupt):
-        lra_steps.measure_tasks(SMALL["tasks"], setup(), path)
-    assert "training.csv keeps the tasks that are done" in capsys.readouterr().err
-    kept = read_rows(path)
-    assert {row.quantity for row in kept} == {"text step time", "text step memory"}
-    rows = lra_steps.measure_tasks(SMALL["tasks"], setup(), path)
-    assert rows[: len(kept)] == kept
-    assert lra_steps.measure_tasks(("retrieval",), setup(), path) == rows[len(kept) :]
-
-
 def test_another_setting_in_the_same_folder_raises(tmp_path):
     path = tmp_path / "training.csv"
     lra_steps.measure_tasks(("text",), setup(), path)
@@ -162,14 +128,6 @@ def test_another_setting_in_the_same_folder_raises(tmp_path):
         with pytest.raises(ValueError, match=r"training\.csv holds rows of another setting"):
             lra_steps.measure_tasks(("text",), setup(**change), path)
         assert path.read_bytes() == before
-
-
-def test_every_option_reaches_the_command(tmp_path):
-    # A folder could mix settings that neither of them shows.
-    asked = set(inspect.signature(run_training).parameters) - {"tasks", "to"}
-    given = dict.fromkeys(asked, "other") | {"tasks": ("text",), "to": tmp_path}
-    command = command_line(("nystrom", "bench"), run_training, given, "tasks")
-    assert all(f"--{name.replace('_', '-')} other" in command for name in asked)
 
 
 def test_what_would_take_too_long_or_too_much_is_not_run(tmp_path, capsys):

@@ -47,11 +47,6 @@ def test_extra_memory_leaves_out_results_and_is_in_percent_of_inputs_and_output(
     assert derived()["nystrom-64", "forward+backward extra memory"] == pytest.approx(5)
 
 
-def test_the_width_of_numbers_counts():
-    rows = [row("forward memory", 0.44, "nystrom-64", dtype="float32"), row("forward time", 1.0, "floor")]
-    assert with_derived(rows)[-1].value == pytest.approx(100 * 0.04 / 1.6)
-
-
 def test_without_a_floor_rows_stay_as_they_are():
     rows = [row for row in ROWS if row.method != "floor"]
     assert with_derived(rows) == rows

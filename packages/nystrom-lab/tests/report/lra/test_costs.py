@@ -85,13 +85,3 @@ def test_runs_that_do_not_belong_together_are_not_averaged():
         other = [dataclasses.replace(row, seed=1, **change) for row in rows_of("listops", "sparse", [7200], [250])]
         with pytest.raises(ValueError, match=f"differ in {says}"):
             cost_lines([*ROWS, *other], time=True, memory=False)
-
-
-def test_a_narrow_terminal_cuts_no_number(capsys, monkeypatch):
-    monkeypatch.setenv("COLUMNS", "80")
-    print_costs(rows_of("text", "nystrom-128+skip-of-a-long-name", [1800], [1250]), time=True, memory=True)
-    printed = capsys.readouterr().out
-    assert max(len(line) for line in printed.splitlines()) <= 80
-    assert "…" not in printed
-    assert "0.50" in printed
-    assert "1.25" in printed

@@ -158,16 +158,6 @@ def test_sizes_of_a_method_and_changed_settings_are_lines_of_their_own():
     ]
 
 
-def test_a_run_that_is_given_twice_counts_once():
-    rows = rows_of("listops", "softmax", [0.37, 0.39])
-    assert lra_lines([*rows, *rows]) == lra_lines(rows)
-
-
-def test_presets_are_lines_of_their_own():
-    rows = [*rows_of("listops", "softmax", [0.3]), *rows_of("listops", "softmax", [0.4], preset="demo", steps=700)]
-    assert [name for name, _ in lra_lines(rows)][:2] == ["softmax, skyformer", "softmax, demo"]
-
-
 @pytest.mark.parametrize(
     ("more", "says"),
     [

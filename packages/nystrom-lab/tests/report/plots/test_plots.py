@@ -52,20 +52,6 @@ def lines_of(axes):
     return {line.get_label(): line for line in axes.lines}
 
 
-def test_a_row_of_panels_per_quantity_and_a_column_per_family(rows, drawn, tmp_path):
-    draw_study(rows, tmp_path / "all.png")
-    more = [replace(row, method="linear") for row in rows if row.method == "softmax"]
-    draw_study([row for row in rows + more if "backward" not in row.quantity], tmp_path / "forward.png")
-    assert [len(figure.axes) for figure in drawn] == [4, 4]
-    assert {(axes.get_xscale(), axes.get_yscale()) for axes in drawn[0].axes} == {("log", "log")}
-    assert [axes.get_ylabel()[-4:] for axes in drawn[0].axes] == ["(ms)", "(MB)", "(ms)", "(MB)"]
-    titles = [axes.get_title() for axes in drawn[1].axes]
-    assert titles == ["landmarks, clusters and Gaussian kernels", "other methods", "", ""]
-    # Exact attention is in every panel, to compare with.
-    assert ["softmax" in lines_of(axes) for axes in drawn[1].axes] == [True] * 4
-    assert ["linear" in lines_of(axes) for axes in drawn[1].axes] == [False, True, False, True]
-
-
 def test_figures_are_png_or_svg_and_drawn_again_the_same(rows, tmp_path):
     for name in ("a.png", "a.svg", "b.svg"):
         draw_study(rows, tmp_path / name)
@@ -104,13 +90,6 @@ def test_legends_side_by_side_do_not_overlap(rows, drawn, tmp_path):
     assert all(left.x1 < right.x0 for left, right in pairwise(boxes))
 
 
-def test_a_skip_keeps_its_methods_colour(rows, drawn, tmp_path):
-    draw_study(rows, tmp_path / "all.png")
-    softmax, alone, skip = drawn[0].axes[0].lines
-    assert alone.get_color() == skip.get_color() != softmax.get_color()
-    assert alone.get_linestyle() != skip.get_linestyle()
-
-
 @pytest.mark.parametrize(
     "name", ["nystrom-64", "nystrom-64+skip, nystromformer", "nystrom-64 (nystromformer)", "nystrom, 4000"]
 )
@@ -144,13 +123,6 @@ def test_the_default_methods_have_a_colour_each_within_their_panel(rows, drawn, 
         assert len(set(looks)) == len(looks) <= 9
 
 
-def test_no_two_of_many_methods_look_alike(rows, drawn, tmp_path):
-    many = [replace(row, method=f"method-{i}x") for i in range(20) for row in rows if row.method == "softmax"]
-    draw_study(many, tmp_path / "all.png")
-    looks = {(line.get_color(), line.get_marker()) for line in drawn[0].axes[0].lines}
-    assert len(looks) == 20
-
-
 def test_what_was_not_measured_is_absent(rows, drawn, tmp_path):
     rows = [
         replace(row, value=math.nan, low=None, high=None, note="too large")
@@ -162,11 +134,6 @@ def test_what_was_not_measured_is_absent(rows, drawn, tmp_path):
     softmax, other, _ = drawn[0].axes[0].lines
     assert list(softmax.get_xdata()) == [512, 1024]
     assert list(other.get_xdata()) == [512, 1024, 2048]
-
-
-def test_rows_without_a_measurement_raise(rows, tmp_path):
-    with pytest.raises(ValueError, match="no measurement"):
-        draw_study([replace(row, value=math.nan, note="too large") for row in rows], tmp_path / "all.png")
 
 
 def test_an_efficiency_run_is_shown_and_its_files_named(rows, tmp_path, capsys):
@@ -241,8 +208,3 @@ def test_other_files_raise_by_line(content, message, tmp_path):
     (tmp_path / "curves.csv").write_text(content)
     with pytest.raises(ValueError, match=message):
         draw_curves(tmp_path / "curves.csv", tmp_path / "curves.png")
-
-
-def test_a_missing_file_raises_by_name(tmp_path):
-    with pytest.raises(ValueError, match=r"none\.csv is not a file"):
-        draw_curves(tmp_path / "none.csv", tmp_path / "curves.png")
