@@ -9,14 +9,7 @@ import torch
 from nystrom.attention.method_names import split_name
 from nystrom.attention.methods.nystrom import nystrom_attention
 from nystrom.attention.methods.softmax import softmax_attention
-from nystrom_lab.bench.contenders import (
-    CONTENDERS,
-    DEFAULT,
-    available,
-    check_kernels,
-    find_contender,
-    installed,
-)
+from nystrom_lab.bench.contenders import CONTENDERS, DEFAULT, available, check_kernels, find_contender, installed
 from nystrom_lab.bench.inputs import Sizes, make_inputs
 from nystrom_lab.bench.peers import AuthorsAttention
 

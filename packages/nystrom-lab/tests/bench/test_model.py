@@ -65,11 +65,7 @@ def test_what_is_measured_is_the_whole_encoder(name, skip):
 
 def test_the_sizes_are_those_of_bert_base_unless_others_are_named():
     base, bert = find_sizes(None), BertConfig()
-    assert (base.layers, base.width, base.heads) == (
-        bert.num_hidden_layers,
-        bert.hidden_size,
-        bert.num_attention_heads,
-    )
+    assert (base.layers, base.width, base.heads) == (bert.num_hidden_layers, bert.hidden_size, bert.num_attention_heads)
     assert (base.intermediate, base.vocabulary) == (bert.intermediate_size, bert.vocab_size)
     assert find_sizes(None, layers=2, heads=None) == EncoderSizes(layers=2)
 

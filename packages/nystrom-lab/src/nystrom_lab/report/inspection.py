@@ -150,11 +150,7 @@ def _method_table(rows: Sequence[Row], errors: dict[str, dict[int, tuple[float, 
         well = _listed([layer for layer, error in layers.items() if error[0] <= WELL])
         badly = _listed([layer for layer, error in layers.items() if not error[0] <= BADLY])
         ratio = ratios[method].value
-        cells = (
-            _short(hidden.get(method)),
-            "-" if method not in changed else f"{changed[method]:.1%}",
-            f"{ratio:.2f}",
-        )
+        cells = (_short(hidden.get(method)), "-" if method not in changed else f"{changed[method]:.1%}", f"{ratio:.2f}")
         lines.append(f"{method:{width}}  {cells[0]:>6}  {cells[1]:>7}  {cells[2]:>5}  {well:{_LIST // 2}}  {badly}")
     return lines
 

@@ -168,8 +168,3 @@ def test_draws_that_grow_as_epsilon_falls_say_nothing_of_the_heads():
     assert STUDY.verdicts(one)[GROWTH].agrees is None
     alike = changed(10.0, quantity=findings.DIMENSION, method="gaussian")
     assert STUDY.verdicts(alike)[GROWTH].agrees is None
-
-
-def test_a_kernel_without_rows_cannot_tell():
-    kept = [row for row in agreeing() if row.method != "laplace"]
-    assert STUDY.verdicts(kept)[KERNELS].agrees is None

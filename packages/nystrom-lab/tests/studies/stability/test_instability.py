@@ -7,8 +7,8 @@ import torch
 
 from nystrom_lab.measure.rows import new_row, read_rows
 from nystrom_lab.report.printed import SKYFORMER_APPENDIX_F
-from nystrom_lab.studies.reproduce.run import Job, draw_study, run_study
-from nystrom_lab.studies.reproduce.study import Plan, Setting
+from nystrom_lab.studies.reproduce.run import check_study, run_study
+from nystrom_lab.studies.reproduce.study import Setting
 from nystrom_lab.studies.stability.arena import new_model, random_batches
 from nystrom_lab.studies.stability.instability import METHODS, STUDIES, instability_scores
 
@@ -93,37 +93,21 @@ def test_seeds_that_differ_widely_and_a_single_one_cannot_tell(printed):
 
 
 @pytest.mark.slow
-def test_an_interrupted_study_goes_on_with_the_seeds_that_are_missing(data, tmp_path):
+def test_a_seed_is_measured_and_drawn(data, tmp_path):
     folder = tmp_path / "tasks"
     folder.mkdir()
     (folder / "listops").symlink_to(data)
-    setting = Setting(data=folder)
-    plan = STUDY.plan(setting)
-    assert [part.name for part in plan.parts][:3] == [f"listops-seed={seed}" for seed in range(3)]
-    assert "pathfinder (drawn" in plan.setting["tasks"]
+    job = check_study("skyformer-appendix-f", Setting(data=folder), tmp_path)
+    assert [part.name for part in job.plan.parts][:3] == [f"listops-seed={seed}" for seed in range(3)]
+    assert "pathfinder (drawn" in job.plan.setting["tasks"]
     # So that a folder with the rows of fewer methods is refused.
-    assert plan.setting["methods"] == " ".join(METHODS)
-    assert "text, retrieval, image" in plan.differs
-    assert "landmarks of Skyformer drawn one from each segment instead of independently" in plan.differs
-
-    def job(name, parts):
-        to = tmp_path / name
-        to.mkdir(exist_ok=True)
-        return Job("skyformer-appendix-f", STUDY, Plan(parts, plan.setting, ""), setting, to)
-
-    run_study(job("cut", plan.parts[:1]), lambda line: None)
-    first = read_rows(tmp_path / "cut" / "rows.csv")
-    said = []
-    run_study(job("cut", plan.parts[:2]), said.append)
-    assert said[0].endswith("continuing, 1 of 2 parts have their rows.")
-    run_study(job("whole", plan.parts[:2]), said.append)
-    cut, whole = (read_rows(tmp_path / name / "rows.csv") for name in ("cut", "whole"))
-    assert cut[: len(first)] == first
-    assert [(r.quantity, r.method, r.seed, r.value) for r in cut] == [
-        (r.quantity, r.method, r.seed, r.value) for r in whole
-    ]
-    assert {r.value for r in cut if r.method == "softmax" and r.quantity.startswith("ratio")} == {1.0}
-    assert draw_study(job("cut", plan.parts[:2])).figures == ["skyformer-appendix-f.png"]
+    assert job.plan.setting["methods"] == " ".join(METHODS)
+    assert "text, retrieval, image" in job.plan.differs
+    assert "landmarks of Skyformer drawn one from each segment instead of independently" in job.plan.differs
+    summary = run_study(job._replace(plan=job.plan._replace(parts=job.plan.parts[:2])), lambda line: None)
+    rows = read_rows(job.folder / "rows.csv")
+    assert {row.value for row in rows if row.method == "softmax" and row.quantity.startswith("ratio")} == {1.0}
+    assert summary.figures == ["skyformer-appendix-f.png"]
 
 
 def test_the_papers_size_needs_every_task(tmp_path):

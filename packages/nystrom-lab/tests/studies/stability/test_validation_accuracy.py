@@ -73,11 +73,7 @@ def test_equal_curves_cannot_tell():
 
 @pytest.mark.parametrize(
     "softmax",
-    [
-        seeds(after=9)[:2],
-        seeds(0.52, after=9),
-        [*seeds(after=9)[:2], dict(list(curve(0.7, after=9).items())[:12])],
-    ],
+    [seeds(after=9)[:2], seeds(0.52, after=9), [*seeds(after=9)[:2], dict(list(curve(0.7, after=9).items())[:12])]],
     ids=["two seeds", "not learned", "other steps"],
 )
 def test_a_baseline_that_has_not_learned_to_the_end_in_three_seeds_decides_nothing(softmax):

@@ -105,12 +105,7 @@ def draw_lines(
     title = f"lines: {line}; bands: {band}" if band else None
     for columns in range(min(5, len(handles)), 0, -1):
         legend = figure.legend(
-            handles.values(),
-            handles.keys(),
-            loc="outside lower center",
-            ncols=columns,
-            title=title,
-            title_fontsize=7.5,
+            handles.values(), handles.keys(), loc="outside lower center", ncols=columns, title=title, title_fontsize=7.5
         )
         if columns == 1 or legend.get_window_extent().width <= figure.bbox.width:
             break

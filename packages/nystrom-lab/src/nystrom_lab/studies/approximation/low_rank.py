@@ -31,18 +31,7 @@ from torch import Tensor
 from nystrom.kernels import gaussian_kernel, softmax_kernel
 from nystrom_lab.measure.rows import Row
 from nystrom_lab.studies.matrices.spectra import condition_number, effective_rank
-from nystrom_lab.studies.reproduce.declared import (
-    LONGEST,
-    Claim,
-    Found,
-    Lines,
-    Pivot,
-    Rule,
-    cells,
-    declare,
-    each,
-    only,
-)
+from nystrom_lab.studies.reproduce.declared import LONGEST, Claim, Found, Lines, Pivot, Rule, cells, declare, each, only
 from nystrom_lab.studies.reproduce.encoders import Encoder, Weights, find_encoder
 from nystrom_lab.studies.reproduce.known import mean_of, most, share_of
 from nystrom_lab.studies.reproduce.spread import spread_row

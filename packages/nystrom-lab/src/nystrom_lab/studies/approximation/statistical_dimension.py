@@ -49,17 +49,7 @@ from nystrom_lab.report.table import Table
 from nystrom_lab.studies.approximation.draw_errors import measure_draws, needed_draws, rounding
 from nystrom_lab.studies.matrices.dense_nystrom import complete
 from nystrom_lab.studies.matrices.spectra import leverage_scores, spectral_norm, statistical_dimension
-from nystrom_lab.studies.reproduce.declared import (
-    Claim,
-    Found,
-    Lines,
-    NotMeasured,
-    Pivot,
-    cells,
-    declare,
-    each,
-    select,
-)
+from nystrom_lab.studies.reproduce.declared import Claim, Found, Lines, NotMeasured, Pivot, cells, declare, each, select
 from nystrom_lab.studies.reproduce.encoders import Encoder, Weights, find_encoder
 from nystrom_lab.studies.reproduce.known import Known, mean_of, most, roughly, share_of
 from nystrom_lab.studies.reproduce.spread import spread_row

@@ -170,13 +170,7 @@ def _difference(cells: _Cells, ours: str, other: str) -> tuple[float, float, lis
     return gap, math.hypot(*errors) / len(tasks), tasks
 
 
-def _above(
-    cells: _Cells,
-    guesses: Mapping[str, float],
-    claim: str,
-    ours: str,
-    others: Sequence[str],
-) -> Verdict:
+def _above(cells: _Cells, guesses: Mapping[str, float], claim: str, ours: str, others: Sequence[str]) -> Verdict:
     """Whether an average is above others: False if it is below one, None if a difference is within its error."""
     found = {other: _difference(cells, ours, other) for other in others}
     said = ", ".join(

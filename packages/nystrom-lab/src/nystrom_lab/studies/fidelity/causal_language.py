@@ -238,11 +238,7 @@ def heavy_hitters(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return torch.cat(out, dim=1)[:, :n].unflatten(0, heads)
 
 
-ATTENTIONS: dict[str, Attention] = {
-    OURS: near_far,
-    WINDOW: window_with_sinks,
-    HEAVY: heavy_hitters,
-}
+ATTENTIONS: dict[str, Attention] = {OURS: near_far, WINDOW: window_with_sinks, HEAVY: heavy_hitters}
 
 
 @contextmanager
