@@ -30,7 +30,7 @@ class ExportOptions:
 
 
 def convert_model(words: list[str]) -> None:
-    """Make a Nyströmformer from a BERT or RoBERTa, or give a model more positions; --heal makes it exact again."""
+    """Put a method into a trained encoder, give it more positions, heal it on your texts."""
     import tyro
 
     from nystrom_lab.training.heal import heal
