@@ -12,14 +12,15 @@ the values is the same convolution with the kernel reversed.
 Source: Xiong et al. (2021), arXiv:2102.03902, Fig. 4.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
-from nystrom.attention.parts.stretches import Piece, for_one_gradient, known_signature, pieces
+from nystrom.attention.parts.stretches import Piece, for_one_gradient, known_signature
+from nystrom.attention.parts.threads import groups_of_pieces, in_threads
 from nystrom.attention.parts.windows import Convolution, ConvolutionGradients, by_band, kernel_gradient
 from nystrom.checks import check_at_least
 from nystrom.precision import cast_for_autocast, narrowed, without_autocast
@@ -146,14 +147,18 @@ class _Convolution(torch.autograd.Function):
         out = torch.empty_like(v)
         if not later:
             convolution = Convolution(v, w)
-            for piece in _pieces(v):
-                part = convolution.at(piece)
-                if to is None:
-                    out[piece].copy_(part)
-                else:
-                    torch.add(to[piece], part, out=out[piece])
-                # Freed before the next is made.
-                del part
+
+            def write(some: list[Piece]) -> None:
+                for piece in some:
+                    part = convolution.at(piece)
+                    if to is None:
+                        out[piece].copy_(part)
+                    else:
+                        torch.add(to[piece], part, out=out[piece])
+                    # Freed before the next is made.
+                    del part
+
+            in_threads(write, _groups(v))
         return v.view_as(v), out
 
     @staticmethod
@@ -172,9 +177,7 @@ class _Convolution(torch.autograd.Function):
             of_v, of_w = by_band(grad, w.flip(1)), kernel_gradient(v, w, grad)
             return of_v if grad_v is None else of_v + grad_v, of_w, of_to, None
         gradients = ConvolutionGradients(v, w, grad, grad_v, ctx.needs_input_grad[1])
-        for piece in _pieces(v):
-            gradients.add(piece)
-        return *gradients.results(), of_to, None
+        return *gradients.results(in_threads(gradients.of_pieces, _groups(v, grad))), of_to, None
 
     @staticmethod
     def vmap(info, in_dims, v, w, to, later):  # pyright: ignore[reportIncompatibleMethodOverride]
@@ -185,5 +188,5 @@ class _Convolution(torch.autograd.Function):
         return torch.vmap(plain, in_dims[:3])(v, w, to), (0, 0)
 
 
-def _pieces(v: Float[Tensor, "b h n e"]) -> Iterator[Piece]:
-    return pieces(v.shape[0], v.shape[2], v.shape[1] * v.shape[3])
+def _groups(v: Float[Tensor, "b h n e"], *more: Tensor) -> list[list[Piece]]:
+    return groups_of_pieces(v, v.shape[1] * v.shape[3], *more)

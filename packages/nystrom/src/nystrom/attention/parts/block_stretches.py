@@ -19,6 +19,7 @@ from nystrom.attention.parts.clusters import Chosen, cluster_sums, in_one_matrix
 from nystrom.attention.parts.far_keys import attend_blocks
 from nystrom.attention.parts.outside_sums import OutsideSums
 from nystrom.attention.parts.stretches import for_one_gradient, known_signature
+from nystrom.attention.parts.threads import cut, in_threads, num_parts
 from nystrom.autograd_modes import pull_back
 from nystrom.shapes import cut_blocks, score_scale
 
@@ -106,20 +107,14 @@ class _Blocks(torch.autograd.Function):
     def forward(
         q: Tensor, k: Tensor, v: Tensor, heavy: Tensor, found: Tensor, cluster: Tensor, options: NearFarOptions
     ) -> Tensor:
-        stretches = _Stretches(k, v, Chosen(heavy, found, cluster), options)
-        scale = score_scale(q, options.scale)
-        d, e, size = q.shape[-1], v.shape[-1], options.block_size
         # In the layout of the queries: a model puts the heads side by side again.
-        out = torch.empty_like(q) if d == e else v.new_empty(*q.shape[:2], e)
-        for rows, start, stop in stretches:
-            keys, values, bias, _ = stretches.fill(rows, start, stop)
-            place = slice(start * size, stop * size)
-            queries = cut_blocks(q[rows, place], size)
-            queries = F.pad(queries, (0, keys.shape[-1] - d)) if keys.shape[-1] > d else queries
-            # Blocks form the batch: the fused call then leaves its result in the order of the tokens.
-            queries, keys, values, bias = (x.flatten(0, 1)[:, None] for x in (queries, keys, values, bias))
-            here = F.scaled_dot_product_attention(queries, keys, values, attn_mask=bias[:, :, None], scale=scale)
-            out[rows, place].copy_(here[..., :e].reshape(-1, place.stop - place.start, e))
+        out = torch.empty_like(q) if q.shape[-1] == v.shape[-1] else v.new_empty(*q.shape[:2], v.shape[-1])
+
+        def attend(rows: slice) -> None:
+            chosen = Chosen(heavy[rows], found[rows], cluster[rows])
+            _attend_rows(out[rows], q[rows], k[rows], v[rows], chosen, options)
+
+        in_threads(attend, cut(len(q), num_parts(q, k, v)))
         return out
 
     @staticmethod
@@ -135,7 +130,16 @@ class _Blocks(torch.autograd.Function):
         if torch.is_grad_enabled():
             gradients = pull_back(lambda q, k, v: attend_blocks(q, k, v, chosen, options), (q, k, v), grad)
             return *gradients, None, None, None, None
-        return (*_gradients(grad, q, k, v, chosen, out, options), None, None, None, None)
+        of_q, of_k, of_v = (torch.empty_like(x) for x in (q, k, v))
+
+        def differentiate(rows: slice) -> None:
+            chosen = Chosen(heavy[rows], found[rows], cluster[rows])
+            parts = _gradients(grad[rows], q[rows], k[rows], v[rows], chosen, out[rows], options, of_q[rows])
+            for whole, part in zip((of_k, of_v), parts, strict=True):
+                whole[rows].copy_(part)
+
+        in_threads(differentiate, cut(len(q), num_parts(grad, q, k, v)))
+        return of_q, of_k, of_v, None, None, None, None
 
     @staticmethod
     def vmap(info, in_dims, *inputs):  # pyright: ignore[reportIncompatibleMethodOverride]
@@ -147,14 +151,35 @@ class _Blocks(torch.autograd.Function):
         return torch.vmap(plain, in_dims[:-1])(*tensors), 0
 
 
+def _attend_rows(out: Tensor, q: Tensor, k: Tensor, v: Tensor, chosen: Chosen, options: NearFarOptions) -> None:
+    """Write the result of some rows."""
+    stretches, scale, size = _Stretches(k, v, chosen, options), score_scale(q, options.scale), options.block_size
+    d, e = q.shape[-1], v.shape[-1]
+    for rows, start, stop in stretches:
+        keys, values, bias, _ = stretches.fill(rows, start, stop)
+        place = slice(start * size, stop * size)
+        queries = cut_blocks(q[rows, place], size)
+        queries = F.pad(queries, (0, keys.shape[-1] - d)) if keys.shape[-1] > d else queries
+        # Blocks form the batch: the fused call then leaves its result in the order of the tokens.
+        queries, keys, values, bias = (x.flatten(0, 1)[:, None] for x in (queries, keys, values, bias))
+        here = F.scaled_dot_product_attention(queries, keys, values, attn_mask=bias[:, :, None], scale=scale)
+        out[rows, place].copy_(here[..., :e].reshape(-1, place.stop - place.start, e))
+
+
 def _gradients(
-    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, chosen: Chosen, out: Tensor, options: NearFarOptions
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients of queries, keys and values."""
+    grad: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    chosen: Chosen,
+    out: Tensor,
+    options: NearFarOptions,
+    grad_q: Tensor,
+) -> tuple[Tensor, Tensor]:
+    """Write the gradient of the queries of some rows; the gradients of their keys and values."""
     stretches, scale = _Stretches(k, v, chosen, options), score_scale(q, options.scale)
     size, reach, m, t = options.block_size, options.reach, options.num_clusters, q.shape[1]
     heavy, far, d, e = stretches.heavy, stretches.far, q.shape[-1], v.shape[-1]
-    grad_q = torch.empty_like(q)
     grad_k, grad_v = (x.new_zeros(len(x), stretches.sums.cluster.shape[1], x.shape[-1]) for x in (k, v))
     # Gradients of heavy keys and means, and of heavy values; an extra cluster collects tokens without one.
     of_keys, of_heavy = k.new_zeros(len(k), far - heavy + m + 1, d), v.new_zeros(len(v), far - heavy, e)
@@ -183,4 +208,4 @@ def _gradients(
     grad_k += take_rows(of_keys[:, far - heavy :], chosen.cluster)
     for whole, some in ((grad_k, of_keys[:, : far - heavy]), (grad_v, of_heavy)):
         whole.scatter_add_(1, chosen.heavy[..., None].expand_as(some), some)
-    return grad_q, grad_k, grad_v
+    return grad_k, grad_v

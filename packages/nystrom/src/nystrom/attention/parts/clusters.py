@@ -25,6 +25,7 @@ from torch import Tensor
 
 from nystrom.attention.options import NearFarOptions
 from nystrom.attention.parts.order import first_in_order, in_order
+from nystrom.attention.parts.threads import cut, in_threads, num_parts
 from nystrom.landmarks import all_real, insertion_points, middle_of, ranks, segment_means, uniform
 from nystrom.shapes import is_number, score_scale
 
@@ -61,6 +62,30 @@ def choose(
     Queries (None if not known) and keys come in float32 at least, with zeros where they are not real. `ordered` says
     whether neighbouring keys tend to be similar.
     """
+    count, (b, h) = num_parts(k, *(() if q is None else (q,))), k.shape[:2]
+    if count == 1:
+        return _choose(q, k, keep, query_keep, options, ordered)
+    rows = cut(b, count)
+    heads = cut(h, -(-count // len(rows)))
+
+    def part(place: tuple[slice, slice]) -> Chosen:
+        some, of_queries = (None if mask is None else mask[place[0]] for mask in (keep, query_keep))
+        return _choose(None if q is None else q[place], k[place], some, of_queries, options, ordered)
+
+    parts = in_threads(part, [(row, head) for row in rows for head in heads])
+    of_rows = [zip(*parts[i : i + len(heads)], strict=True) for i in range(0, len(parts), len(heads))]
+    of_rows = [Chosen(*(torch.cat(field, dim=1) for field in each)) for each in of_rows]
+    return Chosen(*(torch.cat(field) for field in zip(*of_rows, strict=True)))
+
+
+def _choose(
+    q: Float[Tensor, "b h n d"] | None,
+    k: Float[Tensor, "b h s d"],
+    keep: Bool[Tensor, "b s"] | None,
+    query_keep: Bool[Tensor, "b n"] | None,
+    options: NearFarOptions,
+    ordered: bool,
+) -> Chosen:
     # Neither weights nor clusters see a common offset of the keys; in comparisons it would cost digits.
     k = k - middle_of(k, keep)
     m, starts = options.num_clusters, segment_means(k, options.num_clusters, keep=keep)

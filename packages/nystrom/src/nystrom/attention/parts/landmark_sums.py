@@ -7,14 +7,13 @@ the backward pass is recorded, and inside `torch.vmap`, the plain formula is use
 derivatives.
 """
 
-from collections.abc import Iterator
-
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
 from nystrom.attention.fused import softmax_rows, unmask_empty_rows
-from nystrom.attention.parts.stretches import Piece, for_one_gradient, known_signature, pieces
+from nystrom.attention.parts.stretches import Piece, for_one_gradient, known_signature
+from nystrom.attention.parts.threads import groups_of_pieces, in_threads
 from nystrom.attention.parts.windows import Convolution
 from nystrom.autograd_modes import pull_back
 
@@ -66,8 +65,11 @@ class _LandmarkSums(torch.autograd.Function):
                 return here
             return here.add_(torch.bmm(weights, middle[piece[0]].flatten(0, 1)).unflatten(0, here.shape[:2]))
 
-        for piece in _pieces(q, landmarks):
-            out[piece] = stretch(piece)
+        def write(some: list[Piece]) -> None:
+            for piece in some:
+                out[piece] = stretch(piece)
+
+        in_threads(write, _groups(q, landmarks, v))
         return out
 
     @staticmethod
@@ -87,23 +89,26 @@ class _LandmarkSums(torch.autograd.Function):
             return grad, *gradients, None, None, None, None
         scaled, of_q = (ctx.scale * landmarks).contiguous(), torch.empty_like(q) if ctx.needs_input_grad[1] else None
         keys, values = scaled.mT.contiguous(), middle.mT.contiguous()
-        of_landmarks, of_middle = (
-            torch.zeros_like(x, memory_format=torch.contiguous_format) for x in (landmarks, middle)
-        )
 
-        def stretch(piece: Piece) -> None:
-            queries, coming = (x[piece].flatten(0, 1) for x in (q, grad))
-            of_weights = torch.bmm(coming, values[piece[0]].flatten(0, 1))
-            weights = _weights(queries, keys, piece, keep)
-            of_middle[piece[0]].flatten(0, 1).baddbmm_(weights.mT, coming)
-            of_scores = torch.ops.aten._softmax_backward_data(of_weights, weights, -1, weights.dtype)
-            of_landmarks[piece[0]].flatten(0, 1).baddbmm_(of_scores.mT, queries)
-            if of_q is not None:
-                place = of_q[piece]
-                place.copy_(torch.bmm(of_scores, scaled[piece[0]].flatten(0, 1)).unflatten(0, place.shape[:2]))
+        def of_pieces(some: list[Piece]) -> tuple[Tensor, Tensor]:
+            of_landmarks, of_middle = (
+                torch.zeros_like(x, memory_format=torch.contiguous_format) for x in (landmarks, middle)
+            )
+            for piece in some:
+                queries, coming = (x[piece].flatten(0, 1) for x in (q, grad))
+                of_weights = torch.bmm(coming, values[piece[0]].flatten(0, 1))
+                weights = _weights(queries, keys, piece, keep)
+                of_middle[piece[0]].flatten(0, 1).baddbmm_(weights.mT, coming)
+                of_scores = torch.ops.aten._softmax_backward_data(of_weights, weights, -1, weights.dtype)
+                of_landmarks[piece[0]].flatten(0, 1).baddbmm_(of_scores.mT, queries)
+                if of_q is not None:
+                    place = of_q[piece]
+                    place.copy_(torch.bmm(of_scores, scaled[piece[0]].flatten(0, 1)).unflatten(0, place.shape[:2]))
+            return of_landmarks, of_middle
 
-        for piece in _pieces(q, landmarks):
-            stretch(piece)
+        (of_landmarks, of_middle), *others = in_threads(of_pieces, _groups(q, landmarks, grad))
+        for more in others:
+            of_landmarks, of_middle = of_landmarks.add_(more[0]), of_middle.add_(more[1])
         return grad, of_q, of_landmarks.mul_(ctx.scale), of_middle, None, None, None, None
 
     @staticmethod
@@ -130,5 +135,5 @@ def _weights(
     return torch.softmax(scores, dim=-1, out=scores)
 
 
-def _pieces(q: Tensor, landmarks: Tensor) -> Iterator[Piece]:
-    return pieces(q.shape[0], q.shape[2], landmarks.shape[1] * landmarks.shape[2])
+def _groups(q: Tensor, landmarks: Tensor, *more: Tensor) -> list[list[Piece]]:
+    return groups_of_pieces(q, landmarks.shape[1] * landmarks.shape[2], *more)

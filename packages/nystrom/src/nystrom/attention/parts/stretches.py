@@ -24,13 +24,13 @@ def runs_in_stretches(*inputs: Tensor) -> bool:
     )
 
 
-def pieces(batch: int, tokens: int, numbers: int) -> Iterator[Piece]:
+def pieces(batch: int, tokens: int, numbers: int, least: int = 1) -> Iterator[Piece]:
     """Cut (batch, heads, tokens, ...) into indices of pieces that fit into the cache.
 
     Several short sequences form a piece; a long one is cut into stretches of a multiple of 32 tokens. A piece needs
-    `numbers` numbers per token, over all heads.
+    `numbers` numbers per token, over all heads. There are about `least` pieces or more, of at least 32 tokens.
     """
-    length = max(1, _NUMBERS // max(1, numbers) // _SHORTEST) * _SHORTEST
+    length = max(1, min(_NUMBERS // max(1, numbers), -(-batch * tokens // least)) // _SHORTEST) * _SHORTEST
     group = max(1, length // max(1, tokens))
     for first in range(0, batch, group):
         for start in range(0, tokens, length):

@@ -6,6 +6,8 @@ banded matrix of the kernel times the window. The gradient of tap t is the sum o
 (gradient x window^T), over all windows. `nystrom.attention.skip` states the equation.
 """
 
+from collections.abc import Iterable, Sequence
+
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float
@@ -78,23 +80,29 @@ class ConvolutionGradients:
     ):
         self._v, self._w, self._grad, self._reversed = v, w, grad, Convolution(grad, w.flip(1))
         self._of_v, self._write = (torch.empty_like(v), Tensor.copy_) if of_v is None else (of_v, Tensor.add_)
-        shape = (len(w), _WINDOW + w.shape[1] - 1, _WINDOW)
-        self._outer = torch.zeros(shape, dtype=accumulator(v.dtype), device=v.device) if of_w else None
+        self._of_w = of_w
 
-    def add(self, piece: Piece) -> None:
-        """Compute the gradients of the values of a piece, and add what it contributes to those of the kernels."""
-        size = self._w.shape[1]
-        self._write(self._of_v[piece], self._reversed.at(piece))
-        if self._outer is None:
-            return
-        windows, blocks = (at_least_float32(_windows(x, piece, size)) for x in (self._v, self._grad))
-        blocks = blocks[:, :, size // 2 : size // 2 + _WINDOW].mT
-        for total, x, y in zip(self._outer, windows, blocks, strict=True):
-            total += torch.bmm(x, y).sum(dim=0)
+    def of_pieces(self, pieces: Iterable[Piece]) -> Float[Tensor, "h l t"] | None:
+        """Write the gradients of the values of some pieces, and sum what these contribute to those of the kernels."""
+        size, outer = self._w.shape[1], None
+        if self._of_w:
+            shape = (len(self._w), _WINDOW + size - 1, _WINDOW)
+            outer = torch.zeros(shape, dtype=accumulator(self._v.dtype), device=self._v.device)
+        for piece in pieces:
+            self._write(self._of_v[piece], self._reversed.at(piece))
+            if outer is not None:
+                windows, blocks = (at_least_float32(_windows(x, piece, size)) for x in (self._v, self._grad))
+                blocks = blocks[:, :, size // 2 : size // 2 + _WINDOW].mT
+                for total, x, y in zip(outer, windows, blocks, strict=True):
+                    total += torch.bmm(x, y).sum(dim=0)
+        return outer
 
-    def results(self) -> tuple[Float[Tensor, "b h n e"], Float[Tensor, "h k"] | None]:
-        """The gradients of the values and of the kernels, after all pieces were added."""
-        return self._of_v, None if self._outer is None else _diagonals(self._outer).to(self._w.dtype)
+    def results(
+        self, outers: Sequence[Float[Tensor, "h l t"] | None]
+    ) -> tuple[Float[Tensor, "b h n e"], Float[Tensor, "h k"] | None]:
+        """The gradients of the values and of the kernels, from what `of_pieces` returned for all pieces."""
+        sums = [outer for outer in outers if outer is not None]
+        return self._of_v, _diagonals(torch.stack(sums).sum(dim=0)).to(self._w.dtype) if sums else None
 
 
 def _by_channels(
