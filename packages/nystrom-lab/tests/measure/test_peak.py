@@ -9,6 +9,7 @@ import torch
 from nystrom import nystrom_attention
 from nystrom.attention.heads import Masks
 from nystrom.attention.methods.softmax import softmax_attention
+from nystrom.attention.parts.threads import in_threads
 from nystrom.inspection.candidates import read_candidates
 from nystrom.inspection.layer_sample import sample_layer
 from nystrom.integrations.layer_calls import LayerCall
@@ -102,3 +103,11 @@ def test_on_a_gpu_the_output_and_temporaries_count():
     device = torch.device("cuda", 0)
     assert peak_bytes(lambda: torch.empty(1024, 1024, device=device), device) == 4 * 2**20
     assert peak_bytes(lambda: (torch.empty(1024, 1024, device=device), None)[1], device) == 4 * 2**20
+
+
+def test_what_threads_allocate_counts():
+    threads = torch.get_num_threads()
+    torch.set_num_threads(2)
+    assert peak_bytes(lambda: in_threads(torch.ones, [1000, 2000]), torch.device("cpu")) >= 4 * 3000
+    assert torch.get_num_threads() == 2
+    torch.set_num_threads(threads)

@@ -7,7 +7,8 @@ the gradients. The inputs, which existed before, are not included. It counts the
 - CUDA: `max_memory_allocated` after a reset, minus `memory_allocated` before.
 - CPU: the maximum of the running sum of the allocator's "[memory]" events in `torch.profiler` (`profile_memory=True`).
   Scratch space that a library (oneDNN, MKL) takes from the system directly is not among these events and is not
-  counted. If the call frees memory that was allocated before, this is not subtracted.
+  counted. If the call frees memory that was allocated before, this is not subtracted. The call runs on one thread: the
+  profiler does not see what other threads of Python allocate.
 
 The profiler slows a call down, so memory is measured in a separate call, never in a timed one.
 """
@@ -35,8 +36,13 @@ def peak_bytes(call: Callable[[], object], device: torch.device) -> int:
         _finish(device)
         del result
         return torch.cuda.max_memory_allocated(device) - before
-    with _quiet(), profile(activities=[ProfilerActivity.CPU], profile_memory=True, acc_events=True) as profiler:
-        result = call()
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        with _quiet(), profile(activities=[ProfilerActivity.CPU], profile_memory=True, acc_events=True) as profiler:
+            result = call()
+    finally:
+        torch.set_num_threads(threads)
     del result
     # The public lists of events omit allocations inside operators; the raw events include each, with its size and time.
     assert profiler.profiler is not None
