@@ -534,7 +534,7 @@ class HealOptions(ConvertOptions, Steps, RunOptions):
     texts: tuple[Path, ...] = field(default=(), compare=False)
     text_field: str | None = field(default=None, compare=False)
     learn: Learn = "attention"
-    whole: float = 0.5
+    whole: float = 0.0
     length: Later[int] = FROM_PRESET
     shortest: Later[int] = FROM_PRESET
     held_out: int = 8

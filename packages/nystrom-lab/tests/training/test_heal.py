@@ -67,7 +67,7 @@ def healed(bert, texts):
 
     def run(to, source=bert, **changes):
         settings = {"texts": [texts], "num_landmarks": 4, "steps": 6, "batch_size": 4, "evaluate_every": 2}
-        return heal(source, to, **(settings | {"learning_rate": 1e-3, "device": "cpu"} | changes))
+        return heal(source, to, **(settings | {"learning_rate": 1e-3, "whole": 0.5, "device": "cpu"} | changes))
 
     return run
 
@@ -290,7 +290,7 @@ def test_the_command_heals_and_says_what_needs_texts(bert, texts, tmp_path, caps
 @pytest.mark.long
 def test_two_processes_share_the_texts(unbroken, bert, texts, torchrun, tmp_path):
     words = ["--num-landmarks", "4", "--steps", "6", "--batch-size", "4", "--evaluate-every", "2"]
-    words += ["--learning-rate", "1e-3", "--device", "cpu", "--threads", "1"]
+    words += ["--learning-rate", "1e-3", "--device", "cpu", "--threads", "1", "--whole", ".5"]
     done = torchrun(2, "convert", bert, "--heal", texts, "--to", tmp_path / "made", *words)
     assert done.returncode == 0, done.stderr
     # float32, over the steps of Adam; other sums.
