@@ -227,7 +227,7 @@ class RunOptions(Machine):
 
 @dataclass(frozen=True)
 class TrainOptions(Arena, Columns, RunOptions):
-    """Options of a training on a task; those not given are the preset's.
+    """Train a model on a task, choose its best checkpoint on the validation split, and evaluate it on the test split.
 
     Attributes:
         task: Task, such as "listops".
@@ -287,7 +287,7 @@ class EncoderSize:
 
 @dataclass(frozen=True, kw_only=True)
 class PretrainOptions(Loop, EncoderSize, RunOptions):
-    """Options of a pretraining on masked words and sentence order; those not given are the preset's.
+    """Pretrain an encoder on masked words and sentence order; keeps the checkpoint that is best on held-out documents.
 
     Attributes:
         data: Folder made by `nystrom data prepare mlm-sop`; usable for instances of any length.
@@ -433,7 +433,7 @@ NO_GRID = SearchGrid()
 
 @dataclass(frozen=True)
 class FinetuneOptions(Steps, RunOptions):
-    """Options of a fine-tuning; the defaults are the paper's.
+    """Fine-tune a model, choose its best checkpoint on the validation split, evaluate it, and write its predictions.
 
     Attributes:
         task: cola, sst2, mrpc, stsb, qqp, mnli, qnli, rte, wnli or imdb. Leave it out for your own texts.
@@ -555,7 +555,7 @@ class HealOptions(ConvertOptions, Steps, RunOptions):
 
 @dataclass(frozen=True)
 class EvaluateOptions(Columns, Machine):
-    """Options of `nystrom evaluate`.
+    """Evaluate a saved model on all samples of one split.
 
     Attributes:
         task: Task, such as "listops".
@@ -575,7 +575,7 @@ class EvaluateOptions(Columns, Machine):
 
 @dataclass(frozen=True, kw_only=True)
 class EvaluatePretrainedOptions(Machine):
-    """Options of `nystrom evaluate mlm-sop`.
+    """Evaluate a pretrained model on held-out documents.
 
     Attributes:
         model: Folder of a pretrained model, such as RUN/best of `nystrom pretrain`.
@@ -594,7 +594,7 @@ class EvaluatePretrainedOptions(Machine):
 
 @dataclass(frozen=True, kw_only=True)
 class PredictOptions(Machine):
-    """Options of `nystrom predict`.
+    """Write the label of each text with its probability, or its number, one row per text, in order.
 
     Attributes:
         model: Folder of a fine-tuned model, such as RUN/best.

@@ -14,7 +14,7 @@ from nystrom_lab.data.lra.listops.task import ListOps, prepare_listops
 from nystrom_lab.data.lra.pathfinder import task as lra_pathfinder
 from nystrom_lab.data.lra.texts.retrieval import Retrieval, prepare_retrieval
 from nystrom_lab.data.lra.texts.reviews import Text, prepare_text
-from nystrom_lab.data.store.header import SPLITS
+from nystrom_lab.data.store.token_files import SPLITS
 
 SPEC = importlib.util.spec_from_file_location("cifar_like", Path(__file__).parent / "cifar_like.py")
 cifar_like = importlib.util.module_from_spec(SPEC)

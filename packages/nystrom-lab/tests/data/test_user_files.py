@@ -9,14 +9,14 @@ import pyarrow
 import pytest
 from pyarrow import parquet
 
+from nystrom_lab.data.language.encoder_texts import read_prose
 from nystrom_lab.data.language.labelled.glue import TASKS, own_task
 from nystrom_lab.data.language.labelled.rows import read_rows, read_texts
 from nystrom_lab.data.language.labelled.splits import read_labelled
-from nystrom_lab.data.language.prose import read_prose
 from nystrom_lab.data.lra.texts.reviews import Text, prepare_text
 from nystrom_lab.data.sources.corpora import find_corpora
 from nystrom_lab.data.sources.row_files import read_fields
-from nystrom_lab.data.store.header import SPLITS
+from nystrom_lab.data.store.token_files import SPLITS
 
 # --- How a file is read: each gives plain Python values.
 

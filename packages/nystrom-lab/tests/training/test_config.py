@@ -9,11 +9,11 @@ import pytest
 from nystrom_lab.config import FinetuneOptions, PretrainOptions, TrainOptions
 from nystrom_lab.training.finetune.finetune_settings import FinetuneSettings
 from nystrom_lab.training.pretrain import pretrain_settings
-from nystrom_lab.training.pretrain.presets import find_pretraining
+from nystrom_lab.training.pretrain.pretrain_settings import find_pretraining
 from nystrom_lab.training.run_settings import settle
 
 # As the version before the one class of options wrote them, of the three kinds of runs.
-BEFORE = json.loads((Path(__file__).parent / "run" / "settings_before_config.json").read_text())
+BEFORE = json.loads((Path(__file__).parent / "settings_before_config.json").read_text())
 HERE = {"device": "cpu", "precision": "float32"}
 
 

@@ -10,7 +10,7 @@ from torch.testing import assert_close
 from nystrom.models import EncoderForSequenceClassification
 from nystrom_lab.measure.rows import read_rows
 from nystrom_lab.training.arena import EncoderTrainer
-from nystrom_lab.training.encoder_start import find_encoder
+from nystrom_lab.training.start import find_encoder
 from nystrom_lab.training.train import train
 
 SHORT: dict[str, Any] = {

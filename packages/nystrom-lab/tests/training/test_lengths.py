@@ -12,14 +12,13 @@ from nystrom.models import EncoderForSequenceClassification
 from nystrom_lab.config import TrainOptions
 from nystrom_lab.data.lra.pathfinder import task as lra_pathfinder
 from nystrom_lab.data.lra.pathfinder.task import Pathfinder, prepare_pathfinder
-from nystrom_lab.data.store.picture_files import Pictures, write_pictures
 from nystrom_lab.data.store.prepared_folder import new_folder
+from nystrom_lab.data.store.split import Pictures, write_pictures
 from nystrom_lab.measure.rows import read_rows
 from nystrom_lab.training.grid.run_grid import run_grid
-from nystrom_lab.training.lengths import data_positions, lengthened
 from nystrom_lab.training.presets import PRESETS, find_preset
-from nystrom_lab.training.run_settings import settle
-from nystrom_lab.training.train import evaluate
+from nystrom_lab.training.run_settings import data_positions, lengthened, settle
+from nystrom_lab.training.scoring import evaluate
 
 SHORT = {"steps": 2, "warmup_steps": 0, "evaluate_every": 1, "batch_size": 2}
 

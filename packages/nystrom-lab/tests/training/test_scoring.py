@@ -5,14 +5,13 @@ import torch
 
 from nystrom.models import EncoderForSequenceClassification
 from nystrom_lab.data.lra.listops.task import ListOps, prepare_listops
-from nystrom_lab.training.data.tasks import class_names, find_task
-from nystrom_lab.training.scoring import accuracy, load_model
-from nystrom_lab.training.train import evaluate
+from nystrom_lab.training.scoring import accuracy, evaluate, load_model
+from nystrom_lab.training.tasks import find_task
 
 
 def test_the_score_counts_every_sample_for_any_batch(whole, data):
     task, split = find_task("listops"), ListOps(data, "test")
-    model = load_model(whole / "best", "listops", classes=class_names(split))
+    model = load_model(whole / "best", "listops", classes=split.classes)
     with torch.no_grad():
         right = [
             int(model(torch.as_tensor(split[i]["input_ids"]).long()[None]).logits.argmax()) == split[i]["labels"]

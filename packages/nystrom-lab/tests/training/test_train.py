@@ -14,7 +14,8 @@ from nystrom_lab.measure.rows import read_rows
 from nystrom_lab.report.lra.runs import FIRST_OPERATOR
 from nystrom_lab.training.arena import EncoderTrainer
 from nystrom_lab.training.presets import PRESETS, DataSizes
-from nystrom_lab.training.train import evaluate, train
+from nystrom_lab.training.scoring import evaluate
+from nystrom_lab.training.train import train
 
 
 def test_a_run_leaves_its_curves_its_best_model_and_its_rows(whole):

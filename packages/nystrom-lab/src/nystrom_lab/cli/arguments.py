@@ -15,6 +15,8 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any
 
+from nystrom.command_options import arguments_doc, signature_of
+
 _IN_WORDS = {"INT": "a whole number", "FLOAT": "a number", "FLOAT FLOAT": "two numbers"}
 
 
@@ -28,7 +30,7 @@ def arguments_of(
     """Parse a command line by a function's signature and docstring, without calling the function.
 
     Args:
-        function: The function whose arguments are parsed.
+        function: The function whose arguments are parsed, or the class of its options.
         words: The words after the command's name.
         name: The command's name.
         **replaced: Parameters that take another form on the command line.
@@ -39,7 +41,10 @@ def arguments_of(
     """
     import tyro
 
-    parameters = [replaced.get(key, value) for key, value in inspect.signature(function).parameters.items()]
+    shown, doc = inspect.signature(function), inspect.getdoc(function) or ""
+    if isinstance(function, type):
+        shown, doc = signature_of(function), doc.partition("\n\n")[0] + "\n\n" + arguments_doc(function)
+    parameters = [replaced.get(key, value) for key, value in shown.parameters.items()]
     signature = inspect.Signature(parameters)
 
     def collect(*values: Any, **named: Any) -> dict[str, Any]:
@@ -48,7 +53,7 @@ def arguments_of(
 
     collect.__signature__ = signature  # type: ignore[attr-defined]
     collect.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
-    collect.__doc__ = function.__doc__
+    collect.__doc__ = doc
 
     def refuse(event: Any) -> None:
         if line := _wrong(event):

@@ -89,8 +89,7 @@ def inspect(asked: InspectOptions) -> None:
     from nystrom.inspection.candidates import read_candidates
     from nystrom.inspection.inspect import inspect_model
     from nystrom.whole_files import check_folder
-    from nystrom_lab.data.language.encoder_texts import load_encoder, read_batches
-    from nystrom_lab.data.language.prose import read_prose
+    from nystrom_lab.data.language.encoder_texts import load_encoder, read_batches, read_prose
     from nystrom_lab.data.language.tokenizer import load_tokenizer
     from nystrom_lab.measure.rows import append_rows
     from nystrom_lab.report.inspection import BADLY, inspection_text, plan_text

@@ -13,13 +13,22 @@ from nystrom_lab.cli.arguments import (
     positional,
     word_after,
 )
+from nystrom_lab.config import (
+    EvaluateOptions,
+    EvaluatePretrainedOptions,
+    FinetuneOptions,
+    PredictOptions,
+    PretrainOptions,
+    TrainOptions,
+)
 
 
 def train_model(words: list[str]) -> None:
     """Train a model on a task, such as listops."""
+    arguments = _arguments(words, "train", fixed(TrainOptions, "mask_share"))
     from nystrom_lab.training.train import train
 
-    train(**_arguments(words, "train", fixed(train, "mask_share")))
+    train(**arguments)
 
 
 def pretrain_model(words: list[str]) -> None:
@@ -27,33 +36,34 @@ def pretrain_model(words: list[str]) -> None:
     if words and not words[0].startswith("-"):
         _pretrain_on_task(words)
         return
+    default = attention_of(word_after("--model", words, ""))
+    arguments = arguments_with_method(PretrainOptions, words, "pretrain", default=default)
     from nystrom_lab.training.pretrain.pretrain import pretrain
 
-    default = attention_of(word_after("--model", words, ""))
-    pretrain(**arguments_with_method(pretrain, words, "pretrain", default=default))
+    pretrain(**arguments)
 
 
 def _pretrain_on_task(words: list[str]) -> None:
     """Train an encoder on masked tokens of the inputs of the task that the first word names."""
     from nystrom.checks import check_names
     from nystrom_lab.data.lra.facts import LRA
-    from nystrom_lab.training.train import train
 
     check_names("task", words[:1], LRA)
-    share = inspect.signature(train).parameters["mask_share"].replace(default=LRA[words[0]].mask_share)
+    share = inspect.signature(TrainOptions).parameters["mask_share"].replace(default=LRA[words[0]].mask_share)
     arguments = _arguments(words, "pretrain", share)
     if not arguments["mask_share"]:
         raise ValueError("mask_share is 0; expected a number in (0, 1), the share of the tokens that are masked.")
+    from nystrom_lab.training.train import train
+
     train(**arguments)
 
 
 def _arguments(words: list[str], name: str, mask_share: inspect.Parameter) -> dict[str, Any]:
     from nystrom.attention.method_names import NO_ATTENTION
-    from nystrom_lab.training.train import train
 
-    default, task = attention_of(word_after("--model", words, "")), positional(train, "task")
+    default, task = attention_of(word_after("--model", words, "")), positional(TrainOptions, "task")
     return arguments_with_method(
-        train, words, name, default=default, also=[NO_ATTENTION], task=task, mask_share=mask_share
+        TrainOptions, words, name, default=default, also=[NO_ATTENTION], task=task, mask_share=mask_share
     )
 
 
@@ -61,44 +71,47 @@ def finetune_model(words: list[str]) -> None:
     """Fine-tune an encoder on GLUE, IMDB or labelled texts of your own."""
     import tyro
 
-    from nystrom_lab.training.finetune.finetune import finetune
-
-    grid = inspect.signature(finetune).parameters["grid"]
+    grid = inspect.signature(FinetuneOptions).parameters["grid"]
     arguments = arguments_with_method(
-        finetune,
+        FinetuneOptions,
         words,
         "finetune",
         default="nystrom",
         # --num-landmarks rather than --options.num-landmarks.
         flat=True,
-        task=positional(finetune, "task"),
+        task=positional(FinetuneOptions, "task"),
         # --search.batch-size beside --search.
         grid=grid.replace(annotation=Annotated[grid.annotation, tyro.conf.arg(name="search")]),
     )
+    from nystrom_lab.training.finetune.finetune import finetune
+
     finetune(**arguments)
 
 
 def predict_texts(words: list[str]) -> None:
     """Classify texts with a fine-tuned model."""
+    arguments = arguments_of(PredictOptions, words, "predict")
     from nystrom_lab.training.finetune.predict import predict
 
-    predict(**arguments_of(predict, words, "predict"))
+    predict(**arguments)
 
 
 def evaluate_model(words: list[str]) -> None:
     """Measure a trained model on a task."""
-    from nystrom_lab.training.train import evaluate
+    arguments = arguments_of(EvaluateOptions, words, "evaluate", task=positional(EvaluateOptions, "task"))
+    from nystrom_lab.training.scoring import evaluate
 
-    row = evaluate(**arguments_of(evaluate, words, "evaluate", task=positional(evaluate, "task")))
+    row = evaluate(**arguments)
     spread = "" if row.low is None or row.high is None else f" ({row.low:.1%} to {row.high:.1%})"
     print(f"{row.quantity} {row.value:.1%}{spread}")
 
 
 def evaluate_pretrained(words: list[str]) -> None:
     """Measure a pretrained model on held-out documents."""
+    arguments = arguments_of(EvaluatePretrainedOptions, words, "evaluate mlm-sop")
     from nystrom_lab.training.pretrain.pretrain import evaluate_mlm_sop
 
-    for row in evaluate_mlm_sop(**arguments_of(evaluate_mlm_sop, words, "evaluate mlm-sop")):
+    for row in evaluate_mlm_sop(**arguments):
         share = row.low is not None and row.high is not None
         value = f"{row.value:.1%} ({row.low:.1%} to {row.high:.1%})" if share else f"{row.value:.4g}"
         print(f"{row.quantity} {value}{row.note and f' ({row.note})'}")
@@ -118,7 +131,7 @@ def lra_run(words: list[str]) -> None:
 
 def lra_status(words: list[str]) -> None:
     """Show the progress of these runs, or of a hyperparameter search."""
-    from nystrom_lab.training.grid.status import status_lines
+    from nystrom_lab.training.grid.run_grid import status_lines
 
     def status(folder: Path) -> None:
         """Print the progress and job of each run of `nystrom lra run`, or trial of `nystrom finetune --search`.

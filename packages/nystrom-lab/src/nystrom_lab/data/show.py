@@ -1,5 +1,6 @@
-"""Show samples of a prepared data set: texts are printed, images are drawn as a grid."""
+"""Show samples of a prepared data set: texts are printed, images are drawn as a grid, with their classes above them."""
 
+import math
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import cast
@@ -8,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nystrom.checks import check_names
+from nystrom.whole_files import whole_file
 from nystrom_lab.data.language.mlm_sop.dataset import IGNORED, MlmSop
 from nystrom_lab.data.lra.image import Image
 from nystrom_lab.data.lra.listops.expressions import VOCABULARY
@@ -15,9 +17,51 @@ from nystrom_lab.data.lra.listops.task import ListOps
 from nystrom_lab.data.lra.pathfinder.task import Pathfinder
 from nystrom_lab.data.lra.texts.retrieval import Retrieval
 from nystrom_lab.data.lra.texts.reviews import Text
-from nystrom_lab.data.picture_grid import write_grid
-from nystrom_lab.data.store.picture_files import PictureSplit
-from nystrom_lab.data.store.split import Split
+from nystrom_lab.data.store.split import PictureSplit, Split
+from nystrom_lab.report.plots.mark import MARK, check_free
+
+# A picture is enlarged by a whole factor, so that its pixels stay squares, to at least this many pixels.
+SHOWN_SIDE, GAP, CAPTION = 192, 12, 18
+
+
+def write_grid(pictures: Sequence[NDArray[np.uint8]], captions: Sequence[str], to: Path) -> None:
+    """Draw a grid of square pictures of one size.
+
+    Args:
+        pictures: Gray pixels.
+        captions: A line of text for each.
+        to: File to write; its name ends in .png.
+
+    Raises:
+        ValueError: There is nothing to draw, the name has another ending, or the file exists and is not a picture of
+            this project.
+        OSError: The file cannot be written.
+    """
+    from PIL import Image, ImageDraw
+    from PIL.PngImagePlugin import PngInfo
+
+    if to.suffix.lower() != ".png":
+        raise ValueError(f"to is {to}; a grid of pictures is a PNG file, so the name must end in .png.")
+    check_free(to)
+    if not pictures:
+        raise ValueError("there are no pictures to draw: ask for at least one, of a split that is not empty.")
+    factor = math.ceil(SHOWN_SIDE / pictures[0].shape[0])
+    side = factor * pictures[0].shape[0]
+    columns = math.ceil(math.sqrt(len(pictures)))
+    rows = math.ceil(len(pictures) / columns)
+    across, down = side + GAP, side + GAP + CAPTION
+    grid = Image.new("L", (GAP + columns * across, GAP + rows * down), 255)
+    pen = ImageDraw.Draw(grid)
+    for i, (picture, caption) in enumerate(zip(pictures, captions, strict=True)):
+        left, top = GAP + i % columns * across, GAP + i // columns * down
+        pen.text((left, top), caption, fill=0)
+        grid.paste(Image.fromarray(picture.repeat(factor, axis=0).repeat(factor, axis=1)), (left, top + CAPTION))
+    to.parent.mkdir(parents=True, exist_ok=True)
+    mark = PngInfo()
+    mark.add_text("Software", MARK)
+    with whole_file(to) as partial:
+        grid.save(partial, format="PNG", pnginfo=mark)
+
 
 SHOWN_TOKENS = 600
 SPLIT_OF: dict[str, type[Split]] = {

@@ -23,7 +23,7 @@ from nystrom_lab.measure.rows import Row, cpu_name, new_row
 from nystrom_lab.report.table import Table
 from nystrom_lab.studies.reproduce.declared import Claim, Found, Lines, declare, each
 from nystrom_lab.studies.reproduce.study import Part, Plan, Setting
-from nystrom_lab.training.run.progress import no_file_bars
+from nystrom_lab.training.run_progress import no_file_bars
 
 SENTENCE = "Paris is the [MASK] of France."
 PRINTED: dict[str, float] = {

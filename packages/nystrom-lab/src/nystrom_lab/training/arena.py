@@ -1,10 +1,9 @@
-"""A run on a task: its data, its model, its training and its results, from top to bottom.
+"""The trainers of runs on a task, for classes and for masked tokens.
 
 - The best checkpoint is chosen by validation accuracy, after the share of the steps that the preset says.
-- Samples are augmented, inputs denoised and weights averaged if the settings say so
-  (`nystrom_lab.training.data.varied`, `nystrom_lab.training.additions.denoising`,
-  `nystrom_lab.training.additions.weight_mean`).
-- A compiled model gets batches of one shape, see `nystrom_lab.training.additions.compiling`.
+- Samples are augmented, inputs denoised and weights averaged if the settings say so (`nystrom_lab.training.batches`,
+  `nystrom_lab.training.denoising`, `nystrom_lab.training.weight_mean`).
+- A compiled model gets batches of one shape, see `nystrom_lab.training.compiling`.
 """
 
 from collections.abc import Mapping
@@ -25,124 +24,29 @@ from transformers import (
     TrainerControl,
     TrainerState,
     TrainingArguments,
-    set_seed,
 )
 
-from nystrom.models import EncoderConfig, EncoderModel
+from nystrom.models import EncoderModel
 from nystrom.parallel import parallelize
 from nystrom.parallel.agreement import check_group
-from nystrom_lab.config import command_line
 from nystrom_lab.data.lra.facts import LRA
-from nystrom_lab.training.additions.denoising import Denoiser
-from nystrom_lab.training.additions.weight_mean import WeightMean, load_mean
-from nystrom_lab.training.data.batches import shortest_first
-from nystrom_lab.training.data.tasks import (
-    LabelledSplit,
+from nystrom_lab.data.store.split import Split
+from nystrom_lab.training.batches import AugmentedSplit, PassOrder, Vary, masking, shortest_first, unmasked
+from nystrom_lab.training.denoising import Denoiser
+from nystrom_lab.training.results import Place, accuracy_row, result_row, setting_facts
+from nystrom_lab.training.run_folder import RunFolder, written
+from nystrom_lab.training.run_progress import QUANTITIES
+from nystrom_lab.training.run_settings import Settings
+from nystrom_lab.training.run_trainer import RunResults, RunTrainer
+from nystrom_lab.training.scoring import accuracy, is_right, load_model
+from nystrom_lab.training.tasks import (
     Model,
     Splits,
-    class_names,
-    default_folder,
     find_task,
-    fingerprint,
-    open_splits,
-    prepare_if_missing,
-    prepared_folder,
 )
-from nystrom_lab.training.data.varied import AugmentedSplit, PassOrder, Vary, masking, unmasked
-from nystrom_lab.training.hardware import is_main
-from nystrom_lab.training.presets import Preset
-from nystrom_lab.training.ranks.lost import leaving_the_group
-from nystrom_lab.training.ranks.pieces import check_pieces
-from nystrom_lab.training.results import Place, accuracy_row, result_row, setting_facts
-from nystrom_lab.training.run.folder import RunFolder, written
-from nystrom_lab.training.run.progress import QUANTITIES, no_file_bars, no_load_report
-from nystrom_lab.training.run.run_trainer import RunResults, RunTrainer, run_to_the_end, training_arguments
-from nystrom_lab.training.run_settings import Settings
-from nystrom_lab.training.scoring import accuracy, is_right, load_model
+from nystrom_lab.training.weight_mean import WeightMean, load_mean
 
 ACCURACY, LOSS = "validation masked accuracy", "validation loss"
-
-
-@leaving_the_group
-def train_model(settings: Settings, preset: Preset, run: RunFolder) -> None:
-    """Train with checked settings, and write the results.
-
-    Args:
-        settings: Settings of the run.
-        preset: The preset whose data are used if the settings name none.
-        run: The folder, which this process has locked.
-
-    Raises:
-        ValueError: Data that cannot be trained on, or a missing compiler.
-        FloatingPointError: The loss or a weight is no longer finite.
-        OSError: A file could not be written; the message names the folder and how to continue.
-    """
-    check_pieces(
-        settings.context_parallel, lambda: _new_model(settings, settings.encoder_config()), compile=settings.compile
-    )
-    if settings.threads is not None:
-        torch.set_num_threads(settings.threads)
-    arguments = training_arguments(settings, settings, run, adam_epsilon=preset.adam_epsilon)
-    if settings.compile and settings.denoise:
-        raise ValueError(
-            "compile is on, but denoise collects the states of all layers, which a compiled graph does not: leave one "
-            "out."
-        )
-    if settings.compile:
-        from nystrom_lab.training.additions.compiling import check_compiler
-
-        check_compiler(settings.device)
-    with arguments.main_process_first(local=False):
-        if settings.data is None:
-            folder = default_folder(preset.data)
-            prepare_if_missing(settings.task, folder, preset.data)
-        else:
-            folder = prepared_folder(settings.task, settings.data, max_length=settings.longest, columns=settings)
-    splits = open_splits(
-        settings.task,
-        folder,
-        positions=settings.longest,
-        batch_size=settings.batch_size,
-        test=not settings.mask_share,
-    )
-    digest = fingerprint(splits, folder)
-    run.check_data(digest)
-    if run.is_done(resume=settings.resume):
-        return
-    if is_main():
-        run.start(settings, folder=str(folder.resolve()), fingerprint=digest)
-    set_seed(settings.seed)
-    with no_file_bars():
-        model = start_model(settings, settings.encoder_config(class_names(splits.train)))
-        kind = MaskedTrainer if settings.mask_share else EncoderTrainer
-        trainer = kind(model, arguments, settings=settings, splits=splits, run=run)
-        words = replace(settings, data=settings.data or folder, to=run.path).words()
-        run_to_the_end(trainer, resume=settings.resume, command=command_line(words, settings.processes))
-
-
-def start_model(settings: Settings, config: EncoderConfig) -> Model | EncoderModel:
-    """The model of a run: an encoder alone for masked tokens, or with a new head for classes.
-
-    Args:
-        settings: Settings of the run; if they name an encoder, its weights are used.
-        config: Configuration of the model.
-
-    Raises:
-        ValueError: Weights that do not match; the message names them.
-    """
-    if settings.model is None:
-        return _new_model(settings, config)
-    with no_load_report():
-        encoder = EncoderModel.from_pretrained(settings.model, config=config)
-    if settings.mask_share:
-        return encoder
-    model = find_task(settings.task).model(config)
-    model.nystromformer.load_state_dict(encoder.state_dict())
-    return model
-
-
-def _new_model(settings: Settings, config: EncoderConfig) -> Model | EncoderModel:
-    return EncoderModel(config) if settings.mask_share else find_task(settings.task).model(config)
 
 
 class EncoderTrainer(RunTrainer):
@@ -175,7 +79,7 @@ class EncoderTrainer(RunTrainer):
         extent = {"length" if settings.compile else "most": settings.longest}
         collate = partial(find_task(settings.task).collate, **extent)
         if settings.compile:
-            from nystrom_lab.training.additions.compiling import compile_model
+            from nystrom_lab.training.compiling import compile_model
 
             compile_model(model)
         super().__init__(
@@ -283,7 +187,7 @@ class EncoderTrainer(RunTrainer):
         settings, test = self.chosen, self._test()
         task, best = (
             find_task(settings.task),
-            load_model(self.run.checkpoint(step), settings.task, classes=class_names(test)),
+            load_model(self.run.checkpoint(step), settings.task, classes=test.classes),
         )
         if settings.ema:
             load_mean(best, self.run.checkpoint(step))
@@ -320,7 +224,7 @@ class EncoderTrainer(RunTrainer):
         settings = self.chosen
         return Place(settings.device, settings.precision, settings.seed, setting_facts(settings), command)
 
-    def _test(self) -> LabelledSplit:
+    def _test(self) -> Split:
         assert self.splits.test is not None, "a run that classifies opens the test split"
         return self.splits.test
 
@@ -336,11 +240,11 @@ class _AfterStep(TrainerCallback):
 class MaskedTrainer(EncoderTrainer):
     r"""Trains one encoder to predict masked tokens of a task's own inputs.
 
-    The masked tokens (`nystrom_lab.training.data.varied`) get one learned vector in place of their embedding, and a
+    The masked tokens (`nystrom_lab.training.batches`) get one learned vector in place of their embedding, and a
     head predicts them from the last hidden states. With M the masked tokens of a sequence,
     $$\ell = \frac{1}{b} \sum_{s} \frac{1}{|M_s|} \sum_{i \in M_s} -\log p_s(x_i),$$
     so that gradient accumulation gives the gradient of the whole batch. Vector and head are those of
-    `nystrom_lab.training.additions.denoising`, and are not part of the saved model. Neither classes nor the test split
+    `nystrom_lab.training.denoising`, and are not part of the saved model. Neither classes nor the test split
     are read.
 
     The tokens that an evaluation masks are the same in all evaluations, of all runs. The best checkpoint has the

@@ -11,34 +11,49 @@ from pathlib import Path
 import torch
 from torch.utils.data import DataLoader
 
+from nystrom.checks import check_at_least
+from nystrom.command_options import taking
 from nystrom.models import EncoderConfig
 from nystrom.models.files.loading import check_fit
 from nystrom.progress import Progress
 from nystrom_lab.config import EvaluateOptions
 from nystrom_lab.data.lra.facts import LRA
 from nystrom_lab.data.store.prepared_folder import verify
+from nystrom_lab.data.store.split import Split
 from nystrom_lab.measure.rows import Row
-from nystrom_lab.training.data.batches import shortest_first
-from nystrom_lab.training.data.tasks import (
-    LabelledSplit,
+from nystrom_lab.training.batches import shortest_first
+from nystrom_lab.training.finite import check_outputs
+from nystrom_lab.training.hardware import usable_device, usable_precision
+from nystrom_lab.training.results import Place, accuracy_row
+from nystrom_lab.training.run_progress import no_file_bars
+from nystrom_lab.training.tasks import (
     Model,
     Task,
+    check_data,
     check_lengths,
-    class_names,
     find_task,
     prepared_folder,
 )
-from nystrom_lab.training.finite import check_outputs
-from nystrom_lab.training.results import Place, accuracy_row
-from nystrom_lab.training.run.progress import no_file_bars
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
-def score(asked: EvaluateOptions) -> Row:
-    """Evaluate a saved model; see `nystrom_lab.training.train.evaluate`."""
-    task, model, device, precision = find_task(asked.task), asked.model, asked.device, asked.precision
-    folder = prepared_folder(asked.task, asked.data, max_length=positions(model), columns=asked)
+@taking(EvaluateOptions)
+def evaluate(asked: EvaluateOptions) -> Row:
+    """Evaluate a saved model on all samples of one split.
+
+    Returns:
+        The accuracy as a row of `nystrom_lab.measure.rows`, between 0 and 1, with its 95 % interval.
+
+    Raises:
+        ValueError: An invalid name, folder, device or precision, or a model for another task or other classes.
+    """
+    check_at_least("batch_size", asked.batch_size, 1)
+    device = usable_device(asked.device)
+    precision, model = usable_precision(asked.precision, device), Path(asked.model)
+    check_data(asked.task, Path(asked.data))
+    task = find_task(asked.task)
+    folder = prepared_folder(asked.task, Path(asked.data), max_length=positions(model), columns=asked)
     verify(folder, task=asked.task)
     samples = task.open(folder, asked.split)
     if len(samples) == 0:
@@ -46,7 +61,7 @@ def score(asked: EvaluateOptions) -> Row:
             f"data {folder} holds no samples in {asked.split}; expected at least one: name another with --split."
         )
     with no_file_bars():
-        loaded = load_model(model, asked.task, classes=class_names(samples))
+        loaded = load_model(model, asked.task, classes=samples.classes)
     check_lengths(folder, asked.split, samples, loaded.config.max_position_embeddings)
     share = accuracy(loaded, samples, task, batch_size=asked.batch_size, device=device, precision=precision)
     place = Place(device=device, precision=precision, seed=None)
@@ -125,7 +140,7 @@ def is_right(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
 
 
 @torch.no_grad()
-def accuracy(model: Model, split: LabelledSplit, task: Task, *, batch_size: int, device: str, precision: str) -> float:
+def accuracy(model: Model, split: Split, task: Task, *, batch_size: int, device: str, precision: str) -> float:
     """The share of samples that a model classifies correctly.
 
     Args:

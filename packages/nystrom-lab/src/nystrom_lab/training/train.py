@@ -1,23 +1,40 @@
-"""Train a model on a task, and evaluate a saved one.
+"""Train a model on a task, from the options to the results.
 
-Everything that determines the result is resolved and checked here; the data, the model and the Trainer follow in
-`nystrom_lab.training.arena`, which is imported only then, so that this module needs no torch. On the same
-machine and with the same number of processes, a run that was killed and resumed ends with the weights and the curves of
-one that was not; up to rounding with more than two processes, which add gradients in an order that is not fixed.
+Everything that determines the result is resolved and checked before data or model are created. On the same machine and
+with the same number of processes, a run that was killed and resumed ends with the weights and the curves of one that
+was not; up to rounding with more than two processes, which add gradients in an order that is not fixed.
 """
 
 from dataclasses import replace
 from pathlib import Path
 
-from nystrom.checks import check_at_least
+import torch
+from transformers import (
+    set_seed,
+)
+
 from nystrom.command_options import taking
-from nystrom_lab.config import EvaluateOptions, TrainOptions
-from nystrom_lab.measure.rows import Row
-from nystrom_lab.training.hardware import is_main, usable_device, usable_precision
-from nystrom_lab.training.lengths import data_positions, lengthened
-from nystrom_lab.training.presets import find_preset
-from nystrom_lab.training.run.folder import RunFolder
-from nystrom_lab.training.run_settings import settle
+from nystrom.models import EncoderConfig, EncoderModel
+from nystrom_lab.config import TrainOptions, command_line
+from nystrom_lab.training.arena import EncoderTrainer, MaskedTrainer
+from nystrom_lab.training.hardware import is_main
+from nystrom_lab.training.presets import Preset, find_preset
+from nystrom_lab.training.ranks import check_pieces, leaving_the_group
+from nystrom_lab.training.run_folder import RunFolder
+from nystrom_lab.training.run_progress import no_file_bars, no_load_report
+from nystrom_lab.training.run_settings import Settings, data_positions, lengthened, settle
+from nystrom_lab.training.run_trainer import run_to_the_end, training_arguments
+from nystrom_lab.training.start import find_encoder
+from nystrom_lab.training.tasks import (
+    Model,
+    check_data,
+    default_folder,
+    find_task,
+    fingerprint,
+    open_splits,
+    prepare_if_missing,
+    prepared_folder,
+)
 
 
 @taking(TrainOptions)
@@ -37,13 +54,9 @@ def train(asked: TrainOptions) -> Path:
         ValueError: An invalid name, number, folder, device or precision; raised before data or model are created.
         FloatingPointError: The loss or a weight is no longer finite.
     """
-    from nystrom_lab.training.data.tasks import check_data
-
     task, max_length = asked.task, asked.max_length
     start = None
     if asked.model is not None:
-        from nystrom_lab.training.encoder_start import find_encoder
-
         start = find_encoder(Path(asked.model))
     name = asked.preset or (start and start.preset) or "nystromformer"
     preset = find_preset(task, name) if max_length is None else lengthened(find_preset(task, name), max_length)
@@ -66,28 +79,87 @@ def train(asked: TrainOptions) -> Path:
         start=start,
     )
     with run.held(settings, resume=settings.resume, main=is_main()):
-        from nystrom_lab.training.arena import train_model
-
         train_model(settings, preset, run)
     return run.path
 
 
-@taking(EvaluateOptions)
-def evaluate(asked: EvaluateOptions) -> Row:
-    """Evaluate a saved model on all samples of one split.
+@leaving_the_group
+def train_model(settings: Settings, preset: Preset, run: RunFolder) -> None:
+    """Train with checked settings, and write the results.
 
-    Returns:
-        The accuracy as a row of `nystrom_lab.measure.rows`, between 0 and 1, with its 95 % interval.
+    Args:
+        settings: Settings of the run.
+        preset: The preset whose data are used if the settings name none.
+        run: The folder, which this process has locked.
 
     Raises:
-        ValueError: An invalid name, folder, device or precision, or a model for another task or other classes.
+        ValueError: Data that cannot be trained on, or a missing compiler.
+        FloatingPointError: The loss or a weight is no longer finite.
+        OSError: A file could not be written; the message names the folder and how to continue.
     """
-    check_at_least("batch_size", asked.batch_size, 1)
-    device = usable_device(asked.device)
-    precision = usable_precision(asked.precision, device)
+    check_pieces(
+        settings.context_parallel, lambda: _new_model(settings, settings.encoder_config()), compile=settings.compile
+    )
+    if settings.threads is not None:
+        torch.set_num_threads(settings.threads)
+    arguments = training_arguments(settings, settings, run, adam_epsilon=preset.adam_epsilon)
+    if settings.compile and settings.denoise:
+        raise ValueError(
+            "compile is on, but denoise collects the states of all layers, which a compiled graph does not: leave one "
+            "out."
+        )
+    if settings.compile:
+        from nystrom_lab.training.compiling import check_compiler
 
-    from nystrom_lab.training.data.tasks import check_data
-    from nystrom_lab.training.scoring import score
+        check_compiler(settings.device)
+    with arguments.main_process_first(local=False):
+        if settings.data is None:
+            folder = default_folder(preset.data)
+            prepare_if_missing(settings.task, folder, preset.data)
+        else:
+            folder = prepared_folder(settings.task, settings.data, max_length=settings.longest, columns=settings)
+    splits = open_splits(
+        settings.task,
+        folder,
+        positions=settings.longest,
+        batch_size=settings.batch_size,
+        test=not settings.mask_share,
+    )
+    digest = fingerprint(splits, folder)
+    run.check_data(digest)
+    if run.is_done(resume=settings.resume):
+        return
+    if is_main():
+        run.start(settings, folder=str(folder.resolve()), fingerprint=digest)
+    set_seed(settings.seed)
+    with no_file_bars():
+        model = start_model(settings, settings.encoder_config(splits.train.classes))
+        kind = MaskedTrainer if settings.mask_share else EncoderTrainer
+        trainer = kind(model, arguments, settings=settings, splits=splits, run=run)
+        words = replace(settings, data=settings.data or folder, to=run.path).words()
+        run_to_the_end(trainer, resume=settings.resume, command=command_line(words, settings.processes))
 
-    check_data(asked.task, Path(asked.data))
-    return score(replace(asked, model=Path(asked.model), data=Path(asked.data), device=device, precision=precision))
+
+def start_model(settings: Settings, config: EncoderConfig) -> Model | EncoderModel:
+    """The model of a run: an encoder alone for masked tokens, or with a new head for classes.
+
+    Args:
+        settings: Settings of the run; if they name an encoder, its weights are used.
+        config: Configuration of the model.
+
+    Raises:
+        ValueError: Weights that do not match; the message names them.
+    """
+    if settings.model is None:
+        return _new_model(settings, config)
+    with no_load_report():
+        encoder = EncoderModel.from_pretrained(settings.model, config=config)
+    if settings.mask_share:
+        return encoder
+    model = find_task(settings.task).model(config)
+    model.nystromformer.load_state_dict(encoder.state_dict())
+    return model
+
+
+def _new_model(settings: Settings, config: EncoderConfig) -> Model | EncoderModel:
+    return EncoderModel(config) if settings.mask_share else find_task(settings.task).model(config)

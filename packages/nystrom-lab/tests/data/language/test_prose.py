@@ -2,7 +2,7 @@ import lzma
 
 import pytest
 
-from nystrom_lab.data.language.prose import read_prose
+from nystrom_lab.data.language.encoder_texts import read_prose
 
 TEXT = "Die Brücke über den Fluß.\n\nThe hill, and the road.\n"
 

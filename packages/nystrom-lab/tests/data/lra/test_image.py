@@ -9,7 +9,7 @@ import pytest
 from nystrom_lab.data.lra.image import Image, prepare_image
 from nystrom_lab.data.show import show
 from nystrom_lab.data.sources.cifar_files import find_cifar, to_gray
-from nystrom_lab.data.store.header import SPLITS
+from nystrom_lab.data.store.token_files import SPLITS
 
 SPEC = importlib.util.spec_from_file_location("cifar_like", Path(__file__).parents[1] / "cifar_like.py")
 cifar_like = importlib.util.module_from_spec(SPEC)

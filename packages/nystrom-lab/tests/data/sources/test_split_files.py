@@ -4,7 +4,7 @@ import pytest
 
 from nystrom_lab.data.lra.texts.reviews import Text, prepare_text
 from nystrom_lab.data.sources.split_files import own_source, split_of
-from nystrom_lab.data.store.header import SPLITS
+from nystrom_lab.data.store.token_files import SPLITS
 
 WANTED = {"label_field": ("label",), "text_field": ("text",)}
 

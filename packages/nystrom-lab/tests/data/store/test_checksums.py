@@ -2,7 +2,7 @@ import hashlib
 
 import pytest
 
-from nystrom_lab.data.store.checksums import sha256, sha256_of_files
+from nystrom_lab.data.store.prepared_folder import sha256, sha256_of_files
 
 
 @pytest.mark.parametrize("size", [0, 1, 1 << 20, (1 << 20) + 1])

@@ -2,10 +2,9 @@ import numpy as np
 import pytest
 
 from nystrom_lab.data.lra.pathfinder.task import Pathfinder
-from nystrom_lab.data.store.header import SPLITS
-from nystrom_lab.data.store.picture_files import Pictures, write_pictures
 from nystrom_lab.data.store.prepared_folder import new_folder
-from nystrom_lab.data.store.token_files import gather, write_split
+from nystrom_lab.data.store.split import Pictures, write_pictures
+from nystrom_lab.data.store.token_files import SPLITS, gather, write_split
 
 PIXELS = np.random.default_rng(0).integers(0, 256, (5, 3, 3), dtype=np.uint8)
 LABELS = np.array([0, 1, 1, 0, 1], dtype=np.uint8)

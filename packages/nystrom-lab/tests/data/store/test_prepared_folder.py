@@ -15,9 +15,8 @@ from nystrom_lab.data.lra.listops.task import ListOps, prepare_listops
 from nystrom_lab.data.lra.pathfinder.task import Pathfinder
 from nystrom_lab.data.lra.texts.retrieval import Retrieval, prepare_retrieval
 from nystrom_lab.data.lra.texts.reviews import Text
-from nystrom_lab.data.store.header import HEADER, SPLITS
 from nystrom_lab.data.store.prepared_folder import holds, new_folder
-from nystrom_lab.data.store.token_files import gather, open_split, write_split
+from nystrom_lab.data.store.token_files import HEADER, SPLITS, gather, open_split, write_split
 
 KILLED = """
 import os, signal, sys

@@ -5,9 +5,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from nystrom_lab.data.store.header import HEADER, SPLITS, read_facts
 from nystrom_lab.data.store.prepared_folder import holds, new_folder, verify
-from nystrom_lab.data.store.token_files import gather, open_members, open_split, write_split
+from nystrom_lab.data.store.token_files import HEADER, SPLITS, gather, open_members, open_split, read_facts, write_split
 
 SETTINGS = {"seed": 0, "train": 2}
 TRAIN = gather([np.array([3, 1, 2], dtype=np.uint8), np.array([5], dtype=np.uint8)], [1, 0])

@@ -3,7 +3,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from nystrom_lab.data.picture_grid import write_grid
+from nystrom_lab.data.show import write_grid
 from nystrom_lab.report.plots.canvas import check_figure, figure_of, save_figure
 from nystrom_lab.report.plots.mark import check_free
 

@@ -13,7 +13,7 @@ from nystrom_lab.studies.arena.paper_tables import STUDIES
 from nystrom_lab.studies.reproduce.run import check_study, run_study
 from nystrom_lab.studies.reproduce.study import Setting
 from nystrom_lab.training.presets import DEPARTURES, DRAWN_BY_SEGMENTS
-from nystrom_lab.training.run.folder import RunFolder
+from nystrom_lab.training.run_folder import RunFolder
 
 NYSTROMFORMER, SKYFORMER = STUDIES["nystromformer-table-3"], STUDIES["skyformer-table-1"]
 

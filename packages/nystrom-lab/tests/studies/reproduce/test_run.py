@@ -11,7 +11,7 @@ from nystrom_lab.report.table import Table
 from nystrom_lab.studies.reproduce.catalogue import CATALOGUE, find_study
 from nystrom_lab.studies.reproduce.run import Job, check_setting, draw_study, folder_of, run_study
 from nystrom_lab.studies.reproduce.study import Part, Plan, Setting, Study
-from nystrom_lab.training.grid.alone import alone
+from nystrom_lab.training.run_folder import alone
 
 NAME = "complexity"
 

@@ -7,7 +7,7 @@ import pytest
 
 from nystrom_lab.measure.rows import append_rows, new_row, read_rows
 from nystrom_lab.studies.training.runs import CHILD, Training, train
-from nystrom_lab.training.run.folder import RunFolder
+from nystrom_lab.training.run_folder import RunFolder
 
 ROWS = [(f"{'good' if i % 2 else 'bad'} {'the ' * (i % 12)}", i % 2) for i in range(24)]
 

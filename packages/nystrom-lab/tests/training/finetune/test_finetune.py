@@ -23,10 +23,10 @@ from nystrom.models import EncoderConfig, EncoderForSequenceClassification
 from nystrom.whole_files import NotWritten
 from nystrom_lab.cli.main import main
 from nystrom_lab.measure.rows import read_rows
-from nystrom_lab.training.finetune import inference
-from nystrom_lab.training.finetune.predict import predict
-from nystrom_lab.training.finetune.saved import SavedClassifier
-from nystrom_lab.training.run.run_trainer import RunTrainer
+from nystrom_lab.training.finetune import finetune as finetune_module
+from nystrom_lab.training.finetune.predict import SavedClassifier, predict
+from nystrom_lab.training.finetune.results import write_predictions
+from nystrom_lab.training.run_trainer import RunTrainer
 
 
 def table(path, delimiter="\t"):
@@ -117,42 +117,20 @@ def test_an_interrupted_run_ends_as_an_unbroken_one(whole, tuned, tmp_path, monk
     assert_equal_runs(tuned(tmp_path / "run", resume=True), whole)
 
 
-def full_disk(*given, **named):
-    raise OSError(errno.ENOSPC, "No space left on device")
+def test_a_run_that_ended_while_it_was_scored_is_scored_again(whole, tuned, tmp_path, monkeypatch):
+    def full_disk(path, *given):
+        if path.name.startswith("submission"):
+            raise OSError(errno.ENOSPC, "No space left on device")
+        write_predictions(path, *given)
 
-
-def test_an_interrupted_scoring_goes_on_where_it_was(whole, tuned, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(inference, "_BETWEEN", 0.0)
-    inner, run, scored = inference._write, tmp_path / "run", []
-
-    def write(kept, *given):
-        inner(kept, *given)
-        if kept.name.startswith("submission"):
-            raise KeyboardInterrupt
-
+    run = tmp_path / "run"
     with monkeypatch.context() as patch:
-        patch.setattr(inference, "_write", write)
-        with pytest.raises(KeyboardInterrupt):
-            tuned(run)
-    kept = next((run / "predictions").glob("submission-step*.safetensors"))
-    assert len(load_file(kept)["logits"]) == 8
-    before = kept.read_bytes()
-    with monkeypatch.context() as patch:
-        patch.setattr(inference, "save_file", full_disk)
-        kept.unlink()
+        patch.setattr(finetune_module, "write_predictions", full_disk)
         with pytest.raises(
-            NotWritten, match=r"safetensors cannot be written \(No space left.*the same command again, .* with --resume"
+            NotWritten, match=r"submission.tsv cannot be written \(No space left.*continue with --resume"
         ):
-            tuned(run, resume=True)
-    kept.write_bytes(before)
-    capsys.readouterr()
-    with monkeypatch.context() as patch:
-        patch.setattr(inference, "_write", lambda kept, parts, _: scored.append((kept.name[:10], sum(map(len, parts)))))
-        tuned(run, resume=True)
-    assert "is skipped" not in capsys.readouterr().err
-    # Only the last two texts of ten.
-    assert scored == [("submission", 10)]
-    assert not list((run / "predictions").glob("*.safetensors"))
+            tuned(run)
+    tuned(run, resume=True)
     assert_equal_runs(run, whole)
 
 
@@ -186,7 +164,7 @@ import os, signal, sys
 from pathlib import Path
 from nystrom_lab.cli.main import main
 import torch
-from nystrom_lab.training.run.run_trainer import RunTrainer
+from nystrom_lab.training.run_trainer import RunTrainer
 torch.set_num_threads(int(sys.argv.pop()))
 inner = RunTrainer.training_step
 def training_step(self, *given):

@@ -6,7 +6,7 @@ import scipy.special
 import scipy.stats
 import sklearn.metrics
 
-from nystrom_lab.training.finetune.scores import probabilities, scores
+from nystrom_lab.training.finetune.results import probabilities, scores
 
 RNG = np.random.default_rng(0)
 

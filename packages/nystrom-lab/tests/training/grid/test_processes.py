@@ -8,8 +8,7 @@ import pytest
 import torch
 
 from nystrom_lab.training.grid.child import OUT_OF_MEMORY, exit_code
-from nystrom_lab.training.grid.processes import Grid
-from nystrom_lab.training.grid.runs import Run
+from nystrom_lab.training.grid.processes import Grid, Run
 from nystrom_lab.training.hardware import visible_gpus
 
 # Writes its GPUs to a file, and exits with the next code that it is given.

@@ -24,9 +24,7 @@ from nystrom_lab.config import Slurm, TrainOptions
 from nystrom_lab.data.lra.listops.task import prepare_listops
 from nystrom_lab.measure.rows import read_rows
 from nystrom_lab.report.lra.tables import lra_lines
-from nystrom_lab.training.grid.run_grid import run_grid
-from nystrom_lab.training.grid.runs import Planned, run_of
-from nystrom_lab.training.grid.status import status_lines
+from nystrom_lab.training.grid.run_grid import run_grid, run_of, status_lines
 from nystrom_lab.training.run_settings import settle
 from nystrom_lab.training.train import train
 
@@ -94,7 +92,7 @@ def test_a_grid_leaves_rows_of_each_run_in_one_table(whole):
 @pytest.mark.slow
 def test_a_grid_compiles_where_it_is_asked_to(grid, whole, monkeypatch):
     asked = []
-    monkeypatch.setattr("nystrom_lab.training.additions.compiling.check_compiler", asked.append)
+    monkeypatch.setattr("nystrom_lab.training.compiling.check_compiler", asked.append)
     with pytest.raises(ValueError, match="compile is True but was False"):
         grid(whole, compile=True)
     assert asked == ["cpu"]
@@ -114,7 +112,7 @@ def test_a_run_is_given_all_that_a_training_takes(tmp_path):
             compile=True,
         )
     )
-    arguments = run_of(tmp_path, Planned("one", settings), Path("data"), threads=1).arguments
+    arguments = run_of(tmp_path, "one", settings, Path("data"), threads=1).arguments
     # The child resumes a run if there is one; a grid takes prepared data, and its rows are accuracies of a test.
     left_out = {"resume", "text_field", "label_field", "pair_field", "mask_share"}
     left_out |= {"context_parallel", "timeout"}

@@ -12,8 +12,8 @@ import pytest
 
 from nystrom_lab.config import NO_SLURM, Slurm
 from nystrom_lab.training.grid import slurm as slurm_module
+from nystrom_lab.training.grid.run_grid import status_lines
 from nystrom_lab.training.grid.slurm import PRIVATE, Jobs, Work, alive_jobs, jobs_of, queue
-from nystrom_lab.training.grid.status import status_lines
 
 pytest.importorskip("submitit")
 

@@ -6,8 +6,7 @@ import pytest
 from transformers import BertConfig
 
 from nystrom_lab.config import PretrainOptions
-from nystrom_lab.training.pretrain.presets import PRETRAINING, find_pretraining
-from nystrom_lab.training.pretrain.pretrain_settings import settle
+from nystrom_lab.training.pretrain.pretrain_settings import PRETRAINING, find_pretraining, settle
 from nystrom_lab.training.start import StartModel
 
 

@@ -13,7 +13,7 @@ from nystrom.models.heads.language import EncoderForPreTraining
 from nystrom_lab.data.language.mlm_sop.dataset import MlmSop
 from nystrom_lab.data.language.tokenizer import load_tokenizer
 from nystrom_lab.measure.rows import read_rows
-from nystrom_lab.training.additions import compiling
+from nystrom_lab.training import compiling
 from nystrom_lab.training.pretrain.pretrain import evaluate_mlm_sop, pretrain
 
 

@@ -7,7 +7,7 @@ with a scale s in [0.9, 1.1] and shifts $d_r, d_c$ of at most a tenth of the sid
 are interpolated linearly, and the border is extended. **Pathfinder's lines** are mirrored both ways, each with
 probability 1/2: to them a scale would change the width of a line.
 
-ListOps has `nystrom_lab.data.lra.listops.shuffle`. Pictures are two-dimensional here; the model still sees
+ListOps has `nystrom_lab.data.lra.listops.expressions`. Pictures are two-dimensional here; the model still sees
 a sequence.
 
 Source: the crops, flips, shifts and scales of arXiv:2501.14850.

@@ -1,10 +1,12 @@
-"""The five tasks of the Long Range Arena and their published sizes; needs the standard library only.
+"""The five tasks of the Long Range Arena, their published sizes and files; needs the standard library only.
 
 Source: Tay et al. (2021), arXiv:2011.04006, and the data sets it publishes. Text and Retrieval are cut at 4,000 bytes,
 as the two papers' tables say. The shares that are masked are those of Amos et al. (2023), arXiv:2310.02980.
 """
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,3 +99,36 @@ LRA: dict[str, TaskFacts] = {
         mask_share=0.5,
     ),
 }
+
+
+AROUND = ("", "lra_release", "lra_release/lra_release")
+
+
+def published_files(
+    source: Path, names: Mapping[str, str], *, folder: str, endings: Sequence[str] = ("",)
+) -> dict[str, Path]:
+    """Find the files of a task; empty if there is none of them.
+
+    Args:
+        source: The folder of the files, or the release around it.
+        names: The file of each split.
+        folder: Their folder in the release.
+        endings: What may stand behind a name, such as that of a compressed file.
+
+    Raises:
+        ValueError: Some are missing, or the source is one of them.
+    """
+    if source.is_file() and source.name in names.values():
+        raise ValueError(f"{source} is one of three official files: name their folder, {source.parent}.")
+    for place in (source, *(source / around / folder for around in AROUND)):
+        found = {
+            split: path
+            for split, name in names.items()
+            for path in (place / (name + ending) for ending in endings)
+            if path.is_file()
+        }
+        if missing := [name for split, name in names.items() if found and split not in found]:
+            raise ValueError(f"{place} lacks {', '.join(missing)}: all three official files are needed.")
+        if found:
+            return found
+    return {}

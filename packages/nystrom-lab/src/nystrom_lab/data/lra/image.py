@@ -16,8 +16,8 @@ from pathlib import Path
 import numpy as np
 
 from nystrom_lab.data.sources.cifar_files import CLASSES, SIDE, WHERE_PUBLISHED, find_cifar
-from nystrom_lab.data.store.picture_files import Pictures, PictureSplit, write_pictures
 from nystrom_lab.data.store.prepared_folder import holds, new_folder
+from nystrom_lab.data.store.split import Pictures, PictureSplit, write_pictures
 
 TASK = "image"
 TRAIN, TEST = 50_000, 10_000

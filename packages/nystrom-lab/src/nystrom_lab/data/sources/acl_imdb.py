@@ -18,7 +18,7 @@ from nystrom.progress import Progress
 from nystrom.sums import sha256
 from nystrom_lab.data.sources.source import LabelledSample, Source
 from nystrom_lab.data.sources.unpacking import BROKEN, member_content, open_unpacked, unreadable
-from nystrom_lab.data.store.checksums import sha256_of_files
+from nystrom_lab.data.store.prepared_folder import sha256_of_files
 
 IMDB_COUNTS = {"train": 25_000, "test": 25_000}
 PARTS = tuple(f"{split}/{label}" for split in IMDB_COUNTS for label in ("neg", "pos"))

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from nystrom_lab.data.sources.fields import Wanted, all_as_bytes, find_names
+from nystrom_lab.data.sources.source import Wanted, all_as_bytes, find_names
 
 PARQUET = ".parquet"
 _SPLITS, _STATE, _INFO = "dataset_dict.json", "state.json", "dataset_info.json"

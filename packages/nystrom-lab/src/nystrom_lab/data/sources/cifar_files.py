@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 
 from nystrom.sums import sha256
 from nystrom_lab.data.sources.unpacking import BROKEN, Limit, member_content, open_unpacked
-from nystrom_lab.data.store.picture_files import Pictures
+from nystrom_lab.data.store.split import Pictures
 
 SIDE, COLOURS, CLASSES = 32, 3, 10
 FOLDER, ARCHIVE = "cifar-10-batches-bin", "cifar-10-binary.tar.gz"

@@ -25,9 +25,8 @@ from nystrom_lab.data.sources.arrow_files import (
     saved_parts,
 )
 from nystrom_lab.data.sources.documents import TITLE, TextPiece, pieces_of_lines, pieces_of_text, read_documents
-from nystrom_lab.data.sources.fields import Wanted
 from nystrom_lab.data.sources.row_files import endings, is_row_file, plain_name, read_fields
-from nystrom_lab.data.sources.source import Source
+from nystrom_lab.data.sources.source import Source, Wanted
 
 TEXT_FILES = (".txt", ".text", ".raw", ".tokens", ".md")
 TEXT_FIELDS = ("text", "content", "sentence", "review")

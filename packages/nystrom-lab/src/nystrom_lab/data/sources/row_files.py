@@ -27,7 +27,7 @@ from typing import BinaryIO
 
 from nystrom.progress import Progress
 from nystrom_lab.data.sources.arrow_files import PARQUET, SavedPart, arrow_fields, parquet_columns
-from nystrom_lab.data.sources.fields import Wanted, all_as_bytes, find_names, has_field
+from nystrom_lab.data.sources.source import Wanted, all_as_bytes, find_names, has_field
 from nystrom_lab.data.sources.unpacking import BROKEN, open_unpacked, unreadable
 
 PLAIN, COMPRESSED = (".csv", ".tsv", ".jsonl", ".ndjson", ".json"), (".gz", ".xz", ".bz2", ".zst", ".lz4")

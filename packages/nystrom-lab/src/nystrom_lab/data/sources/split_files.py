@@ -23,7 +23,6 @@ from nystrom_lab.data.sources.arrow_files import (
     is_saved_dataset,
     saved_parts,
 )
-from nystrom_lab.data.sources.fields import Wanted
 from nystrom_lab.data.sources.row_files import (
     RowsPart,
     endings,
@@ -33,9 +32,9 @@ from nystrom_lab.data.sources.row_files import (
     plain_name,
     read_fields,
 )
-from nystrom_lab.data.sources.source import LabelledSample, Source
-from nystrom_lab.data.store.checksums import sha256_of_files, sha256_of_splits
-from nystrom_lab.data.store.header import SPLITS as OF_ARENA
+from nystrom_lab.data.sources.source import LabelledSample, Source, Wanted
+from nystrom_lab.data.store.prepared_folder import sha256_of_files, sha256_of_splits
+from nystrom_lab.data.store.token_files import SPLITS as OF_ARENA
 
 SPLITS = ("train", "validation", "validation_mismatched", "test", "test_mismatched")
 _NAMES = {"train": "train", "test": "test"} | dict.fromkeys(("val", "valid", "validation", "dev", "eval"), "validation")

@@ -1,7 +1,8 @@
-"""Prepared folders: check for one, create it, and compare its checksums."""
+"""Prepared folders: check for one, create it, and compare its checksums; and the checksums of what they are made of."""
 
+import hashlib
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
@@ -9,8 +10,16 @@ from typing import Any
 from nystrom.progress import Progress
 from nystrom.sums import sha256
 from nystrom.whole_files import NO_SPACE
-from nystrom_lab.data.store.header import HEADER, SPLITS, DataSettings, damaged, read_header, write_header
-from nystrom_lab.data.store.token_files import describe_splits, open_split
+from nystrom_lab.data.store.token_files import (
+    HEADER,
+    SPLITS,
+    DataSettings,
+    damaged,
+    describe_splits,
+    open_split,
+    read_header,
+    write_header,
+)
 from nystrom_lab.whole_folders import partial_folder, remove_leftovers
 
 
@@ -149,3 +158,34 @@ def _problem(path: Path, wanted: Mapping[str, Any]) -> str | None:
     if (came := sha256(path)) != wanted["sha256"]:
         return f"has SHA-256 {came} instead of {wanted['sha256']}"
     return None
+
+
+def sha256_of_splits(files: Mapping[str, Path], *, progress: bool = False) -> dict[str, str]:
+    """Hash the file of each split.
+
+    Args:
+        files: File of each split.
+        progress: Say how far it is.
+
+    Raises:
+        ValueError: Two splits have the same file, or files with the same content.
+    """
+    known: dict[str, str] = {}
+    for split, path in Progress("checksums", len(files), unit="files", shown=progress).over(files.items()):
+        if (same := known.setdefault(sha256(path), split)) != split:
+            raise ValueError(
+                f"{files[same]} and {path} are the same file, so {same} and {split} would hold the same samples: put"
+                " the right one in place, or leave one out where a split may be missing."
+            )
+    return {split: digest for digest, split in known.items()}
+
+
+def sha256_of_files(folder: Path, paths: Sequence[Path], *, progress: bool = False) -> str:
+    """Digest the names, within a folder, and the contents of files, and say how far it is."""
+    digest = hashlib.sha256()
+    what = f"{folder.name}, checksums"
+    for path in Progress(what, len(paths), unit="files", shown=progress).over(paths):
+        digest.update(f"{path.relative_to(folder).as_posix()}\n{path.stat().st_size}\n".encode())
+        with path.open("rb", buffering=0) as file:
+            hashlib.file_digest(file, lambda: digest)
+    return digest.hexdigest()

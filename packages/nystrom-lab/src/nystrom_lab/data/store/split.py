@@ -1,15 +1,15 @@
-"""One split of a prepared folder: the interface of all tasks' data for training."""
+"""One split of a prepared folder: the interface of all tasks' data for training, for tokens, texts and pictures."""
 
-from collections.abc import Sequence
+import math
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from nystrom_lab.data.store.header import HEADER, damaged, read_facts
 from nystrom_lab.data.store.prepared_folder import verify
-from nystrom_lab.data.store.token_files import open_split
+from nystrom_lab.data.store.token_files import HEADER, damaged, open_split, read_facts, write_pieces
 
 
 class Split:
@@ -109,3 +109,63 @@ class ByteSplit(Split):
 
     def _tokens(self, number: int) -> NDArray[np.int16]:
         return self._sequence(number).astype(np.int16) + np.int16(1)
+
+
+class Pictures(NamedTuple):
+    """Some pictures.
+
+    Attributes:
+        pixels: Picture, row, column.
+        labels: Class of each.
+    """
+
+    pixels: NDArray[np.uint8]
+    labels: NDArray[np.uint8]
+
+
+class PictureSplit(Split):
+    """One split of pictures of one size."""
+
+    vocab_size: ClassVar[int] = 256
+
+    def __init__(self, folder: Path, split: str):
+        super().__init__(folder, split)
+        pixels = int(self.lengths.max(initial=0))
+        self._side = math.isqrt(pixels)
+        if (self.lengths != pixels).any() or self._side**2 != pixels:
+            path = self.folder / f"{split}_offsets.npy"
+            raise damaged(path, f"holds {self.task} samples that are not squares of one size", self.task)
+
+        # A row each, which is read faster than by offsets.
+        self._pictures = self._samples.tokens.reshape(len(self), pixels)
+
+    def picture(self, index: int) -> NDArray[np.uint8]:
+        """A sample as rows and columns."""
+        return self[index]["input_ids"].reshape(self._side, self._side)
+
+    def _input_ids(self, index: int) -> NDArray[np.uint8]:
+        return self._pictures[index].copy()
+
+
+def write_pictures(folder: Path, split: str, parts: Iterable[Pictures], *, count: int, side: int) -> None:
+    """Write one split into a folder of `new_folder`, part by part.
+
+    Args:
+        folder: The folder.
+        split: One of train, val and test.
+        parts: Pictures; `count` of them in all.
+        count: How many there are.
+        side: Their rows and columns.
+    """
+    labels = np.zeros(count, dtype=np.uint8)
+
+    def pixels() -> Iterator[NDArray[Any]]:
+        start = 0
+        for part in parts:
+            assert part.pixels.shape == (len(part.labels), side, side)
+            labels[start : start + len(part.labels)] = part.labels
+            start += len(part.labels)
+            yield part.pixels
+
+    # The tokens are written first, and fill in the labels.
+    write_pieces(folder, split, pixels(), np.arange(count + 1, dtype=np.int64) * side * side, labels)

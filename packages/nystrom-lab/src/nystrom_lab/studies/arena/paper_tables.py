@@ -45,7 +45,7 @@ from nystrom_lab.report.table import Table
 from nystrom_lab.studies.arena.beside_paper import Ran, differs_from_paper, what_ran
 from nystrom_lab.studies.reproduce.known import estimate, is_competitive, most
 from nystrom_lab.studies.reproduce.study import Part, Plan, Setting, Study
-from nystrom_lab.training.run.folder import RunFolder
+from nystrom_lab.training.run_folder import RunFolder
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

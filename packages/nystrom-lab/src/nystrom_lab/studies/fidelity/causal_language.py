@@ -42,7 +42,7 @@ from transformers import AttentionInterface, AttentionMaskInterface, LlamaConfig
 from nystrom.attention.methods.near_far import near_far_attention
 from nystrom.attention.options import near_far_sizes
 from nystrom.progress import Progress
-from nystrom_lab.data.language.prose import read_prose
+from nystrom_lab.data.language.encoder_texts import read_prose
 from nystrom_lab.measure.rows import Row, cpu_name, new_row
 from nystrom_lab.report.table import Table
 from nystrom_lab.studies.fidelity.beside_exact import PASSES, Attention, time_passes
@@ -50,7 +50,7 @@ from nystrom_lab.studies.reproduce.declared import Claim, Found, Lines, Pivot, b
 from nystrom_lab.studies.reproduce.known import most, quartiles_of
 from nystrom_lab.studies.reproduce.spread import difference_row, spread_row
 from nystrom_lab.studies.reproduce.study import Part, Plan, Setting, beside_none
-from nystrom_lab.training.run.progress import no_file_bars
+from nystrom_lab.training.run_progress import no_file_bars
 
 EXACT, OURS, WINDOW, HEAVY = "softmax", "near_far", "window + sinks", "heavy hitters"
 LOSS, MORE, BETWEEN, FOUND = "loss", "loss - exact", "loss - near_far", "needles found"

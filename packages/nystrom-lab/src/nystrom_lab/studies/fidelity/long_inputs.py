@@ -54,7 +54,7 @@ from nystrom_lab.studies.reproduce.known import Known, mean_of, most, quartiles_
 from nystrom_lab.studies.reproduce.rules import all_within
 from nystrom_lab.studies.reproduce.spread import spread_row
 from nystrom_lab.studies.reproduce.study import Part, Plan, Setting, beside_none
-from nystrom_lab.training.run.progress import no_file_bars
+from nystrom_lab.training.run_progress import no_file_bars
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

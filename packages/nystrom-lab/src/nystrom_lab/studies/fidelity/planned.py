@@ -42,7 +42,7 @@ from nystrom_lab.studies.reproduce.known import is_competitive, most, quartiles_
 from nystrom_lab.studies.reproduce.rules import all_within
 from nystrom_lab.studies.reproduce.study import Part, Plan, Setting, beside_none
 from nystrom_lab.training.results import wilson
-from nystrom_lab.training.run.progress import no_file_bars
+from nystrom_lab.training.run_progress import no_file_bars
 
 EXACT = "softmax"
 METHODS = (EXACT, "nystrom-64", "near_far")

@@ -29,11 +29,10 @@ from nystrom.models.configuration import EncoderConfig
 from nystrom.models.files.json_object import read_json
 from nystrom.models.files.loading import check_shapes, check_weights, report_held
 from nystrom.models.positions import Lengthening
-from nystrom_lab.data.language.encoder_texts import Prose, check_encoder, tokens_of, windows_of
-from nystrom_lab.data.language.prose import read_prose
+from nystrom_lab.data.language.encoder_texts import Prose, check_encoder, read_prose, tokens_of, windows_of
 from nystrom_lab.data.language.tokenizer import load_tokenizer
 from nystrom_lab.studies.reproduce.study import Setting
-from nystrom_lab.training.run.progress import no_file_bars
+from nystrom_lab.training.run_progress import no_file_bars
 
 Weights = Literal["pretrained", "initialised"]
 

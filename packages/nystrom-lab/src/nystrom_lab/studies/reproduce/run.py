@@ -23,7 +23,7 @@ from nystrom_lab.report.plots.canvas import house_style, save_figure
 from nystrom_lab.report.summary import Summary, provenance_of, write_summary
 from nystrom_lab.studies.reproduce.catalogue import find_study
 from nystrom_lab.studies.reproduce.study import Plan, Setting, Study
-from nystrom_lab.training.grid.alone import alone
+from nystrom_lab.training.run_folder import alone
 
 SETTING, ROWS, SECONDS = "setting.json", "rows.csv", "seconds.json"
 

@@ -15,10 +15,11 @@ from torch import Tensor
 
 from nystrom_lab.config import TrainOptions
 from nystrom_lab.data.lra.facts import LRA
-from nystrom_lab.data.store.header import HEADER
-from nystrom_lab.training.data.tasks import LabelledSplit, Model, find_task
+from nystrom_lab.data.store.split import Split
+from nystrom_lab.data.store.token_files import HEADER
 from nystrom_lab.training.presets import DataSizes, Preset, find_preset
 from nystrom_lab.training.run_settings import settle
+from nystrom_lab.training.tasks import Model, find_task
 
 Batch = dict[str, Tensor]
 PRESET = "skyformer"
@@ -44,7 +45,7 @@ class ArenaTask:
         drawn = f"drawn, to {self.sizes.max_length} tokens"
         return f"{self.task} ({drawn if self.folder is None else self.folder.name})"
 
-    def open(self, split: str, study: Path) -> LabelledSplit:
+    def open(self, split: str, study: Path) -> Split:
         """Open a split, which is generated first if it has to be.
 
         Args:
@@ -135,7 +136,7 @@ def new_optimizer(model: Model, preset: Preset, learning_rate: float) -> torch.o
     )
 
 
-def random_batches(source: ArenaTask, split: LabelledSplit, *, batch: int, count: int, seed: int) -> Iterator[Batch]:
+def random_batches(source: ArenaTask, split: Split, *, batch: int, count: int, seed: int) -> Iterator[Batch]:
     """Batches of samples in random order; no sample comes again before all have come.
 
     Args:

@@ -49,8 +49,8 @@ from nystrom_lab.studies.stability.arena import (
     random_batches,
     sources_text,
 )
-from nystrom_lab.training.data.tasks import Model
 from nystrom_lab.training.presets import DRAWN_BY_SEGMENTS, DataSizes
+from nystrom_lab.training.tasks import Model
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

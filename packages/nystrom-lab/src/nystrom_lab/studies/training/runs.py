@@ -19,7 +19,7 @@ import torch
 
 from nystrom_lab.measure.rows import read_rows
 from nystrom_lab.training.grid.child import end_with_parent, exit_code
-from nystrom_lab.training.run.folder import RunFolder
+from nystrom_lab.training.run_folder import RunFolder
 
 CHILD = (sys.executable, "-m", "nystrom_lab.studies.training.runs")
 # The file that a search over settings keeps beside its trials.

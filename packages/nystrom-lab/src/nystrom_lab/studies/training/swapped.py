@@ -13,8 +13,8 @@ from nystrom_lab.measure.rows import Row, cpu_name, new_row
 from nystrom_lab.training.finetune.classifier import find_classifier, make_classifier, takes_segments
 from nystrom_lab.training.finetune.encoding import EncodedSplit, collator, padding_of
 from nystrom_lab.training.finetune.finetune_settings import BATCH_SIZE, MAX_LENGTH
-from nystrom_lab.training.finetune.inference import forget_kept, logits_of
-from nystrom_lab.training.finetune.scores import predicted, scores
+from nystrom_lab.training.finetune.inference import logits_of
+from nystrom_lab.training.finetune.results import predicted, scores
 from nystrom_lab.training.results import wilson
 
 
@@ -23,13 +23,12 @@ def swapped_rows(
 ) -> Iterable[Row]:
     """Score a model with each method in turn, without any training.
 
-    An interrupted scoring continues in the middle of the texts. The rows hold the task's metrics on the test texts, or
+    The rows hold the task's metrics on the test texts, or
     on the validation texts where the test labels are not published, and the share of predictions that differ from those
     of the first method.
 
     Args:
-        best: Folder of the model, inside that of its run, as a fine-tuning leaves it; the run keeps the logits of each
-            method until all have been scored.
+        best: Folder of the model, as a fine-tuning leaves it.
         task: Its task.
         data: The files of the task.
         methods: Methods by their names with sizes, the model's own first.
@@ -43,7 +42,6 @@ def swapped_rows(
     which = "test" if "test" in found.splits else "validation"
     texts, first = found.splits[which], None
     split: EncodedSplit | None = None
-    kept: list[Path] = []
     for method in methods:
         attention, options = read_method(method)
         start = find_classifier(str(best), attention=attention, options=options)
@@ -52,10 +50,7 @@ def swapped_rows(
             segments = start.segments and takes_segments(model) and texts.pairs is not None
             split = EncodedSplit(texts, start.tokenizer, max_length=MAX_LENGTH, segments=segments)
         collate = collator(padding_of(start.tokenizer))
-        kept.append(best.parent / "predictions" / f"{which}-{method}.safetensors")
-        logits = logits_of(
-            model, split, collate, batch_size=BATCH_SIZE, device="cpu", precision=precision, kept=kept[-1]
-        )
+        logits = logits_of(model, split, collate, batch_size=BATCH_SIZE, device="cpu", precision=precision)
         guess = predicted(logits, classes=found.classes is not None)
         first = guess if first is None else first
         shared: dict[str, Any] = {
@@ -70,5 +65,3 @@ def swapped_rows(
             yield new_row(quantity=f"{which} {metric}", value=results[metric], low=low, high=high, **shared)
         changed = float(np.mean(guess != first))
         yield new_row(quantity=f"{which} predictions that change", value=changed, **shared)
-    for file in kept:
-        forget_kept(file)

@@ -30,7 +30,7 @@ from nystrom.models.files.published import PUBLISHED_TYPE
 from nystrom_lab.data.language.encoder_texts import check_encoder
 from nystrom_lab.data.language.tokenizer import load_tokenizer
 from nystrom_lab.training.finetune.finetune_settings import model_name
-from nystrom_lab.training.run.progress import no_load_report
+from nystrom_lab.training.run_progress import no_load_report
 from nystrom_lab.training.start import OWN_TYPES, StartModel, find_start, model_type
 
 EXACT = "softmax"

@@ -10,7 +10,7 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from nystrom_lab.data.language.labelled.splits import TextSplit
-from nystrom_lab.training.data.batches import rounded
+from nystrom_lab.training.batches import rounded
 
 _AT_ONCE = 1000
 

@@ -31,7 +31,7 @@ def train_run(arguments: Mapping[str, Any]) -> None:
     Args:
         arguments: Arguments of `nystrom_lab.training.train.train`, as JSON values.
     """
-    from nystrom_lab.training.run.folder import RunFolder
+    from nystrom_lab.training.run_folder import RunFolder
     from nystrom_lab.training.train import train
 
     run = RunFolder(Path(arguments["to"]))

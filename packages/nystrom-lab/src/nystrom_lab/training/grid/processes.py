@@ -12,7 +12,7 @@ import subprocess
 import sys
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
@@ -22,11 +22,23 @@ import psutil
 from nystrom.progress import Progress
 from nystrom.whole_files import check_no_link
 from nystrom_lab.training.grid.child import OUT_OF_MEMORY
-from nystrom_lab.training.grid.runs import Run
 from nystrom_lab.training.grid.table import last_line, peak_memory, result_of, write_table
-from nystrom_lab.training.run.folder import RunFolder
+from nystrom_lab.training.run_folder import RunFolder
 
 CHILD = (sys.executable, "-m", "nystrom_lab.training.grid.child")
+
+
+@dataclass(frozen=True)
+class Run:
+    """One run of the grid.
+
+    Attributes:
+        name: Name of its folder.
+        arguments: Arguments of `nystrom_lab.training.train.train`, as JSON values.
+    """
+
+    name: str
+    arguments: Mapping[str, object]
 
 
 @dataclass(frozen=True)

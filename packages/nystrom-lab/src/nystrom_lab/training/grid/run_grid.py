@@ -1,6 +1,6 @@
 """The grid of the Long Range Arena: one run for each task, method and seed, several in parallel.
 
-    FOLDER/TASK-METHOD-PRESET-seedSEED/       the run, see `nystrom_lab.training.run.folder`
+    FOLDER/TASK-METHOD-PRESET-seedSEED/       the run, see `nystrom_lab.training.run_folder`
     FOLDER/TASK-METHOD-PRESET-seedSEED.log    output of its process
     FOLDER/lra.csv                            the rows of all runs that were finished here
 
@@ -14,10 +14,11 @@ keeps those of runs whose folders were moved away.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from functools import partial
 from itertools import product
 from pathlib import Path
+from shutil import which
 from typing import Any, Literal
 
 from nystrom.attention.method_names import NO_ATTENTION, read_method
@@ -26,21 +27,21 @@ from nystrom.command_options import taking
 from nystrom_lab.config import NO_SLURM, Arena, Device, Machine, Slurm, TrainOptions, Where
 from nystrom_lab.data.lra.facts import LRA
 from nystrom_lab.measure.rows import check_rows, cores
-from nystrom_lab.training.grid.alone import alone
 from nystrom_lab.training.grid.child import train_run
-from nystrom_lab.training.grid.processes import Failure, Grid
-from nystrom_lab.training.grid.runs import Planned, Run, run_name, run_of
-from nystrom_lab.training.grid.slurm import Jobs, Work, check_no_jobs
-from nystrom_lab.training.grid.table import TABLE, result_of, write_table
+from nystrom_lab.training.grid.processes import Failure, Grid, Run
+from nystrom_lab.training.grid.slurm import Jobs, Work, check_no_jobs, jobs_of, queue
+from nystrom_lab.training.grid.table import TABLE, last_line, result_of, write_table
 from nystrom_lab.training.hardware import processes, usable_device, visible_gpus
-from nystrom_lab.training.lengths import data_positions, lengthened
 from nystrom_lab.training.presets import Preset, find_preset
-from nystrom_lab.training.run.folder import RunFolder
-from nystrom_lab.training.run_settings import settle
+from nystrom_lab.training.run_folder import RunFolder, alone
+from nystrom_lab.training.run_settings import Settings, data_positions, lengthened, settle
+from nystrom_lab.training.study import SEARCH, STUDY, TRIALS, ended_trials, open_study, outcome
 
 PresetName = Literal[
     "nystromformer", "nystromformer-1000", "skyformer", "skyformer-1000", "modern", "modern-small", "demo"
 ]
+# A task's preset, its data, and the settings of its runs by name.
+Plan = tuple[Preset, Path, dict[str, Settings]]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -132,22 +133,22 @@ def run_grid(asked: GridOptions) -> list[Failure]:
     data = Path(asked.data).resolve() if on == "slurm" else Path(asked.data)
     start, model, max_length = None, asked.model, asked.max_length
     if model is not None:
-        from nystrom_lab.training.encoder_start import find_encoder
+        from nystrom_lab.training.start import find_encoder
 
         start = find_encoder(Path(model).resolve() if on == "slurm" else Path(model))
     named = asked.preset or (start and start.preset) or "nystromformer"
     cluster = Jobs(to, slurm, cpus=threads, at_once=jobs) if on == "slurm" else None
     usable: Device = usable_device(asked.device) if cluster is None else slurm.device(asked.device, asked.precision)  # pyright: ignore[reportAssignmentType]
-    plans: list[tuple[Preset, Path, list[Planned]]] = []
+    plans: list[Plan] = []
     for task in asked.tasks:
         base = find_preset(task, named) if max_length is None else lengthened(find_preset(task, named), max_length)
         folder = data / base.data.folder
         longest = data_positions(base, folder) if max_length is None else max_length
-        planned = []
+        planned = {}
         for method, seed in product(asked.methods, asked.seeds):
             training = asked.training(task, named, method, seed=seed, device=usable)
             settings = settle(training, positions=longest, start=start, elsewhere=cluster is not None)
-            planned.append(Planned(run_name(task, method, named, seed, model, max_length), settings))
+            planned[run_name(task, method, named, seed, model, max_length)] = settings
         plans.append((base, folder, planned))
     with alone(to, "`nystrom lra run`"):
         check_rows(to / TABLE)
@@ -155,9 +156,9 @@ def run_grid(asked: GridOptions) -> list[Failure]:
             check_no_jobs(to)
         _prepare(to, plans, check_compile=asked.compile and usable == "cpu" and cluster is None)
         runs = [
-            run_of(to, each, folder, threads=threads, max_length=max_length)
+            run_of(to, name, settings, folder, threads=threads, max_length=max_length)
             for _, folder, planned in plans
-            for each in planned
+            for name, settings in planned.items()
         ]
         if cluster is not None:
             return _train_in_jobs(cluster, runs)
@@ -186,10 +187,10 @@ def train_and_tabulate(to: str, arguments: Mapping[str, object]) -> None:
     write_table(Path(to))
 
 
-def _prepare(to: Path, plans: Sequence[tuple[Preset, Path, list[Planned]]], *, check_compile: bool) -> None:
+def _prepare(to: Path, plans: Sequence[Plan], *, check_compile: bool) -> None:
     """Prepare the data that can be generated, and check them and the runs already started."""
-    from nystrom_lab.training.additions.compiling import check_compiler
-    from nystrom_lab.training.data.tasks import find_task, prepare_if_missing
+    from nystrom_lab.training.compiling import check_compiler
+    from nystrom_lab.training.tasks import find_task, prepare_if_missing
 
     # An accelerator is left to the processes of the runs, the first of which reports what it cannot compile.
     if check_compile:
@@ -200,15 +201,68 @@ def _prepare(to: Path, plans: Sequence[tuple[Preset, Path, list[Planned]]], *, c
         _check(to, planned, folder)
 
 
-def _check(to: Path, planned: Sequence[Planned], data: Path) -> None:
+def _check(to: Path, planned: Mapping[str, Settings], data: Path) -> None:
     """Check that the data can be trained on, and that runs already started have these settings and data."""
-    from nystrom_lab.training.data.tasks import fingerprint, open_splits
+    from nystrom_lab.training.tasks import fingerprint, open_splits
 
-    first = planned[0].settings
+    first = next(iter(planned.values()))
     splits = open_splits(first.task, data, positions=first.longest, batch_size=first.batch_size)
     digest = fingerprint(splits, data)
-    for name, settings in planned:
+    for name, settings in planned.items():
         run = RunFolder(to / name)
         if run.is_started:
             run.check_settings(settings)
             run.check_data(digest)
+
+
+def run_name(task: str, method: str, preset: str, seed: int, model: Path | None, max_length: int | None) -> str:
+    """The name of a run's folder, which shows a starting encoder or a length other than the preset's."""
+    parts = [task, method, preset, *(["pretrained"] if model else []), *([str(max_length)] if max_length else [])]
+    return "-".join([*parts, f"seed{seed}"])
+
+
+def run_of(to: Path, name: str, planned: Settings, data: Path, *, threads: int, max_length: int | None = None) -> Run:
+    """A run with all arguments of `train`."""
+    settings = replace(planned, threads=threads, data=data, to=to / name, max_length=max_length)
+    # The child resumes as its folder says; a grid takes prepared data, and its rows are accuracies of a test.
+    others = {"resume", "timeout", "context_parallel", "mask_share", *settings.columns()}
+    arguments = {
+        entry.name: str(value) if isinstance(value := getattr(settings, entry.name), Path) else value
+        for entry in fields(TrainOptions)
+        if entry.name not in others
+    }
+    method = {"options": dict(settings.options), "conv_kernel_size": settings.conv_kernel_size or 0}
+    return Run(name, arguments | method)
+
+
+def status_lines(to: Path) -> list[str]:
+    """A line for each run in a folder: its result, or its last checkpoint, job and last line of output.
+
+    Raises:
+        ValueError: The folder holds no runs, or SLURM does not answer.
+    """
+    jobs = jobs_of(to)
+    ended = ended_trials(open_study(to)) if (to / STUDY).is_file() else {}
+    results = {f"{TRIALS}/{name}": outcome(trial) for name, trial in ended.items()}
+    folders = [path for folder in (to, to / TRIALS) if folder.is_dir() for path in folder.iterdir()]
+    started = {str(path.relative_to(to)) for path in folders if RunFolder(path).is_started}
+    names = sorted({*jobs, *results, *started} - {SEARCH})
+    if not names:
+        raise ValueError(
+            f"{to} holds no runs: name the folder that `nystrom lra run` or `nystrom finetune --search` wrote to."
+        )
+    states = queue(to) if jobs and which("squeue") else {}
+    lines, done = [], 0
+    for name in [*names, *({SEARCH} & jobs.keys())]:
+        run, words = RunFolder(to / name), []
+        result = results.get(name) or result_of(run)
+        done += bool(result)
+        if not result and name != SEARCH:
+            step = run.last_step() if run.is_started else None
+            words = [f"step {step} of {run.read()['settings']['steps']}" if step else "no checkpoint yet"]
+        if not result:
+            state = states.get(jobs.get(name, ""), "unknown here")
+            words += [f"job {jobs[name]} {state}"] if name in jobs else []
+            words += [last] if state != "COMPLETED" and (last := last_line(to / f"{name}.log")) else []
+        lines.append(f"{name}: {result or ', '.join(words)}")
+    return [*lines, f"{done} of {len(names)} finished"]

@@ -15,6 +15,7 @@ import json
 import os
 import shutil
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -24,9 +25,9 @@ from typing import Any, NamedTuple
 
 from nystrom.whole_files import check_no_link, write_whole
 from nystrom_lab.config import Slurm
-from nystrom_lab.training.grid.alone import alone
-from nystrom_lab.training.grid.processes import Failure
+from nystrom_lab.training.grid.processes import Failure, open_log
 from nystrom_lab.training.grid.table import last_line
+from nystrom_lab.training.run_folder import alone
 
 PRIVATE = ".slurm"
 # "GONE" is a job that SLURM no longer knows.
@@ -58,6 +59,32 @@ class Work(NamedTuple):
     function: Callable[..., object]
     arguments: Sequence[object]
     result: Callable[[], str]
+
+
+class LoggedCall:
+    """A function of a module, whose output in a job is added to a log.
+
+    submitit catches the signal before preemption or the time limit, and requeues the job with what `checkpoint` gives;
+    the function then continues from its last checkpoint.
+    """
+
+    def __init__(self, function: Callable[..., object], log: Path):
+        # Rows name the command that they come from.
+        self.function, self.log, self.words = function, log, list(sys.argv)
+
+    def __call__(self, *arguments: object) -> None:
+        """Call the function."""
+        with open_log(self.log) as log:
+            for stream in (1, 2):
+                os.dup2(log.fileno(), stream)
+        sys.argv = self.words
+        self.function(*arguments)
+
+    def checkpoint(self, *arguments: object) -> Any:
+        """The same call again."""
+        from submitit.helpers import DelayedSubmission
+
+        return DelayedSubmission(self, *arguments)
 
 
 class Jobs:
@@ -157,8 +184,6 @@ class Jobs:
             check_no_link(self.to / f"{work.name}.log")
         import submitit
         from submitit.core.utils import FailedSubmissionError, UncompletedJobError
-
-        from nystrom_lab.training.grid.job import LoggedCall
 
         executor = submitit.SlurmExecutor(self.to / PRIVATE, max_num_timeout=self.asked.timeouts)
         executor.update_parameters(

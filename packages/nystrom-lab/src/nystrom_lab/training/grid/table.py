@@ -6,7 +6,7 @@ from pathlib import Path
 from filelock import FileLock
 
 from nystrom_lab.measure.rows import read_rows, write_rows
-from nystrom_lab.training.run.folder import RunFolder
+from nystrom_lab.training.run_folder import RunFolder
 
 TABLE = "lra.csv"
 _SHARES = ("test accuracy", "validation accuracy", "validation masked accuracy")

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from nystrom.checks import check_at_least
 from nystrom_lab.data.language.mlm_sop.dataset import MlmSop
 from nystrom_lab.data.store.prepared_folder import verify
-from nystrom_lab.training.data.batches import TrainingOrder
+from nystrom_lab.training.batches import TrainingOrder
 
 
 class InstanceOrder(TrainingOrder):

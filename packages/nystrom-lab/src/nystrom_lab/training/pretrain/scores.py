@@ -5,6 +5,7 @@ the share whose largest score is that of the word behind the mask, and the perpl
 accuracy are means over instances. Only masked tokens are scored.
 """
 
+import math
 from collections.abc import Mapping
 from typing import NamedTuple
 
@@ -15,6 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.data import DataLoader
 
+from nystrom.models import EncoderConfig
 from nystrom.models.embeddings import check_mask
 from nystrom.models.heads.language import EncoderForPreTraining
 from nystrom.models.heads.losses import IGNORED
@@ -22,10 +24,14 @@ from nystrom.models.heads.sequences import pool
 from nystrom.parallel.agreement import check_group
 from nystrom.precision import at_least_float32
 from nystrom.progress import Progress
-from nystrom_lab.training.data.batches import shortest_first
+from nystrom_lab.measure.rows import Row
+from nystrom_lab.training.batches import shortest_first
 from nystrom_lab.training.finite import check_outputs
 from nystrom_lab.training.pretrain.data import HeldOutInstances
+from nystrom_lab.training.results import Place, result_row, wilson
 from nystrom_lab.training.scoring import DTYPES
+
+STUDY = "pretrain mlm-sop"
 
 
 class Scores(NamedTuple):
@@ -130,3 +136,42 @@ def score_model(
         with torch.autocast(device, DTYPES[precision], enabled=precision != "float32"):
             scores.append(score_batch(model, batch).cpu())
     return sum_up(torch.cat(scores).numpy())
+
+
+def score_rows(config: EncoderConfig, scores: Scores, place: Place, *, length: int) -> list[Row]:
+    """Scores as rows; `repeats` is the number of masked words, or of instances."""
+    rows = []
+    for name, words in (("MLM", True), ("SOP", False)):
+        samples = scores.words if words else scores.instances
+        right = scores.mlm_accuracy if words else scores.sop_accuracy
+        measured: list[tuple[str, float, tuple[float, float] | tuple[None, None]]] = [
+            (f"validation {name} accuracy", right, wilson(right, samples)),
+            (f"validation {name} loss", scores.mlm_loss if words else scores.sop_loss, (None, None)),
+        ]
+        if words:
+            measured.append(("validation perplexity", scores.perplexity, (None, None)))
+        rows += [
+            result_row(
+                config,
+                quantity,
+                value,
+                "",
+                place,
+                spread=spread,
+                repeats=samples,
+                study=STUDY,
+                facts={} if length == config.max_position_embeddings else {"length": length},
+                note="the exponential of the loss is beyond float64" if value == scores.perplexity == math.inf else "",
+            )
+            for quantity, value, spread in measured
+        ]
+    return rows
+
+
+def summary(scores: Scores) -> str:
+    """Scores in one line."""
+    return (
+        f"held out: MLM accuracy {scores.mlm_accuracy:.1%}, loss {scores.mlm_loss:.3f}, perplexity "
+        f"{scores.perplexity:.4g} ({scores.words} masked words); SOP accuracy {scores.sop_accuracy:.1%}, loss "
+        f"{scores.sop_loss:.3f} ({scores.instances} instances)"
+    )

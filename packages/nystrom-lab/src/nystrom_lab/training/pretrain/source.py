@@ -20,7 +20,7 @@ from nystrom.models.positions import resize_positions
 from nystrom_lab.data.language.mlm_sop.vocabulary import Vocabulary
 from nystrom_lab.data.language.tokenizer import load_tokenizer
 from nystrom_lab.training.pretrain.pretrain_settings import SIZES, PretrainingSettings
-from nystrom_lab.training.run.progress import no_load_report
+from nystrom_lab.training.run_progress import no_load_report
 from nystrom_lab.training.start import StartModel, find_start
 
 _POSITIONS = "nystromformer.embeddings.position_embeddings.weight"

@@ -7,7 +7,7 @@ import torch
 
 from nystrom_lab.data.language.mlm_sop.dataset import IGNORED, MlmSop
 from nystrom_lab.data.language.mlm_sop.task import prepare_mlm_sop
-from nystrom_lab.data.store.header import HEADER
+from nystrom_lab.data.store.token_files import HEADER
 
 CLS, SEP, MASK = 2, 3, 4
 ENDS = (17, 18)

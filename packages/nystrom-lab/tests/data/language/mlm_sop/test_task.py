@@ -8,9 +8,8 @@ import pytest
 
 from nystrom_lab.cli.main import main
 from nystrom_lab.data.language.mlm_sop.task import prepare_mlm_sop
-from nystrom_lab.data.store.header import HEADER, SPLITS
 from nystrom_lab.data.store.prepared_folder import verify
-from nystrom_lab.data.store.token_files import open_split
+from nystrom_lab.data.store.token_files import HEADER, SPLITS, open_split
 
 
 def prepare(source, to, words, **options):

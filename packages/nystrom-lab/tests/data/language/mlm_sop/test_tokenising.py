@@ -1,15 +1,18 @@
-"""Blocks, made by any number of processes, in one go or several."""
+"""Blocks, made in one go or several."""
 
-import subprocess
-import sys
 from dataclasses import replace
 
 import numpy as np
 import pytest
 
-from nystrom_lab.data.language.mlm_sop.blocks import BlockPlan, is_held_out, read_block, write_block
-from nystrom_lab.data.language.mlm_sop.kept_folder import kept_folder
-from nystrom_lab.data.language.mlm_sop.tokenising import shards, tokenise
+from nystrom_lab.data.language.mlm_sop.tokenising import (
+    BlockPlan,
+    is_held_out,
+    kept_folder,
+    read_block,
+    tokenise,
+    write_block,
+)
 from nystrom_lab.data.sources.corpora import Corpus, find_corpora
 from nystrom_lab.data.sources.documents import PIECE, TextPiece, pieces_of_lines
 
@@ -35,9 +38,9 @@ def content(blocks):
     return [[part.tolist() for part in read_block(path, "tokens", "lengths", "held_out", "counts")] for path in blocks]
 
 
-def make(corpora, kept, plan, *, workers=1):
+def make(corpora, kept, plan):
     kept.mkdir(exist_ok=True)
-    blocks = tokenise(corpora, kept, plan, workers=workers, block_size=800, shard_size=2500)
+    blocks = tokenise(corpora, kept, plan, block_size=800)
     assert [path.name for path in blocks] == sorted(path.name for path in kept.glob("*.npz"))
     return content(blocks)
 
@@ -59,14 +62,6 @@ def breaking(corpus, after):
     return replace(corpus, pieces=pieces)
 
 
-def test_processes_change_nothing(tmp_path, corpora, plan):
-    alone = make(corpora, tmp_path / "alone", plan)
-    assert make(corpora, tmp_path / "many", plan, workers=2) == alone
-    assert len(alone) > 5
-    assert sum(len(lengths) for _, lengths, _, _ in alone) == 40
-    assert len([*shards(corpora, 2500)]) > 1
-
-
 @pytest.mark.parametrize(("which", "after"), [(0, 7), (1, 0), (1, 3), (2, 5), (4, 4), (4, 8)])
 def test_what_is_finished_is_kept_and_nothing_of_it_made_again(tmp_path, corpora, plan, which, after):
     whole = make(corpora, tmp_path / "whole", plan)
@@ -79,20 +74,12 @@ def test_what_is_finished_is_kept_and_nothing_of_it_made_again(tmp_path, corpora
     assert {path: path.stat().st_mtime_ns for path in times} == times
 
 
-def test_a_finished_shard_is_not_read_again(tmp_path, corpora, plan):
-    whole = make(corpora, tmp_path / "kept", plan)
-    unread = [breaking(corpus, 0) for corpus in corpora]
-    assert make(unread, tmp_path / "kept", plan) == whole
-
-
 def test_a_damaged_block_is_made_again(tmp_path, corpora, plan):
     whole = make(corpora, tmp_path / "kept", plan)
     path = sorted((tmp_path / "kept").glob("*.npz"))[2]
     path.write_bytes(path.read_bytes()[:-40])
     with pytest.raises(OSError, match=r"was damaged .* and is removed: run the same command again"):
         read_block(path, "tokens")
-    with pytest.raises(OSError, match="lacks a block that was finished: run the same command again"):
-        make(corpora, tmp_path / "kept", plan)
     assert make(corpora, tmp_path / "kept", plan) == whole
 
 
@@ -110,7 +97,7 @@ def test_a_full_disk_leaves_no_block_under_its_name(tmp_path, plan, sentences, n
     assert not list(tmp_path.iterdir())
 
 
-BLOCK = "000000-000000.npz"
+BLOCK = "000000.npz"
 
 
 def test_the_kept_folder_outlives_an_error_and_is_removed_at_the_end(tmp_path, capsys):
@@ -155,45 +142,6 @@ def test_only_blocks_are_removed_from_the_kept_folder_and_nothing_is_written_thr
     with pytest.raises(ValueError, match="is a symbolic link"), kept_folder(tmp_path / "to", SETTINGS):
         pass
     assert kept.is_symlink()
-
-
-# Four blocks, then the end that is asked for, while processes are at work.
-ENDS = """
-import os, signal, sys, threading
-from pathlib import Path
-import numpy as np
-from nystrom_lab.data.language.mlm_sop.blocks import BlockPlan
-from nystrom_lab.data.language.mlm_sop.tokenising import tokenise
-from nystrom_lab.data.sources.corpora import Corpus
-from nystrom_lab.data.sources.documents import PIECE, TextPiece, pieces_of_lines
-
-def pieces(progress):
-    for number in range(4):
-        yield TextPiece(b"the cat sat on a mat . " * 2000)
-    if sys.argv[1] == "killed":
-        os.kill(os.getpid(), signal.SIGKILL)
-    # Again while the processes are being ended.
-    for seconds in (0.05, 0.1, 0.2):
-        threading.Timer(seconds, os.kill, (os.getpid(), signal.SIGINT)).start()
-    os.kill(os.getpid(), signal.SIGINT)
-
-if __name__ == "__main__":
-    # A job in the background of a shell ignores interruptions, and hands that on.
-    signal.signal(signal.SIGINT, signal.default_int_handler)
-    plan = BlockPlan(Path(sys.argv[3]).read_text(), None, np.uint16, 16, 0.2, 0)
-    tokenise([Corpus(Path("x"), (), pieces)], Path(sys.argv[2]), plan, workers=2, block_size=1000)
-"""
-
-
-@pytest.mark.parametrize("how", ["killed", "interrupted"])
-def test_the_processes_end_with_the_one_that_reads(tmp_path, words, how):
-    script = tmp_path / "script.py"
-    script.write_text(ENDS)
-    command = [sys.executable, str(script), how, str(tmp_path), str(words / "tokenizer.json")]
-    # The processes share the outputs, so that this returns when the last of them has ended.
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
-    assert done.returncode != 0
-    assert ("KeyboardInterrupt" in done.stderr) == (how == "interrupted")
 
 
 def test_equal_documents_are_on_one_side_wherever_they_stand(tmp_path, plan):

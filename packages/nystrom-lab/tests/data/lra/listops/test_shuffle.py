@@ -13,8 +13,8 @@ from nystrom_lab.data.lra.listops.expressions import (
     draw_expressions,
     evaluate_expressions,
     is_expression,
+    shuffle_arguments,
 )
-from nystrom_lab.data.lra.listops.shuffle import shuffle_arguments
 
 
 def tokens_of(text):

@@ -10,7 +10,7 @@ import pytest
 from nystrom_lab.data.lra.listops import task as lra_listops
 from nystrom_lab.data.lra.listops.expressions import VOCABULARY
 from nystrom_lab.data.lra.listops.task import ListOps, first_operator_share, prepare_listops
-from nystrom_lab.data.store.header import SPLITS
+from nystrom_lab.data.store.token_files import SPLITS
 
 SMALL = {"train": 300, "val": 40, "test": 50, "min_length": 10, "max_length": 60, "max_depth": 5, "max_args": 6}
 PYTHON = {"[MIN": "min((", "[MAX": "max((", "[MED": "median((", "[SM": "total((", "X": ")),"} | {

@@ -10,8 +10,7 @@ from nystrom_lab.data.lra.listops import tsv as lra_listops_tsv
 from nystrom_lab.data.lra.listops.expressions import VOCABULARY
 from nystrom_lab.data.lra.listops.task import ListOps, prepare_listops
 from nystrom_lab.data.lra.listops.tsv import AT_ONCE, export_tsv, import_tsv, read_tsv, to_official, write_tsv
-from nystrom_lab.data.store.header import SPLITS
-from nystrom_lab.data.store.token_files import gather
+from nystrom_lab.data.store.token_files import SPLITS, gather
 
 EXAMPLE = b"Source\tTarget\r\n( ( ( [MAX 3 ) 4 ) ] )\t4\r\n( ( ( [SM 9 ) ( ( ( [MED 5 ) 8 ) ] ) ) ] )\t5\r\n7\t7\r\n"
 NUMBER = {word: number for number, word in enumerate(VOCABULARY)}

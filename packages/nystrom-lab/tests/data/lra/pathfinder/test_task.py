@@ -12,7 +12,7 @@ from nystrom_lab.data.lra.pathfinder.curves import draw_pictures
 from nystrom_lab.data.lra.pathfinder.dashes import GEOMETRIES
 from nystrom_lab.data.lra.pathfinder.release import read_picture
 from nystrom_lab.data.lra.pathfinder.task import Pathfinder, prepare_pathfinder
-from nystrom_lab.data.store.header import SPLITS
+from nystrom_lab.data.store.token_files import SPLITS
 
 SMALL = {"train": 160, "val": 40, "test": 50}
 

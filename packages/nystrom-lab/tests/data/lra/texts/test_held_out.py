@@ -3,7 +3,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nystrom_lab.data.lra.texts.held_out import HeldOut
+from nystrom_lab.data.lra.texts.labelled_texts import HeldOut
 
 
 def draw(hashes, *, val=None, test=None, there=("train",), splits=None):

@@ -18,7 +18,7 @@ from nystrom_lab.data.lra.texts.linked_documents import (
     unlinked,
 )
 from nystrom_lab.data.lra.texts.retrieval import Retrieval, prepare_retrieval
-from nystrom_lab.data.store.header import SPLITS
+from nystrom_lab.data.store.token_files import SPLITS
 
 COUNT = 60
 # Each is linked with the two that follow it.

@@ -8,7 +8,7 @@ import pytest
 from nystrom_lab.data.lra.texts.own_texts import prepare_own
 from nystrom_lab.data.lra.texts.retrieval import Retrieval, prepare_retrieval
 from nystrom_lab.data.lra.texts.reviews import Text, prepare_text
-from nystrom_lab.data.store.header import SPLITS
+from nystrom_lab.data.store.token_files import SPLITS
 
 
 def write(path, fields, rows):

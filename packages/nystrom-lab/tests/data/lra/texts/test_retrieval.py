@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from nystrom_lab.data.lra.texts import retrieval as lra_retrieval
 from nystrom_lab.data.lra.texts.retrieval import Retrieval, prepare_retrieval
-from nystrom_lab.data.store.header import SPLITS
+from nystrom_lab.data.store.token_files import SPLITS
 
 PAIRS = {
     "train": [(b"1.0", b"one", b"two \"quoted'"), (b"0.0", b"two \"quoted'", b"b'three\\n'"), (b"1", b"one", b"one")],
@@ -85,7 +85,7 @@ def test_the_pair_classifier_takes_them(tmp_path):
     torch = pytest.importorskip("torch")
     from nystrom.models import EncoderConfig
     from nystrom.models.heads.pairs import EncoderForPairClassification
-    from nystrom_lab.training.data.batches import collate_pairs
+    from nystrom_lab.training.batches import collate_pairs
 
     data = Retrieval(prepare_retrieval(official(tmp_path / "from"), tmp_path / "to", progress=False), "train")
     batch = collate_pairs([data[0], data[1]])

@@ -15,7 +15,7 @@ from nystrom_lab.data.lra.texts import reviews
 from nystrom_lab.data.lra.texts.own_texts import prepare_own
 from nystrom_lab.data.lra.texts.reviews import Text, prepare_text
 from nystrom_lab.data.sources import acl_imdb
-from nystrom_lab.data.store.header import SPLITS
+from nystrom_lab.data.store.token_files import SPLITS
 
 REVIEWS = {
     "train": {"neg": [b"bad", b"gr\xc3\xbcn \xff\x00"], "pos": [b"good", b"fine<br />"]},

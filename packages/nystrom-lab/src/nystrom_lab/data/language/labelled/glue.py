@@ -87,10 +87,7 @@ TASKS: dict[str, LabelledTask] = {
         headless=("source", "label", "mark", "sentence"),
     ),
     "sst2": LabelledTask(
-        texts=("sentence",),
-        classes=("negative", "positive"),
-        submission={"test": "SST-2.tsv"},
-        submitted=_PLACES,
+        texts=("sentence",), classes=("negative", "positive"), submission={"test": "SST-2.tsv"}, submitted=_PLACES
     ),
     "mrpc": LabelledTask(
         texts=("#1 String", "sentence1"),

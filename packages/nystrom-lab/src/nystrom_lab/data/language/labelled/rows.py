@@ -10,7 +10,6 @@ from pathlib import Path
 
 from nystrom_lab.data.language.labelled.glue import LabelledTask
 from nystrom_lab.data.sources.arrow_files import SavedPart
-from nystrom_lab.data.sources.fields import has_field
 from nystrom_lab.data.sources.row_files import (
     RowsPart,
     first_fields,
@@ -20,6 +19,7 @@ from nystrom_lab.data.sources.row_files import (
     plain_name,
     read_fields,
 )
+from nystrom_lab.data.sources.source import has_field
 from nystrom_lab.data.sources.unpacking import BROKEN, open_unpacked, unreadable
 
 # What stands in the column of labels where a test split has none.

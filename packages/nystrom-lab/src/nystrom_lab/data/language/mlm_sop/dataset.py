@@ -28,9 +28,8 @@ from numpy.typing import NDArray
 from nystrom_lab.data.language.mlm_sop.draws import Keys, below, bits, keys, uniform
 from nystrom_lab.data.language.mlm_sop.task import SHORTEST, TASK
 from nystrom_lab.data.language.mlm_sop.vocabulary import Vocabulary, vocabulary_of
-from nystrom_lab.data.store.header import HEADER, damaged, read_header
 from nystrom_lab.data.store.prepared_folder import verify
-from nystrom_lab.data.store.token_files import open_split
+from nystrom_lab.data.store.token_files import HEADER, damaged, open_split, read_header
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -8,6 +8,7 @@ Source: Xiong et al. (2021), arXiv:2102.03902, section 5.1.
 """
 
 import hashlib
+import os
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
@@ -19,15 +20,12 @@ from numpy.typing import NDArray
 
 from nystrom.progress import Progress
 from nystrom.sums import sha256
-from nystrom_lab.data.language.mlm_sop.blocks import BlockPlan, read_block
-from nystrom_lab.data.language.mlm_sop.kept_folder import kept_folder
-from nystrom_lab.data.language.mlm_sop.tokenising import tokenise
+from nystrom_lab.data.language.mlm_sop.tokenising import BlockPlan, kept_folder, read_block, tokenise
 from nystrom_lab.data.language.mlm_sop.vocabulary import Vocabulary, open_tokenizer, read_vocabulary
 from nystrom_lab.data.language.saved_tokenizer import save_tokenizer
 from nystrom_lab.data.sources.corpora import Corpus, find_corpora
-from nystrom_lab.data.store.header import SPLITS
 from nystrom_lab.data.store.prepared_folder import holds, new_folder
-from nystrom_lab.data.store.token_files import write_pieces
+from nystrom_lab.data.store.token_files import SPLITS, write_pieces
 from nystrom_lab.measure.rows import cores
 
 TASK = "mlm-sop"
@@ -63,7 +61,7 @@ def prepare_mlm_sop(
         min_tokens: Documents with fewer tokens are skipped and counted.
         text_field: Column or field of the texts. Default: text, content, sentence or review.
         seed: Decides which documents are held out.
-        workers: Processes; all cores if not given. They do not change the result.
+        workers: Threads that tokenise; all cores if not given. They do not change the result.
         max_unpacked: Gigabytes that a compressed file may unpack to; 20 times its size, and 1 at least, if not given.
         progress: Say how far it is.
 
@@ -93,12 +91,14 @@ def prepare_mlm_sop(
     vocabulary = read_vocabulary(opened)
     unknown = None if opened.unk_token_id is None else int(opened.unk_token_id)  # type: ignore[arg-type]
     plan = BlockPlan(backend, unknown, vocabulary.dtype, min_tokens, held_out, seed)
+    # The package tokenizers reads both when it makes its threads.
+    os.environ |= {"TOKENIZERS_PARALLELISM": "true", "RAYON_NUM_THREADS": str(workers or cores())}
     facts: dict[str, Any] = {}
     with (
         kept_folder(to, settings) as kept,
         new_folder(to, task=TASK, settings=settings, facts=facts) as partial,
     ):
-        blocks = tokenise(corpora, kept, plan, workers=workers or cores(), progress=progress)
+        blocks = tokenise(corpora, kept, plan, progress=progress)
         facts |= _assemble(partial, blocks, plan, vocabulary)
         facts["files_left_out"] = len(left_out)
         save_tokenizer(opened, partial)

@@ -1,109 +1,116 @@
-"""Tokenise corpora into blocks with several processes, continuing where an earlier attempt ended.
+"""Texts as blocks of tokens, which are kept when the work is interrupted: the same command continues from them.
 
-One process reads; the others turn blocks of a few megabytes into tokens. Corpora are processed in shards of at least 64
-MB of files: a finished shard is not read again; of an unfinished one, the part that is already in a block is read but
-not tokenised again.
+A block is an uncompressed numpy archive with the tokens of some documents, end to end, how many tokens each has,
+whether it is held out, and counts of skipped documents. It appears under its name when it is complete. The documents of
+a block are tokenised together, by the threads of the package tokenizers.
+
+Whether a document is held out is decided by a hash of its words and the seed. So it does not depend on the document's
+place, on white space or on other documents, and equal documents are on the same side. The pieces of a long document
+follow the first.
+
+A data set `mlm` is built with the help of `.mlm.XXXXXXXXXXXX.kept` beside its place, where X is a hash of everything
+that determines the data. It is locked while a process works with it. When the data set is complete its files are
+removed, and those of other settings for the same place; a file that is not of this work stays.
 """
 
-import multiprocessing
-import os
-import signal
-import threading
-from collections import deque
+import hashlib
+import json
+import re
+import sys
+import zipfile
 from collections.abc import Iterator, Sequence
-from concurrent.futures import Future, ProcessPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
-from contextlib import ExitStack
-from multiprocessing.connection import Connection
+from contextlib import contextmanager, suppress
+from functools import cache
 from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+from filelock import FileLock, Timeout
+from numpy.typing import NDArray
 
 from nystrom.progress import Progress
-from nystrom.whole_files import write_whole
-from nystrom_lab.data.language.mlm_sop.blocks import BlockPlan, is_held_out, leave_threads, read_block, write_block
+from nystrom.whole_files import check_no_link, whole_bytes
 from nystrom_lab.data.sources.corpora import Corpus
-from nystrom_lab.data.sources.documents import TextPiece
+from nystrom_lab.data.sources.documents import PIECE, TextPiece
+from nystrom_lab.data.store.prepared_folder import cannot_be_made
+from nystrom_lab.data.store.token_files import DataSettings
+from nystrom_lab.whole_folders import remove_files
 
-BLOCK, SHARD = 4 << 20, 64 << 20
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+
+UNKNOWN = "<unk>"
+BLOCK = 4 << 20
 # With more files than these the bar counts files, with fewer each has a bar of its own.
 FEW = 8
+# A block, what a killed process was writing, and what version 0.4 kept.
+_FILE = re.compile(r"\.?[0-9]{6}(-[0-9]{6})?\.(npz|finished)(\.[0-9a-f]{8}\.partial)?")
 
-Judged = tuple[TextPiece, bool]
+
+class BlockPlan(NamedTuple):
+    """How documents become a block.
+
+    Attributes:
+        tokenizer: The tokenizer as JSON.
+        unknown: Token of an unknown word, if there is one.
+        dtype: Type of the tokens.
+        min_tokens: Documents with fewer tokens are skipped.
+        held_out: Share of the documents that are held out.
+        seed: Determines which.
+    """
+
+    tokenizer: str
+    unknown: int | None
+    dtype: type[np.unsignedinteger[Any]]
+    min_tokens: int
+    held_out: float
+    seed: int
+
+
+def is_held_out(text: bytes, plan: BlockPlan) -> bool:
+    """Whether the document that begins with a piece is held out."""
+    # A blank line before a long document moves the end of its first piece, so that the end is not looked at.
+    words = b" ".join(text.split())[: PIECE // 2]
+    digest = hashlib.blake2b(words, digest_size=8, key=str(plan.seed).encode()).digest()
+    return int.from_bytes(digest, "little") < plan.held_out * 2**64
 
 
 def tokenise(
-    corpora: Sequence[Corpus],
-    kept: Path,
-    plan: BlockPlan,
-    *,
-    workers: int,
-    block_size: int = BLOCK,
-    shard_size: int = SHARD,
-    progress: bool = False,
+    corpora: Sequence[Corpus], kept: Path, plan: BlockPlan, *, block_size: int = BLOCK, progress: bool = False
 ) -> list[Path]:
-    """Write the blocks of all corpora, and return their files in order.
+    """Write the blocks of all corpora, and return their files in order; those that are there are not made again.
 
     Args:
         corpora: Corpora to read.
         kept: Folder of finished work.
         plan: How documents become a block.
-        workers: Processes, or 1 for none but this one.
         block_size: Bytes of text in a block, at least.
-        shard_size: Bytes of files in a shard, at least.
         progress: Say how far it is.
 
     Raises:
         ValueError: A corpus is broken, or its first documents are all too short.
-        OSError: A block cannot be written, or a process was killed by the system.
+        OSError: A block cannot be written.
     """
     blocks: list[Path] = []
     files = progress and len(corpora) > FEW
-    bar = Progress("texts", len(corpora), unit="files", shown=files)
-    with bar, _Team(workers, plan) as team:
-        for number, shard in enumerate(shards(corpora, shard_size)):
-            finished = kept / f"{number:06}.finished"
-            if finished.is_file():
-                count = int(finished.read_text())
-                bar.update(len(shard))
-            else:
-                count = 0
-                for pieces in _in_blocks(shard, plan, block_size, bar, progress and not files):
-                    path = kept / f"{number:06}-{count:06}.npz"
-                    if not path.is_file():
-                        team.write(path, pieces)
-                    count += 1
-                    if not blocks and count == 1:
-                        team.wait()
-                        _check_length(path, plan)
-                team.wait()
-                write_whole(finished, f"{count}\n")
-            paths = [kept / f"{number:06}-{block:06}.npz" for block in range(count)]
-            if any(not path.is_file() for path in paths):
-                finished.unlink()
-                raise OSError(f"{kept} lacks a block that was finished: run the same command again.")
-            blocks += paths
+    with Progress("texts", len(corpora), unit="files", shown=files) as bar:
+        for pieces in _in_blocks(corpora, plan, block_size, bar, progress and not files):
+            path = kept / f"{len(blocks):06}.npz"
+            if not path.is_file():
+                write_block(path, pieces, plan)
+            if not blocks:
+                _check_length(path, plan)
+            blocks.append(path)
     return blocks
 
 
-def shards(corpora: Sequence[Corpus], size_wanted: int) -> Iterator[list[Corpus]]:
-    """Group corpora until each group has the wanted number of bytes."""
-    shard: list[Corpus] = []
-    size = 0
-    for corpus in corpora:
-        shard.append(corpus)
-        size += corpus.size
-        if size >= size_wanted:
-            yield shard
-            shard, size = [], 0
-    if shard:
-        yield shard
-
-
 def _in_blocks(
-    shard: Sequence[Corpus], plan: BlockPlan, block_size: int, bar: Progress, progress: bool
-) -> Iterator[list[Judged]]:
-    pieces: list[Judged] = []
+    corpora: Sequence[Corpus], plan: BlockPlan, block_size: int, bar: Progress, progress: bool
+) -> Iterator[list[tuple[TextPiece, bool]]]:
+    """The pieces of documents, each marked as held out or not."""
+    pieces: list[tuple[TextPiece, bool]] = []
     size, held_out = 0, False
-    for corpus in shard:
+    for corpus in corpora:
         for piece in corpus.pieces(progress):
             if piece.begins:
                 held_out = is_held_out(piece.text, plan)
@@ -127,66 +134,120 @@ def _check_length(first: Path, plan: BlockPlan) -> None:
         )
 
 
-class _Team:
-    """Processes that write blocks while the next ones are read.
+def write_block(path: Path, pieces: Sequence[tuple[TextPiece, bool]], plan: BlockPlan) -> None:
+    """Write pieces, each marked as held out or not, as a block.
 
-    They end when the other end of a pipe closes: when the work fails or is interrupted, however often, and when this
-    process is killed. A block appears under its name when it is complete, so they may end anywhere.
+    Raises:
+        OSError: The file cannot be written.
     """
+    parts: list[list[str]] = []
+    broken = 0
+    for piece, _ in pieces:
+        text = piece.text.decode("utf-8", errors="replace")
+        broken += text.encode() != piece.text
+        parts.append(text.split(UNKNOWN) if piece.wikitext and plan.unknown is not None else [text])
+    texts = [text for part in parts for text in part]
+    encoded = iter(_tokenizer(plan.tokenizer).encode_batch_fast(texts, add_special_tokens=False))
+    tokens, lengths, held_out, short, size = [], [], [], 0, 0
+    for (piece, is_held), part in zip(pieces, parts, strict=True):
+        ids = next(encoded).ids
+        for _ in part[1:]:
+            ids += [plan.unknown, *next(encoded).ids]
+        if len(ids) < plan.min_tokens:
+            short += 1
+            continue
+        tokens.append(np.array(ids, dtype=plan.dtype))
+        lengths.append(len(ids))
+        held_out.append(is_held)
+        size += len(piece.text)
+    block = {
+        "tokens": np.concatenate([np.zeros(0, dtype=plan.dtype), *tokens]),
+        "lengths": np.array(lengths, dtype=np.int64),
+        "held_out": np.array(held_out, dtype=bool),
+        # Documents that were too short, documents with bytes that are not UTF-8, and bytes of the texts kept.
+        "counts": np.array([short, broken, size], dtype=np.int64),
+    }
+    with whole_bytes(path) as file:
+        np.savez(file, **block)
 
-    def __init__(self, workers: int, plan: BlockPlan):
-        self._workers, self._plan = workers, plan
-        self._ahead: deque[Future[int]] = deque()
-        self._pool: ProcessPoolExecutor | None = None
-        self._pipe = ExitStack()
 
-    def __enter__(self) -> "_Team":
-        if self._workers > 1:
-            # Fresh processes: a fork would copy the locks of threads that other libraries run.
-            context = multiprocessing.get_context("spawn")
-            end, ours = context.Pipe(duplex=False)
-            self._pipe.enter_context(ours)
-            self._pool = ProcessPoolExecutor(
-                self._workers, mp_context=context, initializer=_prepare_worker, initargs=(end,)
-            )
-        return self
+def read_block(path: Path, *parts: str) -> list[NDArray[Any]]:
+    """Read some parts of a block.
 
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        if self._pool is None:
-            return
-        if kind is not None:
-            self._pipe.close()
-        with self._pipe:
-            self._pool.shutdown(cancel_futures=True)
+    Raises:
+        OSError: The file is damaged; it is removed, so that it is created again.
+    """
+    try:
+        with path.open("rb") as file, np.load(file, allow_pickle=False) as stored:
+            return [stored[part] for part in parts]
+    except (ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
+        path.unlink()
+        raise OSError(f"{path} was damaged ({error}) and is removed: run the same command again.") from error
 
-    def write(self, path: Path, pieces: Sequence[Judged]) -> None:
-        if self._pool is None:
-            write_block(path, pieces, self._plan)
-            return
-        self._ahead.append(self._pool.submit(write_block, path, pieces, self._plan))
-        self.wait(self._workers + 2)
 
-    def wait(self, left: int = 0) -> None:
-        """Wait until at most `left` blocks are unfinished."""
+@cache
+def _tokenizer(text: str) -> "Tokenizer":
+    from tokenizers import Tokenizer
+
+    tokenizer = Tokenizer.from_str(text)
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    # [SEP] in a text is five letters, not the end of a segment.
+    tokenizer.encode_special_tokens = True
+    return tokenizer
+
+
+@contextmanager
+def kept_folder(to: Path, settings: DataSettings) -> Iterator[Path]:
+    """Give the folder of finished work, which is removed when the block ends without an error.
+
+    Raises:
+        ValueError: It cannot be created or is a link, or another process is using it.
+    """
+    digest = hashlib.sha256(json.dumps(dict(settings), sort_keys=True).encode()).hexdigest()[:12]
+    folder = to.parent / f".{to.name}.{digest}.kept"
+    check_no_link(folder)
+    try:
+        to.parent.mkdir(parents=True, exist_ok=True)
+        lock = FileLock(_mark(folder), blocking=False)
+        lock.acquire()
+        folder.mkdir(exist_ok=True)
+    except Timeout as error:
+        raise ValueError(f"{to} is being made by another process: wait for it, or name another folder.") from error
+    except OSError as error:
+        raise cannot_be_made(to, error) from error
+    try:
+        yield folder
+    except BaseException as error:
+        # A mistake in the texts or the settings is one again with the same command.
+        if any(folder.glob("*.npz")) and not isinstance(error, ValueError):
+            print(f"notice: finished work is kept in {folder}; the same command continues from it.", file=sys.stderr)
+        else:
+            _remove(folder)
+        raise
+    else:
+        _remove(folder)
+        _remove_others(to)
+    finally:
+        lock.release()
+
+
+def _mark(folder: Path) -> Path:
+    return folder.with_name(f"{folder.name}.lock")
+
+
+def _remove(folder: Path) -> None:
+    with suppress(OSError):
+        remove_files(folder, [file.name for file in folder.iterdir() if _FILE.fullmatch(file.name)])
+    _mark(folder).unlink(missing_ok=True)
+
+
+def _remove_others(to: Path) -> None:
+    named = re.compile(rf"\.{re.escape(to.name)}\.[0-9a-f]{{12}}\.kept")
+    for folder in [path for path in to.parent.iterdir() if named.fullmatch(path.name) and path.is_dir()]:
         try:
-            while len(self._ahead) > left:
-                self._ahead.popleft().result()
-        except BrokenProcessPool as error:
-            raise OSError(
-                "a tokenising process was killed by the system, perhaps for lack of memory: use fewer"
-                f" than {self._workers} with --workers; a script calls prepare_mlm_sop under"
-                " `if __name__ == '__main__':`."
-            ) from error
-
-
-def _prepare_worker(end: Connection) -> None:
-    # An interruption is for the process that waits for this one.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    threading.Thread(target=_end_with, args=(end,), daemon=True).start()
-    leave_threads()
-
-
-def _end_with(end: Connection) -> None:
-    # Nothing is ever sent: the pipe is ready when its other end is closed.
-    end.poll(None)
-    os._exit(1)
+            with FileLock(_mark(folder), blocking=False):
+                _remove(folder)
+        except (Timeout, OSError):
+            # Another process is at work with it, or it is another user's.
+            continue

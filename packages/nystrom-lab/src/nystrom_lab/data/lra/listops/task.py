@@ -27,10 +27,9 @@ from nystrom.progress import Progress
 from nystrom_lab.data.lra.chunks import child_generator, in_order
 from nystrom_lab.data.lra.listops.expressions import VOCABULARY, Limits, draw_expressions
 from nystrom_lab.data.lra.listops.tsv import PUBLISHED_COUNTS, TASK, export_tsv, import_tsv
-from nystrom_lab.data.store.header import damaged
 from nystrom_lab.data.store.prepared_folder import holds, new_folder
 from nystrom_lab.data.store.split import Split
-from nystrom_lab.data.store.token_files import TokenSamples, gather, write_split
+from nystrom_lab.data.store.token_files import TokenSamples, damaged, gather, write_split
 from nystrom_lab.measure.rows import cores
 
 PUBLISHED_SETTINGS = {split: PUBLISHED_COUNTS[split] for split in ("test", "val", "train")} | {"seed": 0}

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from nystrom.progress import Progress
 from nystrom.whole_files import whole_file
+from nystrom_lab.data.lra.facts import published_files
 from nystrom_lab.data.lra.listops.expressions import (
     CLOSE,
     DEEPEST,
@@ -28,11 +29,16 @@ from nystrom_lab.data.lra.listops.expressions import (
     evaluate_expressions,
     is_expression,
 )
-from nystrom_lab.data.lra.published_files import published_files
-from nystrom_lab.data.store.checksums import sha256_of_splits
-from nystrom_lab.data.store.header import HEADER, SPLITS, read_header
-from nystrom_lab.data.store.prepared_folder import holds, new_folder
-from nystrom_lab.data.store.token_files import TokenSamples, gather, open_split, write_split
+from nystrom_lab.data.store.prepared_folder import holds, new_folder, sha256_of_splits
+from nystrom_lab.data.store.token_files import (
+    HEADER,
+    SPLITS,
+    TokenSamples,
+    gather,
+    open_split,
+    read_header,
+    write_split,
+)
 
 TASK = "listops"
 PUBLISHED_COUNTS = {"train": 96_000, "val": 2_000, "test": 2_000}

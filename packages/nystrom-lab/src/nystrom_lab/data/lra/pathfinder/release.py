@@ -25,9 +25,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nystrom.progress import Progress
-from nystrom_lab.data.lra.published_files import AROUND
-from nystrom_lab.data.store.picture_files import Pictures, write_pictures
+from nystrom_lab.data.lra.facts import AROUND
 from nystrom_lab.data.store.prepared_folder import holds, new_folder
+from nystrom_lab.data.store.split import Pictures, write_pictures
 
 TASK = "pathfinder"
 FOLDERS = {"easy": "curv_baseline", "intermediate": "curv_contour_length_9", "hard": "curv_contour_length_14"}

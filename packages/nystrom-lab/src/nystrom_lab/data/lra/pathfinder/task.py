@@ -29,8 +29,8 @@ from nystrom_lab.data.lra.chunks import child_generator, in_order
 from nystrom_lab.data.lra.pathfinder.curves import draw_pictures
 from nystrom_lab.data.lra.pathfinder.dashes import GEOMETRIES, Geometry
 from nystrom_lab.data.lra.pathfinder.release import import_release
-from nystrom_lab.data.store.picture_files import Pictures, PictureSplit, write_pictures
 from nystrom_lab.data.store.prepared_folder import holds, new_folder
+from nystrom_lab.data.store.split import Pictures, PictureSplit, write_pictures
 from nystrom_lab.measure.rows import cores
 
 TASK = "pathfinder"

@@ -31,8 +31,8 @@ import numpy as np
 
 from nystrom_lab.data.sources.row_files import is_row_file, plain_name, read_fields
 from nystrom_lab.data.sources.source import LabelledSample, Source
-from nystrom_lab.data.store.checksums import sha256_of_splits
-from nystrom_lab.data.store.header import SPLITS
+from nystrom_lab.data.store.prepared_folder import sha256_of_splits
+from nystrom_lab.data.store.token_files import SPLITS
 
 DOCUMENTS, LINKS = ("documents", "docs"), ("links", "citations")
 _FIELDS = {"id": ("id", "doc_id", "document"), "text": ("text", "content")}

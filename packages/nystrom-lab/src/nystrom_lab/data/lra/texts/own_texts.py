@@ -5,10 +5,9 @@ import json
 from pathlib import Path
 
 from nystrom_lab.data.lra.texts import retrieval, reviews
-from nystrom_lab.data.lra.texts.held_out import HeldOut
-from nystrom_lab.data.lra.texts.labelled_texts import prepare_texts
+from nystrom_lab.data.lra.texts.labelled_texts import HeldOut, prepare_texts
 from nystrom_lab.data.lra.texts.linked_documents import find_linked
-from nystrom_lab.data.sources.fields import chosen_fields
+from nystrom_lab.data.sources.source import chosen_fields
 
 
 def prepare_own(

@@ -20,13 +20,11 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from nystrom_lab.data.lra.published_files import published_files
-from nystrom_lab.data.lra.texts.held_out import HeldOut
-from nystrom_lab.data.lra.texts.labelled_texts import check_length, prepare_texts
+from nystrom_lab.data.lra.facts import published_files
+from nystrom_lab.data.lra.texts.labelled_texts import HeldOut, check_length, prepare_texts
 from nystrom_lab.data.lra.texts.linked_documents import find_linked, linked_source
-from nystrom_lab.data.sources.fields import Wanted, chosen_fields
 from nystrom_lab.data.sources.row_files import COMPRESSED, endings
-from nystrom_lab.data.sources.source import LabelledSample, Source
+from nystrom_lab.data.sources.source import LabelledSample, Source, Wanted, chosen_fields
 from nystrom_lab.data.sources.split_files import labelled_source, own_source
 from nystrom_lab.data.store.split import ByteSplit
 from nystrom_lab.data.store.token_files import open_members

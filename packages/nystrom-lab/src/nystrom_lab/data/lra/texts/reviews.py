@@ -14,12 +14,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import ClassVar
 
-from nystrom_lab.data.lra.texts.held_out import HeldOut
-from nystrom_lab.data.lra.texts.labelled_texts import prepare_texts
+from nystrom_lab.data.lra.texts.labelled_texts import HeldOut, prepare_texts
 from nystrom_lab.data.sources.acl_imdb import ARCHIVES, IMDB_COUNTS, archive_source, folder_source, is_acl_imdb
-from nystrom_lab.data.sources.fields import Wanted, chosen_fields
 from nystrom_lab.data.sources.row_files import endings
-from nystrom_lab.data.sources.source import Source
+from nystrom_lab.data.sources.source import Source, Wanted, chosen_fields
 from nystrom_lab.data.sources.split_files import own_source
 from nystrom_lab.data.store.split import ByteSplit
 

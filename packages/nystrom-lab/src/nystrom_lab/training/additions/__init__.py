@@ -1,1 +1,0 @@
-"""Optional additions to training: a compiled model, denoising, an average of the weights."""

@@ -1,1 +1,0 @@
-"""Training data: tasks, their data sets, and batches."""

@@ -1,1 +1,0 @@
-"""One run, from its start to its results, and its folder."""

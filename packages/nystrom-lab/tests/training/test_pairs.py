@@ -1,0 +1,68 @@
+"""Pairs of documents are trained on like single ones, by one process or two."""
+
+import subprocess
+import sys
+
+import pytest
+import torch
+from torch.testing import assert_close
+
+from nystrom.models.heads.pairs import EncoderForPairClassification
+from nystrom_lab.data.lra.texts.retrieval import Retrieval
+from nystrom_lab.measure.rows import read_rows
+from nystrom_lab.training.scoring import accuracy, load_model
+from nystrom_lab.training.tasks import find_task
+
+
+@pytest.fixture(scope="module")
+def paired(tmp_path_factory, small_run, pairs):
+    """An uninterrupted run on pairs, without dropout."""
+    return small_run(tmp_path_factory.mktemp("paired") / "run", task="retrieval", data=pairs, dropout=0.0)
+
+
+def test_pairs_are_trained_and_scored_each_counted_once(paired, pairs):
+    task, split = find_task("retrieval"), Retrieval(pairs, "test")
+    model = load_model(paired / "best", "retrieval", classes=["0", "1"])
+    assert isinstance(model, EncoderForPairClassification)
+    with torch.no_grad():
+        right = 0
+        for i in range(len(split)):
+            batch = task.collate([split[i]])
+            right += int(model(batch["input_ids"], attention_mask=batch["attention_mask"]).logits.argmax()) == int(
+                batch["labels"]
+            )
+    rows = {row.quantity: row for row in read_rows(paired / "rows.csv")}
+    assert rows["test accuracy"].value == right / 30
+    assert accuracy(model, split, task, batch_size=7, device="cpu", precision="float32") == right / 30
+
+
+@pytest.mark.long
+def test_a_killed_run_on_pairs_resumes(paired, pairs, small_run, tmp_path, monkeypatch, interrupt_at, weights, curves):
+    with monkeypatch.context() as patch:
+        interrupt_at(patch, 8)
+        with pytest.raises(KeyboardInterrupt):
+            small_run(tmp_path / "run", task="retrieval", data=pairs, dropout=0.0)
+    run = small_run(tmp_path / "run", task="retrieval", data=pairs, dropout=0.0, resume=True)
+    assert_close(weights(run), weights(paired), rtol=0, atol=0)
+    assert curves(run) == curves(paired)
+
+
+@pytest.mark.slow
+def test_two_processes_give_the_run_of_one_on_pairs(paired, pairs, tmp_path, weights, curves):
+    script = tmp_path / "two.py"
+    script.write_text(f"""
+from pathlib import Path
+from nystrom_lab.training.train import train
+train("retrieval", options={{"num_landmarks": 8}}, preset="demo", data=Path({str(pairs)!r}),
+      to=Path({str(tmp_path / "two")!r}), steps=12, warmup_steps=2, batch_size=8,
+      evaluate_every=3, log_every=1, dropout=0.0, device="cpu", threads=1)
+""")
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(script)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=800, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr[-3000:]
+    two = tmp_path / "two"
+    # float32 sums in another order, over twelve steps of Adam.
+    assert_close(weights(two), weights(paired), rtol=1e-3, atol=1e-4)
+    for (step, quantity, value), (other_step, other, wanted) in zip(curves(two), curves(paired), strict=True):
+        assert (step, quantity) == (other_step, other)
+        assert value == pytest.approx(wanted, rel=1e-3), (step, quantity)
