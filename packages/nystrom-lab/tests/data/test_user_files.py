@@ -565,6 +565,8 @@ KINDS = {
     ),
     "prose": ({"a.txt": "Die Brücke.\n"}, prose, ["Die Brücke."]),
     "prose, compressed": ({"a.txt.xz": lzma.compress("Die Brücke.".encode())}, prose, ["Die Brücke."]),
+    "prose, cut short": ({"a.txt.xz": lzma.compress(b"some text" * 100)[:-20]}, prose, "a.txt.xz cannot be unpacked"),
+    "prose, bytes that are no text": ({"a.txt": bytes(range(256)) * 12_000}, prose, "byte 0 is 0"),
     "prose, blank": ({"a.txt": "  \n"}, prose, "a.txt is empty"),
     "prose, UTF-16": ({"a.txt": ("hello " * 600_000).encode("utf-16")}, prose, "is UTF-16"),
     "prose, late other bytes": (

@@ -2,7 +2,6 @@ import io
 import tarfile
 
 from nystrom_lab.data.sources.corpora import find_corpora
-from nystrom_lab.data.sources.documents import TextPiece
 
 
 def read(*sources, **options):
@@ -45,10 +44,3 @@ def test_reviews_are_documents_and_those_without_classes_too(tmp_path):
             member.size = path.stat().st_size
             archive.addfile(member, io.BytesIO(path.read_bytes()))
     assert sorted(texts(tmp_path / "aclImdb_v1.tar.gz")) == wanted
-
-
-def test_rows_that_are_lines_of_wikitext_make_articles(save_arrow):
-    lines = ["", " = Cats = \n", "", " A <unk> . \n", "", " = = Size = = \n", "", " = Dogs = \n", "", " A dog . \n"]
-    cats, dogs = read(save_arrow({"train": {"text": lines}}))
-    assert cats.text.split() == b"= Cats = A <unk> . = = Size = =".split()
-    assert dogs == TextPiece(b" = Dogs = \n\n A dog . \n", True, True)

@@ -12,7 +12,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nystrom_lab.data.lra.texts import reviews
-from nystrom_lab.data.lra.texts.own_texts import prepare_own
 from nystrom_lab.data.lra.texts.reviews import Text, prepare_text
 from nystrom_lab.data.sources import acl_imdb
 from nystrom_lab.data.store.token_files import SPLITS
@@ -381,28 +380,3 @@ def test_the_field_names_can_be_given(tmp_path):
     # The folder records the field that it was made from.
     with pytest.raises(ValueError, match="text_field=body there and text asked for"):
         prepare_text(source, to, text_field="text", label_field="stars", progress=False)
-
-
-def test_a_data_set_is_made_once_and_an_earlier_one_is_kept(tmp_path, capsys):
-    source = many(tmp_path / "a.csv")
-    to = prepare_text(source, tmp_path / "to", progress=False)
-    before = {path.name: path.read_bytes() for path in to.iterdir()}
-    assert prepare_text(source, to, progress=False) == to
-    assert "already holds this data set" in capsys.readouterr().err
-    source.write_text("text,label\nbroken\n")
-    with pytest.raises(ValueError, match=r"holds a data set with other settings \(train_sha256="):
-        prepare_text(source, to, progress=False)
-    assert {path.name: path.read_bytes() for path in to.iterdir()} == before
-
-
-def test_own_texts_are_prepared_once_under_a_name_of_their_content(tmp_path):
-    source = many(tmp_path / "my.csv")
-    to = prepare_own("text", source, under=tmp_path / "data", progress=False)
-    assert to.parent == tmp_path / "data"
-    assert to.name.startswith("text-my-")
-    assert prepare_own("text", source, under=tmp_path / "data", progress=False) == to
-    shorter = prepare_own("text", source, under=tmp_path / "data", max_length=7, progress=False)
-    assert Text(shorter, "train").lengths.max() == 7
-    many(source, count=210)
-    assert prepare_own("text", source, under=tmp_path / "data", progress=False) != to
-    assert len([*(tmp_path / "data").iterdir()]) == 3
