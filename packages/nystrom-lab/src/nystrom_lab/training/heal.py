@@ -16,7 +16,7 @@ from nystrom.command_options import taking
 from nystrom_lab.config import HealOptions, Resolved, asked_words
 from nystrom_lab.data.sources.corpora import find_corpora
 from nystrom_lab.training.hardware import usable_device, usable_precision
-from nystrom_lab.training.run.folder import RunFolder
+from nystrom_lab.training.run_folder import RunFolder
 
 # Characters of a token, at least, in texts that are read: those of more are cut before they are encoded.
 _CHARACTERS = 16

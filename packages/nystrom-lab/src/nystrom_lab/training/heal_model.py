@@ -44,11 +44,10 @@ from nystrom_lab.training.finetune.finetune_settings import ADAM_EPSILON, model_
 from nystrom_lab.training.hardware import is_main, processes
 from nystrom_lab.training.heal import HealSettings, planned, read_texts, settle
 from nystrom_lab.training.healing import Healing, two_tokens
-from nystrom_lab.training.ranks.lost import leaving_the_group
-from nystrom_lab.training.run.checkpoints import state_of
-from nystrom_lab.training.run.folder import RunFolder
-from nystrom_lab.training.run.progress import no_file_bars
-from nystrom_lab.training.run.run_trainer import RunResults, RunTrainer, run_to_the_end, training_arguments
+from nystrom_lab.training.ranks import leaving_the_group
+from nystrom_lab.training.run_folder import RunFolder, state_of
+from nystrom_lab.training.run_progress import no_file_bars
+from nystrom_lab.training.run_trainer import RunResults, RunTrainer, run_to_the_end, training_arguments
 from nystrom_lab.training.start import OWN_TYPES, StartModel, find_start
 
 OPTIMIZER = Optimizer(schedule="linear", clip_norm=1.0, adam_betas=(0.9, 0.999), weight_decay=0.0)
