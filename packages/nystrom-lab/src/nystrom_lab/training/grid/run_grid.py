@@ -41,7 +41,7 @@ PresetName = Literal[
     "nystromformer", "nystromformer-1000", "skyformer", "skyformer-1000", "modern", "modern-small", "demo"
 ]
 # A task's preset, its data, and the settings of its runs by name.
-Plan = tuple[Preset, Path, dict[str, Settings]]
+TaskPlan = tuple[Preset, Path, dict[str, Settings]]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -139,7 +139,7 @@ def run_grid(asked: GridOptions) -> list[Failure]:
     named = asked.preset or (start and start.preset) or "nystromformer"
     cluster = Jobs(to, slurm, cpus=threads, at_once=jobs) if on == "slurm" else None
     usable: Device = usable_device(asked.device) if cluster is None else slurm.device(asked.device, asked.precision)  # pyright: ignore[reportAssignmentType]
-    plans: list[Plan] = []
+    plans: list[TaskPlan] = []
     for task in asked.tasks:
         base = find_preset(task, named) if max_length is None else lengthened(find_preset(task, named), max_length)
         folder = data / base.data.folder
@@ -187,7 +187,7 @@ def train_and_tabulate(to: str, arguments: Mapping[str, object]) -> None:
     write_table(Path(to))
 
 
-def _prepare(to: Path, plans: Sequence[Plan], *, check_compile: bool) -> None:
+def _prepare(to: Path, plans: Sequence[TaskPlan], *, check_compile: bool) -> None:
     """Prepare the data that can be generated, and check them and the runs already started."""
     from nystrom_lab.training.compiling import check_compiler
     from nystrom_lab.training.tasks import find_task, prepare_if_missing
