@@ -223,6 +223,12 @@ def test_states_that_are_not_finite_are_named(healed, bert, texts, tmp_path):
     assert not (tmp_path / "made").exists()
 
 
+def test_texts_that_are_not_there_are_refused_before_anything_is_converted(healed, tmp_path, capsys):
+    with pytest.raises(ValueError, match="nothere does not exist"):
+        healed(tmp_path / "made", texts=[tmp_path / "nothere"])
+    assert not capsys.readouterr().out
+
+
 @pytest.mark.parametrize(
     ("changes", "match"),
     [

@@ -66,6 +66,8 @@ def heal(asked: HealOptions) -> Path:
         raise ValueError(
             f"context_parallel is {asked.context_parallel}; expected 1: the exact model reads whole texts."
         )
+    # Before anything is converted: what is not there, or has no text, is refused.
+    find_corpora(asked.texts, text_field=asked.text_field)
     words = ["convert", str(asked.source), "--heal", *map(str, asked.texts), "--to", str(asked.to)]
     words += asked_words(replace(asked, texts=()), options="")
     run = RunFolder(asked.to.with_name(f"{asked.to.name}-run"))
