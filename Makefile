@@ -89,7 +89,7 @@ floors: | $(VENV)/.made  ## the oldest allowed version of each dependency, in an
 	$(VENV)-floors/bin/uv pip install --python $(VENV)-floors --resolution lowest-direct $(FLOORS) ./$(LIBRARY) ./$(LABORATORY)
 	$(VENV)-floors/bin/uv pip install --python $(VENV)-floors pytest pytest-timeout pytest-xdist hypothesis
 	$(VENV)-floors/bin/python -m pytest -n auto -o filterwarnings= `# old versions warn of newer ones` \
-	  $(LIBRARY)/tests/models/files $(addprefix $(LABORATORY)/tests/,cli report training/run/test_faults.py)
+	  $(LIBRARY)/tests/models/files $(addprefix $(LABORATORY)/tests/,cli report training/test_faults.py)
 	rm -rf $(VENV)-floors
 
 lint: $(VENV)/.dev  ## style
