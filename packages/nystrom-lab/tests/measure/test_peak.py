@@ -9,7 +9,7 @@ import torch
 from nystrom import nystrom_attention
 from nystrom.attention.heads import Masks
 from nystrom.attention.methods.softmax import softmax_attention
-from nystrom.attention.parts.threads import in_threads
+from nystrom.attention.parts.stretches import in_threads
 from nystrom.inspection.candidates import read_candidates
 from nystrom.inspection.layer_sample import sample_layer
 from nystrom.integrations.layer_calls import LayerCall

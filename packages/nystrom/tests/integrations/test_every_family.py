@@ -37,6 +37,8 @@ CHANGES = {
     **dict.fromkeys(("deepseek_v2", "deepseek_v3", "glm4_moe_lite", "minicpm3", "mistral4"), LATENT),
     **{"distilbert": {"dim": 32, "n_layers": 2, "n_heads": 4, "hidden_dim": 48}, "esmc": {"num_key_value_heads": 4}},
     **{"neomme": {"head_dim": 16}, "xmod": {"languages": ["en_XX"], "default_language": "en_XX"}},
+    # Every fourth layer attends; the first sizes have two layers.
+    **dict.fromkeys(("qwen3_5", "qwen3_5_moe"), {"num_hidden_layers": 4}),
 }
 # Small sizes in the approximate range.
 SMALL = {"block_size": 4, "num_heavy": 2, "num_clusters": 3, "exact_up_to": 0}

@@ -19,8 +19,7 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
-from nystrom.attention.parts.stretches import Piece, for_one_gradient, known_signature
-from nystrom.attention.parts.threads import groups_of_pieces, in_threads
+from nystrom.attention.parts.stretches import Piece, for_one_gradient, groups_of_pieces, in_threads, known_signature
 from nystrom.attention.parts.windows import Convolution, ConvolutionGradients, by_band, kernel_gradient
 from nystrom.checks import check_at_least
 from nystrom.precision import cast_for_autocast, narrowed, without_autocast

@@ -25,7 +25,7 @@ from torch import Tensor
 
 from nystrom.attention.options import NearFarOptions
 from nystrom.attention.parts.order import first_in_order, in_order
-from nystrom.attention.parts.threads import cut, in_threads, num_parts
+from nystrom.attention.parts.stretches import cut, in_threads, num_parts
 from nystrom.landmarks import all_real, insertion_points, middle_of, ranks, segment_means, uniform
 from nystrom.shapes import is_number, score_scale
 

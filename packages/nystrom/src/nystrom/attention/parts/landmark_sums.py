@@ -12,8 +12,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from nystrom.attention.fused import softmax_rows, unmask_empty_rows
-from nystrom.attention.parts.stretches import Piece, for_one_gradient, known_signature
-from nystrom.attention.parts.threads import groups_of_pieces, in_threads
+from nystrom.attention.parts.stretches import Piece, for_one_gradient, groups_of_pieces, in_threads, known_signature
 from nystrom.attention.parts.windows import Convolution
 from nystrom.autograd_modes import pull_back
 

@@ -8,7 +8,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from nystrom.attention.methods.near_far import near_far_attention
 from nystrom.attention.methods.nystrom import nystrom_attention
-from nystrom.attention.parts.threads import cut, in_threads, num_parts
+from nystrom.attention.parts.stretches import cut, in_threads, num_parts
 from nystrom.attention.skip import depthwise_skip
 
 SKIP = torch.randn(4, 1, 5, 1, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
