@@ -38,7 +38,7 @@ CHANGES = {
     **{"distilbert": {"dim": 32, "n_layers": 2, "n_heads": 4, "hidden_dim": 48}, "esmc": {"num_key_value_heads": 4}},
     **{"neomme": {"head_dim": 16}, "xmod": {"languages": ["en_XX"], "default_language": "en_XX"}},
     # Every fourth layer attends; the first sizes have two layers.
-    **dict.fromkeys(("qwen3_5", "qwen3_5_moe"), {"num_hidden_layers": 4}),
+    **{name: {"num_hidden_layers": 4} for name in ("qwen3_5", "qwen3_5_moe")},
 }
 # Small sizes in the approximate range.
 SMALL = {"block_size": 4, "num_heavy": 2, "num_clusters": 3, "exact_up_to": 0}
