@@ -11,6 +11,7 @@ positions, by `--attention softmax`.
 """
 
 import argparse
+import sys
 import time
 from itertools import islice
 from pathlib import Path
@@ -29,10 +30,17 @@ WINDOW, PASSAGE = 512, 128
 
 def papers_of(path, tokenizer, count, length):
     """The tokens of the last papers that have `length` of them, without special tokens."""
-    (corpus,), _ = find_corpora([path])
-    texts = [piece.text.decode() for piece in corpus.pieces(False) if piece.begins and len(piece.text) > 4 * length]
+    corpora, _ = find_corpora([path])
+    pieces = (piece for corpus in corpora for piece in corpus.pieces(False))
+    texts = [piece.text.decode() for piece in pieces if piece.begins]
     rows = (tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"] for text in reversed(texts))
-    return [row[: length - 2] for row in islice((row for row in rows if len(row) >= length - 2), count)]
+    papers = [row[: length - 2] for row in islice((row for row in rows if len(row) >= length - 2), count)]
+    if len(papers) < count:
+        sys.exit(
+            f"{len(papers)} of {len(texts)} papers of {path} have {length} tokens; expected {count}: name a file with "
+            "more, or take --length or --count smaller."
+        )
+    return papers
 
 
 @torch.no_grad()
@@ -59,6 +67,12 @@ def main():
     parser.add_argument("--count", type=int, default=63)
     parser.add_argument("--to", type=Path, required=True)
     args = parser.parse_args()
+    if args.exact is None and not args.models:
+        parser.error("nothing reads the papers: name --exact, or folders with --models")
+    if args.length < 6 * PASSAGE:
+        parser.error(
+            f"--length is {args.length}; expected {6 * PASSAGE} or more, to take {PASSAGE} from its second half"
+        )
     torch.set_num_threads(1)
     ways = [] if args.exact is None else [("first 512 tokens", args.exact, 1), ("windows of 512", args.exact, None)]
     for name, folder, most in [*ways, *((folder.name, folder, 0) for folder in args.models)]:
@@ -76,7 +90,7 @@ def main():
         seconds = (time.process_time() - start) / len(papers)
         scores = F.normalize(asked, dim=-1) @ F.normalize(torch.stack(rest), dim=-1).T
         found = int((scores.argmax(1) == torch.arange(len(papers))).sum())
-        common = {"study": "search papers", "method": name, "n": args.length, "device": cpu_name()}
+        common = {"study": "search papers", "method": name, "n": args.length, "dtype": "float32", "device": cpu_name()}
         append_rows(
             args.to,
             [
