@@ -6,11 +6,14 @@ embeddings.
 
     python tools/search_papers.py papers.jsonl.xz --exact MODEL --models FOLDER ... --to rows.csv
 
+Without papers, the pages and paragraphs of examples/demo.py are searched, of up to N tokens.
+
 FOLDER is a model of at least N positions, such as `nystrom convert` makes; for the exact model, with stretched
 positions, by `--attention softmax`.
 """
 
 import argparse
+import pydoc_data.topics
 import sys
 import time
 from itertools import islice
@@ -28,8 +31,20 @@ from nystrom_lab.measure.rows import append_rows, cpu_name, new_row
 WINDOW, PASSAGE = 512, 128
 
 
+def pages_of(tokenizer, length):
+    """The pages of the demo, the paragraphs that it takes out of them, and for each the place of its page."""
+    sys.path.insert(0, str(Path(__file__).parents[1] / "examples"))
+    from demo import hold_out  # pyright: ignore[reportMissingImports]
+
+    topics = dict(sorted(pydoc_data.topics.topics.items(), key=lambda page: -len(page[1])))
+    pages, asked = hold_out(topics, tokenizer, length)
+    right = [list(pages).index(name) for name, _ in asked]
+    # Without special tokens.
+    return [ids[1:-1] for ids in pages.values()], [ids[1:-1] for _, ids in asked], right
+
+
 def papers_of(path, tokenizer, count, length):
-    """The tokens of the last papers that have `length` of them, without special tokens."""
+    """The last papers that have `length` tokens without a passage each, these, and for each the place of its paper."""
     corpora, _ = find_corpora([path])
     pieces = (piece for corpus in corpora for piece in corpus.pieces(False))
     texts = [piece.text.decode() for piece in pieces if piece.begins]
@@ -40,7 +55,9 @@ def papers_of(path, tokenizer, count, length):
             f"{len(papers)} of {len(texts)} papers of {path} have {length} tokens; expected {count}: name a file with "
             "more, or take --length or --count smaller."
         )
-    return papers
+    start = 3 * length // 4
+    end = start + PASSAGE
+    return [paper[:start] + paper[end:] for paper in papers], [paper[start:end] for paper in papers], list(range(count))
 
 
 @torch.no_grad()
@@ -60,7 +77,7 @@ def windows(model, tokenizer, tokens, most=None):
 def main():
     """Count, and write rows."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("papers", type=Path)
+    parser.add_argument("papers", type=Path, nargs="?")
     parser.add_argument("--exact", type=Path, help="folder of the exact model, for windows")
     parser.add_argument("--models", type=Path, nargs="*", default=())
     parser.add_argument("--length", type=int, default=2048)
@@ -74,31 +91,31 @@ def main():
             f"--length is {args.length}; expected {6 * PASSAGE} or more, to take {PASSAGE} from its second half"
         )
     torch.set_num_threads(1)
+    kind = "page" if args.papers is None else "paper"
     ways = [] if args.exact is None else [("first 512 tokens", args.exact, 1), ("windows of 512", args.exact, None)]
     for name, folder, most in [*ways, *((folder.name, folder, 0) for folder in args.models)]:
         tokenizer, model = load_tokenizer(folder), AutoModel.from_pretrained(folder).eval()
-        papers = papers_of(args.papers, tokenizer, args.count, args.length)
-        middle = 3 * args.length // 4
-        cut = slice(middle, middle + PASSAGE)
-        asked = torch.stack([embedding(model, tokenizer, paper[cut]) for paper in papers])
+        if args.papers is None:
+            rest, passages, right = pages_of(tokenizer, args.length)
+        else:
+            rest, passages, right = papers_of(args.papers, tokenizer, args.count, args.length)
+        asked = torch.stack([embedding(model, tokenizer, passage) for passage in passages])
         start = time.process_time()
-        rest = []
-        for paper in papers:
-            tokens = paper[: cut.start] + paper[cut.stop :]
-            read = embedding(model, tokenizer, tokens) if most == 0 else windows(model, tokenizer, tokens, most)
-            rest.append(read)
-        seconds = (time.process_time() - start) / len(papers)
-        scores = F.normalize(asked, dim=-1) @ F.normalize(torch.stack(rest), dim=-1).T
-        found = int((scores.argmax(1) == torch.arange(len(papers))).sum())
-        common = {"study": "search papers", "method": name, "n": args.length, "dtype": "float32", "device": cpu_name()}
-        append_rows(
-            args.to,
-            [
-                new_row(quantity="passages found", value=found, unit="", repeats=len(papers), **common),
-                new_row(quantity="processor time of a paper", value=seconds, unit="s", repeats=len(papers), **common),
-            ],
-        )
-        print(f"{name}: {found} of {len(papers)}, {seconds:.2f} s of processor time each", flush=True)
+        read = [
+            embedding(model, tokenizer, tokens) if most == 0 else windows(model, tokenizer, tokens, most)
+            for tokens in rest
+        ]
+        seconds = (time.process_time() - start) / len(rest)
+        scores = F.normalize(asked, dim=-1) @ F.normalize(torch.stack(read), dim=-1).T
+        found = int((scores.argmax(1) == torch.tensor(right)).sum())
+        common = {"method": name, "n": args.length, "dtype": "float32", "device": cpu_name()}
+        values = (("passages found", found, "", right), (f"processor time of a {kind}", seconds, "s", rest))
+        rows = [
+            new_row(study=f"search {kind}s", quantity=quantity, value=value, unit=unit, repeats=len(of), **common)
+            for quantity, value, unit, of in values
+        ]
+        append_rows(args.to, rows)
+        print(f"{name}: {found} of {len(right)}, {seconds:.2f} s of processor time each", flush=True)
 
 
 if __name__ == "__main__":

