@@ -515,8 +515,8 @@ class HealOptions(ConvertOptions, Steps, RunOptions):
         to: Folder for the new model. Checkpoints, curves and rows go to the folder TO-run beside it.
         texts: Files or folders of texts to heal on: plain text, or rows with a column of texts; may be compressed.
         text_field: Column of the texts. Default: the usual names.
-        learn: What learns: "queries-keys"; "attention", the attention blocks; "all" weights of the layers; or
-            "adapters" of low rank on these, by PEFT, which are added to the weights at the end.
+        learn: What learns: "queries-keys"; "attention", the attention blocks; "all" weights of the layers, which needs
+            steps of the whole; or "adapters" of low rank on these, by PEFT, which are added to the weights at the end.
         whole: Share of the steps, the last ones, in which the whole model learns; before, each layer learns alone.
         length: Tokens at which a text is cut. Default: the longest input of the new model, but at most 8,192.
         shortest: Tokens of the shortest text to use. Default: a quarter of length.

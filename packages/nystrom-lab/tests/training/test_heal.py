@@ -147,6 +147,18 @@ def test_what_learns_is_an_option(learn, healed, bert, tmp_path):
     assert all(any(part in name for part in parts[learn]) for name in changed)
 
 
+def test_a_frozen_model_learns_as_any_other(bert, tmp_path):
+    """Its weights ask for no gradients; `learn` alone says which do."""
+    convert(bert, tmp_path / "plain", num_landmarks=4)
+    model = AutoModel.from_pretrained(tmp_path / "plain").requires_grad_(False)
+    made = healing.Healing(model, tmp_path / "plain", "attention", mask=None)
+    ids = torch.randint(5, len(WORDS), (2, 40), generator=torch.Generator().manual_seed(0))
+    made(ids, torch.ones_like(ids), whole=False)["loss"].backward()
+    moved = {name for name, weight in model.named_parameters() if weight.grad is not None and weight.grad.any()}
+    assert moved
+    assert moved <= {name for name, _ in model.named_parameters() if ".attention." in name}
+
+
 def test_adapters_without_peft_are_refused_by_name(healed, tmp_path, monkeypatch):
     monkeypatch.setattr(healing, "find_spec", lambda name: None)
     with pytest.raises(ValueError, match=r"adapters.*pip install peft"):
@@ -238,6 +250,7 @@ def test_texts_that_are_not_there_are_refused_before_anything_is_converted(heale
         ({"texts": ()}, "texts names nothing"),
         ({"learn": "values"}, "learn is 'values'; expected"),
         ({"whole": 2}, "whole is 2; expected a share"),
+        ({"learn": "all", "whole": 0}, "learn is 'all' and whole 0, but where each layer learns alone"),
         ({"precision": "float16"}, "precision is 'float16'"),
         ({"context_parallel": 2}, "context_parallel is 2; expected 1"),
     ],

@@ -121,7 +121,13 @@ def settle(asked: HealOptions, *, attention: str, options: dict[str, object], lo
         "evaluate_every": every,
         "log_every": every,
     }
-    return HealSettings(**given, weights=weights, processes=processes)
+    settings = HealSettings(**given, weights=weights, processes=processes)
+    if settings.learn == "all" and settings.layer_steps == settings.steps:
+        raise ValueError(
+            f"learn is 'all' and whole {settings.whole}, but where each layer learns alone, its attention block is all "
+            "that does: give --whole a larger share of the steps, or take learn 'attention'."
+        )
+    return settings
 
 
 def read_texts(asked: HealOptions, *, length: int) -> Iterator[str]:
