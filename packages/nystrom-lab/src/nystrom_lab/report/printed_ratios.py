@@ -13,6 +13,7 @@ arXiv:2111.00035 (one NVIDIA V100, 50,000 steps of training).
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from nystrom_lab.measure.rows import Row
 from nystrom_lab.report.table import markdown_table
@@ -20,6 +21,14 @@ from nystrom_lab.report.tables import once_each
 
 BASE = "softmax-materialised"
 _TABLE_1, _TABLE_2 = "Table 1 of Nyströmformer", "Table 2 of Skyformer"
+
+
+class Cost(NamedTuple):
+    """Memory and time, in this order, as the papers print them."""
+
+    memory: float
+    time: float
+
 
 # Method: length: (memory in MB, time in ms). Transformer, Linformer-256, Longformer-257, Nyströmformer-64 and -32.
 NYSTROMFORMER_TABLE_1: dict[str, dict[int, tuple[float, float]]] = {
@@ -38,7 +47,7 @@ NYSTROMFORMER_TABLE_1_RATIOS: dict[str, dict[int, tuple[float, float]]] = {
     "nystrom-32": {512: (2.1, 1.2), 1024: (3.8, 1.9), 2048: (7.1, 3.7), 4096: (13.6, 5.9), 8192: (26.7, 13.4)},
 }
 
-# Method: task: (time in hours, memory in GB). Self-Attention, KA, Nystromformer, Linformer, Informer, Performer,
+# Hours and gigabytes of each method and task. Self-Attention, KA, Nystromformer, Linformer, Informer, Performer,
 # Reformer, BigBird, Skyformer.
 _TASKS = ("text", "listops", "retrieval", "pathfinder", "image")
 _HOURS = {
@@ -63,8 +72,25 @@ _GIGABYTES = {
     "bigbird-3": (2.83, 2.71, 4.97, 4.97, 9.95),
     "skyformer-128": (1.59, 1.75, 3.15, 4.13, 8.26),
 }
-SKYFORMER_TABLE_2: dict[str, dict[str, tuple[float, float]]] = {
-    method: {task: (_HOURS[method][i], _GIGABYTES[method][i]) for i, task in enumerate(_TASKS)} for method in _HOURS
+SKYFORMER_TABLE_2 = {
+    method: {task: Cost(_GIGABYTES[method][i], _HOURS[method][i]) for i, task in enumerate(_TASKS)} for method in _HOURS
+}
+
+# By study, then by what, method and column: a length or a task.
+PRINTED_RATIOS: dict[str, dict[tuple[str, str, str], float]] = {
+    "efficiency": {
+        (what, method, str(n)): ratio
+        for method, lengths in NYSTROMFORMER_TABLE_1_RATIOS.items()
+        for n, ratios in lengths.items()
+        for what, ratio in zip(Cost._fields, ratios, strict=True)
+    },
+    "training": {
+        (what, method, task): getattr(SKYFORMER_TABLE_2[BASE][task], what) / getattr(cost, what)
+        for method, tasks in SKYFORMER_TABLE_2.items()
+        for task, cost in tasks.items()
+        for what in Cost._fields
+        if method != BASE
+    },
 }
 
 
@@ -100,28 +126,12 @@ def compare_with_paper(rows: Sequence[Row]) -> list[Compared]:
     if studies not in ({"efficiency"}, {"training"}):
         raise ValueError(f"rows are of {', '.join(sorted(studies)) or 'no study'}; expected efficiency or training.")
     once_each(rows)
-    if studies == {"efficiency"}:
-        printed = {
-            (what, method, str(n)): ratios[i]
-            for method, lengths in NYSTROMFORMER_TABLE_1_RATIOS.items()
-            for n, ratios in lengths.items()
-            for i, what in enumerate(("memory", "time"))
-        }
-        measured = {
-            (row.quantity.partition(" ")[2], row.method, str(row.n)): row.value
-            for row in rows
-            if row.quantity.startswith("forward ")
-        }
-    else:
-        printed = {
-            (what, method, task): SKYFORMER_TABLE_2[BASE][task][i] / values[i]
-            for method, tasks in SKYFORMER_TABLE_2.items()
-            for task, values in tasks.items()
-            for i, what in enumerate(("time", "memory"))
-        }
-        measured = {
-            (row.quantity.rpartition(" ")[2], row.method, row.quantity.partition(" ")[0]): row.value for row in rows
-        }
+    (study,) = studies
+    printed, measured = PRINTED_RATIOS[study], {}
+    for row in rows:
+        before, _, what = row.quantity.rpartition(" ")
+        if study == "training" or before == "forward":
+            measured[what, row.method, str(row.n) if before == "forward" else before.partition(" ")[0]] = row.value
     compared = [
         Compared(
             what,
@@ -131,7 +141,7 @@ def compare_with_paper(rows: Sequence[Row]) -> list[Compared]:
             printed[what, method, column],
         )
         for what, method, column in measured
-        if method != BASE and (what, method, column) in printed
+        if (what, method, column) in printed
     ]
     if not compared:
         raise ValueError("rows hold nothing that the papers have a number for; measure the methods of their tables.")

@@ -102,7 +102,7 @@ def cost_lines(rows: Sequence[Row], *, time: bool, memory: bool) -> list[TableLi
             lines.append((f"{line.method}, {line.preset}" if line.preset else line.method, row))
         for name in [name for name in SKYFORMER_TABLE_2 if name.split("-")[0] == base][:1]:
             there = SKYFORMER_TABLE_2[name]
-            row = [_cost(3600 * there[task][0], 1e3 * there[task][1], time, memory) for task in LRA_TASKS]
+            row = [_cost(3600 * there[task].time, 1e3 * there[task].memory, time, memory) for task in LRA_TASKS]
             lines.append((f"  Skyformer T2, {name}", row))
     return lines
 

@@ -1,13 +1,14 @@
 r"""What a study declares beside its measurements: tables, figures and claims, objects that read a frame of its rows.
 
-A frame is a `pandas.DataFrame` with a line for each row: its columns are the fields of the row and its facts. A row
-without a spread has its value as both ends of it; a fact that a row does not have is "". The column "number" counts the
-layers of a model from 1. Where a declaration names a
-text with fields in braces, such as "{method}, {weights}", the text is made for each row from its columns.
+A frame is a `pandas.DataFrame` with a line for each row: its columns are the fields of the row, its facts, and "row",
+the row itself. A row without a spread has its value as both ends of it; a fact that a row does not have is "". The
+column "number" counts the layers of a model from 1. Where a declaration names a text with fields in braces, such as
+"{method}, {weights}", the text is made for each row from its columns.
 """
 
 import math
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from operator import attrgetter
 from pathlib import Path
@@ -42,12 +43,12 @@ class NotMeasured(ValueError):
 
 def frame_of(rows: Sequence[Row]) -> pd.DataFrame:
     """The rows as a frame."""
-    lines = [{**{name: getattr(row, name) for name in _FIELDS}, **row.facts} for row in rows]
+    lines = [{**{name: getattr(row, name) for name in _FIELDS}, "row": row, **row.facts} for row in rows]
     # Of objects: lengths stay whole numbers where some rows have none.
     frame = pd.DataFrame(
-        lines, columns=list(dict.fromkeys([*_FIELDS, *(k for line in lines for k in line)])), dtype=object
+        lines, columns=list(dict.fromkeys([*_FIELDS, "row", *(k for line in lines for k in line)])), dtype=object
     )
-    facts = [name for name in frame if name not in _FIELDS]
+    facts = [name for name in frame if name not in (*_FIELDS, "row")]
     frame[facts] = frame[facts].fillna("")
     if "layer" in facts:
         frame["number"] = [str(int(layer) + 1) if layer.isdigit() else layer for layer in frame["layer"]]
@@ -133,7 +134,7 @@ class Cells:
     """
 
     head: str
-    quantity: str | Collection[str]
+    quantity: str | Collection[str] | None
     text: str
     where: Mapping[str, Any]
     pick: Callable[[float, float], float] | None
@@ -153,12 +154,13 @@ class Cells:
             texts = {head: of.get(place, "") for head, of in others.items()}
             value = line["value"]
             short = f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
-            yield line | texts | {"percent": 100 * value, "short": short}
+            # Empty, too, is a fact that no row has.
+            yield defaultdict(str, line | texts | {"percent": 100 * value, "short": short})
 
 
 def cells(
     head: str,
-    quantity: str | Collection[str],
+    quantity: str | Collection[str] | None,
     text: str = "{value:.3g}",
     *,
     pick: Callable[[float, float], float] | None = None,
@@ -235,6 +237,7 @@ class Lines:
         x_label: Name of the horizontal axis.
         y_label: Name of the vertical axis.
         band: What the spread of a row is; "" for no bands.
+        scale: What values are multiplied by, 100 for per cent.
         options: Further arguments of `nystrom_lab.report.plots.lines.draw_lines`.
     """
 
@@ -247,6 +250,7 @@ class Lines:
     line: str = "{method}"
     names: Names = field(default_factory=dict)
     levels: Sequence[float] = ()
+    scale: float = 1
     options: Mapping[str, Any] = field(default_factory=dict)
 
     def draw(self, frame: pd.DataFrame) -> "Figure | None":
@@ -257,6 +261,7 @@ class Lines:
         shown = pd.DataFrame(list(_named(select(frame, **self.of), self.names)), dtype=object)
         if shown.empty:
             return None
+        shown[["value", "low", "high"]] *= self.scale
         shown["family"] = [split_name(method)[0] for method in shown["method"]]
         values = {} if self.over in frame else by(frame, self.over, "method", "n")
         places = zip(shown["method"], shown["n"], strict=True)
@@ -319,9 +324,10 @@ def declare(
     *,
     plan: Callable[[Setting], Plan],
     tables: Sequence[Pivot | Callable[[pd.DataFrame], Sequence[Table]]],
-    claims: Sequence[Claim] = (),
+    claims: Sequence[Claim | Callable[[pd.DataFrame], Iterable[Claim]]] = (),
     figures: Mapping[str, Lines] | Drawings,
     over_layers: Collection[str] = (),
+    framed: Callable[[Sequence[Row]], pd.DataFrame] = frame_of,
     **facts: Any,
 ) -> Study:
     """A study of declared tables, claims and figures.
@@ -329,21 +335,27 @@ def declare(
     Args:
         plan: See `Study`.
         tables: The tables, in order; a function returns those that no pivot can state.
-        claims: The claims, in order.
+        claims: The claims, in order; a function returns those that depend on what was run, such as one a task.
         figures: Figures by name, "" for the main one, or a function that draws them from the rows and the folder.
         over_layers: Quantities whose rows are merged first where they differ only in their layer.
+        framed: Makes the frame of the rows, with further columns.
         facts: The other fields of `Study`.
     """
 
     def frame(rows: Sequence[Row]) -> pd.DataFrame:
         merged = merge_layers([row for row in rows if row.quantity in over_layers])
-        return frame_of([*merged, *(row for row in rows if row.quantity not in over_layers)])
+        return framed([*merged, *(row for row in rows if row.quantity not in over_layers)])
 
     def draw(rows: Sequence[Row], folder: Path) -> "Mapping[str, Figure]":
         if not isinstance(figures, Mapping):
             return figures(frame(rows), folder)
         drawn = {name: lines.draw(frame(rows)) for name, lines in figures.items()}
         return {name: figure for name, figure in drawn.items() if figure is not None}
+
+    def verdicts(rows: Sequence[Row]) -> Sequence[Verdict]:
+        found = frame(rows)
+        told = (claim for each in claims for claim in ([each] if isinstance(each, Claim) else each(found)))
+        return [claim.decide(found, ours=facts["source"] != OURS) for claim in told]
 
     return Study(
         plan=plan,
@@ -352,7 +364,7 @@ def declare(
             for tabled in tables
             for table in (tabled.tables(frame(rows)) if isinstance(tabled, Pivot) else tabled(frame(rows)))
         ],
-        verdicts=lambda rows: [claim.decide(frame(rows), ours=facts["source"] != OURS) for claim in claims],
+        verdicts=verdicts,
         figures=draw,
         **facts,
     )

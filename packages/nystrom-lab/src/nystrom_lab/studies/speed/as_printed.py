@@ -26,7 +26,9 @@ from dataclasses import replace
 from functools import partial
 from itertools import combinations, product
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, get_args
+from typing import Any, get_args
+
+import pandas as pd
 
 from nystrom_lab.bench.efficiency import run_efficiency
 from nystrom_lab.bench.options import Pass
@@ -34,16 +36,12 @@ from nystrom_lab.bench.training import TABLE_2_METHODS, run_training
 from nystrom_lab.data.lra.facts import LRA
 from nystrom_lab.measure.rows import Row
 from nystrom_lab.report.plots.speed import speed_figure
-from nystrom_lab.report.printed_ratios import BASE, NYSTROMFORMER_TABLE_1, SKYFORMER_TABLE_2, compare_with_paper
-from nystrom_lab.report.summary import OURS, Verdict
-from nystrom_lab.report.table import Table
-from nystrom_lab.studies.reproduce.declared import Claim, Found, each, frame_of
+from nystrom_lab.report.printed_ratios import BASE, NYSTROMFORMER_TABLE_1, PRINTED_RATIOS, SKYFORMER_TABLE_2, Cost
+from nystrom_lab.report.summary import OURS
+from nystrom_lab.studies.reproduce.declared import Claim, Found, Pivot, by, cells, declare, each, frame_of
 from nystrom_lab.studies.reproduce.known import UNKNOWN, Known, most, quartiles_of, roughly
 from nystrom_lab.studies.reproduce.study import Part, Plan, Setting, Study
 from nystrom_lab.training.presets import find_preset
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 _FUSED = "softmax"
 # What verdicts call the two forms of exact attention.
@@ -51,14 +49,13 @@ _EXACT = {BASE: "materialised softmax", _FUSED: "fused exact attention"}
 _TABLE_1_METHODS = (BASE, _FUSED, "linformer-256", "longformer-257", "nystrom-64", "nystrom-32", "near_far")
 
 _SKYFORMER, _LINFORMER, _LONGFORMER = "skyformer-128", "linformer-256", "longformer-257"
-# The pair in each cell of the tables, in this order; and the part of itself to which a memory is known.
-_WHAT, _PART = ("memory", "time"), 0.01
+# The part of itself to which a memory is known.
+_PART = 0.01
 # Pairs that the papers print nearer than this are in no order.
 _APART = 1.2
 
-# Method: column: (memory, time) as printed, or the rows of each. The columns are lengths or tasks.
-_Values = Mapping[str, Mapping[str, tuple[float, float]]]
-_Cells = Mapping[str, Mapping[str, Mapping[str, Any]]]
+# Rows by method, column (a length or a task) and "memory" or "time".
+_Cells = Mapping[tuple[str, str, str], Any]
 
 
 def _plan_efficiency(setting: Setting) -> Plan:
@@ -122,59 +119,52 @@ def _device(setting: Setting) -> str:
     return "cuda"
 
 
-def _as_study(rows: Sequence[Row], name: str) -> list[Row]:
-    """The rows, under the study's name in the tables and figures of the speed measurements."""
-    return [replace(row, study=name) for row in rows]
-
-
-def _tables(study: str, rows: Sequence[Row]) -> Sequence[Table]:
-    cells = _cells(rows)
-    columns = list(dict.fromkeys(column for of in cells.values() for column in of))
-    compared = {(each.what, each.method, each.column): each for each in compare_with_paper(_as_study(rows, study))}
-    tables = []
-    for what, unit in zip(_WHAT, ("MB", "ms"), strict=True):
-        heads = ["method", *(f"n={c}" if study == "efficiency" else c for c in columns)]
-        call = "forward " if study == "efficiency" else ""
-        lines = [[m, *(_number(of[c][what].value if what in of.get(c, {}) else math.nan) for c in columns)]
-                 for m, of in cells.items()]  # fmt: skip
-        tables.append(Table(f"{call}{what}, {unit}", heads, lines))
-        lines = [
-            [method, *(_pair(compared.get((what, method, column))) for column in columns)]
-            for method in cells
-            if any((what, method, column) in compared for column in columns)
-        ]
-        tables.append(Table(f"{call}{what}: times less than {BASE}, here / printed", heads, lines))
-    return tables
+def _framed(study: str, rows: Sequence[Row]) -> pd.DataFrame:
+    """The rows; for forward passes and steps also what they are of, their column, and how many times less they are."""
+    frame = frame_of(rows)
+    words = [quantity.rpartition(" ") for quantity in frame["quantity"]]
+    frame["column"] = [
+        str(n) if before == "forward" else before.removesuffix(" step") if before.endswith(" step") else ""
+        for (before, *_), n in zip(words, frame["n"], strict=True)
+    ]
+    frame["what"] = [what if column else "" for (*_, what), column in zip(words, frame["column"], strict=True)]
+    frame["shown"] = frame["value"].map(_number)
+    exact = {(row.what, row.column): row.value for row in each(frame, method=BASE)}
+    printed = [PRINTED_RATIOS[study].get((row.what, row.method, row.column), math.nan) for row in each(frame)]
+    times = [exact.get((row.what, row.column), math.nan) / row.value for row in each(frame)]
+    frame["times"] = [
+        "" if math.isnan(theirs) else f"{'–' if math.isnan(ours) else f'{ours:.1f}'} / {theirs:.1f}"
+        for ours, theirs in zip(times, printed, strict=True)
+    ]
+    # What is compared with a printed ratio.
+    frame["compared"] = [what if ratio else "" for what, ratio in zip(frame["what"], frame["times"], strict=True)]
+    return frame
 
 
 def _number(value: float) -> str:
-    return "–" if math.isnan(value) else f"{value:.0f}" if value >= 100 else f"{value:.3g}"
+    return f"{value:.0f}" if value >= 100 else f"{value:.3g}"
 
 
-def _pair(compared: object) -> str:
-    measured, printed = getattr(compared, "measured", math.nan), getattr(compared, "printed", math.nan)
-    return "–" if math.isnan(printed) else f"{'–' if math.isnan(measured) else f'{measured:.1f}'} / {printed:.1f}"
+def _tables(head: str, call: str = "") -> list[Pivot]:
+    """Of memory, then of time: the numbers, and how many times less than exact attention with its matrix."""
+    return [
+        Pivot(title=f"{call}{title}", index={"method": "{method}"}, columns=[numbers])
+        for what, unit in (("memory", "MB"), ("time", "ms"))
+        for title, numbers in (
+            (f"{what}, {unit}", cells(head, None, "{shown}", what=what)),
+            (f"{what}: times less than {BASE}, here / printed", cells(head, None, "{times}", compared=what)),
+        )
+    ]
 
 
-def _cells(rows: Sequence[Any]) -> _Cells:
-    """Rows by method, column, and "time" or "memory": of forward passes by length, or of a step by task."""
-    found: dict[str, dict[str, dict[str, Any]]] = {}
-    for row in rows:
-        before, _, what = row.quantity.rpartition(" ")
-        if before == "forward" or before.endswith(" step"):
-            column = str(row.n) if before == "forward" else before.removesuffix(" step")
-            found.setdefault(row.method, {}).setdefault(column, {})[what] = row
-    return found
-
-
-def _known(cells: _Cells, method: str, column: str, what: str) -> Known:
-    row = cells.get(method, {}).get(column, {}).get(what)
+def _known(of: _Cells, method: str, column: str, what: str) -> Known:
+    row = of.get((method, column, what))
     return UNKNOWN if row is None else quartiles_of(row) if what == "time" else roughly(row.value, _PART)
 
 
-def _less(cells: _Cells, method: str, other: str, column: str, what: str) -> Known:
+def _less(of: _Cells, method: str, other: str, column: str, what: str) -> Known:
     """How many times less memory or time a method takes than another."""
-    return _known(cells, other, column, what).over(_known(cells, method, column, what))
+    return _known(of, other, column, what).over(_known(of, method, column, what))
 
 
 def _said(known: Known) -> str:
@@ -182,12 +172,12 @@ def _said(known: Known) -> str:
     return _number(math.sqrt(known.low * known.high))
 
 
-def _order(cells: _Cells, printed: _Values, columns: Sequence[str]) -> Found:
+def _order(of: _Cells, printed: Mapping[str, Mapping[str, Cost]], columns: Sequence[str]) -> Found:
     answers = []
-    for column, (place, what) in product(columns, enumerate(_WHAT)):
+    for column, what in product(columns, Cost._fields):
         for (a, of_a), (b, of_b) in combinations(printed.items(), 2):
-            theirs = of_a[column][place] / of_b[column][place]
-            ours = _less(cells, b, a, column, what) if theirs > 1 else _less(cells, a, b, column, what)
+            theirs = getattr(of_a[column], what) / getattr(of_b[column], what)
+            ours = _less(of, b, a, column, what) if theirs > 1 else _less(of, a, b, column, what)
             if max(theirs, 1 / theirs) >= _APART and not math.isnan(ours.low):
                 answers.append(ours.above())
     return most(answers, 0.9), (
@@ -196,26 +186,26 @@ def _order(cells: _Cells, printed: _Values, columns: Sequence[str]) -> Found:
     )
 
 
-def _order_at_longest(cells: _Cells) -> Found:
-    printed = {m: {str(n): pair for n, pair in of.items()} for m, of in NYSTROMFORMER_TABLE_1.items()}
-    return _order(cells, printed, [str(n) for n in _lengths(cells) if n in NYSTROMFORMER_TABLE_1[BASE]][-1:])
+def _order_at_longest(of: _Cells) -> Found:
+    printed = {m: {str(n): Cost(*pair) for n, pair in lengths.items()} for m, lengths in NYSTROMFORMER_TABLE_1.items()}
+    return _order(of, printed, [str(n) for n in _lengths(of) if n in NYSTROMFORMER_TABLE_1[BASE]][-1:])
 
 
-def _lengths(cells: _Cells) -> list[int]:
-    return sorted({int(column) for of in cells.values() for column in of})
+def _lengths(of: _Cells) -> list[int]:
+    return sorted({int(column) for _, column, _ in of})
 
 
-def _linear(cells: _Cells) -> Found:
-    lengths = [n for n in _lengths(cells) if n >= 1024]
+def _linear(of: _Cells) -> Found:
+    lengths = [n for n in _lengths(of) if n >= 1024]
     if len(lengths) < 2:
         return None, "two lengths of at least 1024 are needed."
     first, last = lengths[0], lengths[-1]
 
     def exponent(method: str, what: str) -> Known:
-        longer, shorter = (_known(cells, method, str(n), what) for n in (last, first))
+        longer, shorter = (_known(of, method, str(n), what) for n in (last, first))
         return Known(*(math.log(end, last / first) for end in longer.over(shorter)))
 
-    found = {(m, what): exponent(m, what) for m in ("nystrom-64", "nystrom-32", BASE) for what in _WHAT}
+    found = {(m, what): exponent(m, what) for m in ("nystrom-64", "nystrom-32", BASE) for what in Cost._fields}
     answers = [
         # The baseline tells whether the lengths were measured alike.
         known.within(most=1.2) if found[BASE, what].within(1.7, 2.3) and known.within(least=0.5) else None
@@ -226,8 +216,8 @@ def _linear(cells: _Cells) -> Found:
     return most(answers), f"exponents from n = {first} to {last}: {said}."
 
 
-def _favorable(what: str, exact: str, cells: _Cells) -> Found:
-    less = {n: _less(cells, "nystrom-64", exact, str(n), what) for n in _lengths(cells)}
+def _favorable(what: str, exact: str, of: _Cells) -> Found:
+    less = {n: _less(of, "nystrom-64", exact, str(n), what) for n in _lengths(of)}
     known = [n for n in less if not math.isnan(less[n].low)]
     if not known:
         return None, "it was measured at no length."
@@ -237,9 +227,9 @@ def _favorable(what: str, exact: str, cells: _Cells) -> Found:
     return less[known[-1]].above(), f"with 64 landmarks {where}; times less: {times}."
 
 
-def _over_others(cells: _Cells) -> Found:
+def _over_others(of: _Cells) -> Found:
     others = ((_LONGFORMER, "time", 3), (_LONGFORMER, "memory", 1.2), (_LINFORMER, "memory", 1.7))
-    less = [(_less(cells, "nystrom-32", other, "8192", what), limit) for other, what, limit in others]
+    less = [(_less(of, "nystrom-32", other, "8192", what), limit) for other, what, limit in others]
     agrees = most(known.within(least=0.9 * limit) for known, limit in less)
     if any(math.isnan(known.low) for known, _ in less):
         return agrees, "n = 8192 was not measured."
@@ -251,10 +241,10 @@ def _over_others(cells: _Cells) -> Found:
 
 
 def _everywhere(
-    pair: tuple[str, str], tasks: Iterable[str], what: str, limit: Callable[[Known], bool | None], cells: _Cells
+    pair: tuple[str, str], tasks: Iterable[str], what: str, limit: Callable[[Known], bool | None], of: _Cells
 ) -> Found:
     """How many times less the first of two methods takes than the second, in each task."""
-    less = {task: _less(cells, *pair, task, what) for task in tasks}
+    less = {task: _less(of, *pair, task, what) for task in tasks}
     said = ", ".join(f"{_said(known)} ({task})" for task, known in less.items())
     return most(map(limit, less.values())), f"times less {what} than {pair[1]}: {said}."
 
@@ -268,7 +258,9 @@ _NOT_IN_ORDER = (
 
 
 def _claim(says: str, source: str, rule: Callable[[_Cells], Found], refused: str) -> Claim:
-    return Claim(says, source, lambda frame: rule(_cells(each(frame))), refused)
+    return Claim(
+        says, source, lambda frame: rule(by(frame, None, "method", "column", "what", what=Cost._fields)), refused
+    )
 
 
 # The forms of exact attention, what verdicts call them, and whose claim it is that something takes less.
@@ -287,7 +279,7 @@ _CLAIMS = {
                 partial(_favorable, what, exact),
                 "nystrom-64 takes as much or more at the longest length; undecided if no length has both",
             )
-            for (exact, name, ours), what in product(_FORMS, _WHAT)
+            for (exact, name, ours), what in product(_FORMS, Cost._fields)
         ),
         _claim(_IN_ORDER, _TABLE_1, _order_at_longest, f"at the longest length {_NOT_IN_ORDER}"),
         _claim(
@@ -303,7 +295,7 @@ _CLAIMS = {
                 partial(_everywhere, (_SKYFORMER, exact), LRA, what, Known.above),
                 "it takes more in one task; undecided where a task is missing",
             )
-            for (exact, name, ours), what in product(_FORMS, _WHAT)
+            for (exact, name, ours), what in product(_FORMS, Cost._fields)
         ),
         *(
             _claim(
@@ -322,44 +314,43 @@ _CLAIMS = {
                 partial(_everywhere, ("kernelized", _FUSED), LRA, what, partial(Known.within, most=1.5)),
                 "it takes less than two thirds in one task",
             )
-            for what in _WHAT
+            for what in Cost._fields
         ),
         _claim(
-            _IN_ORDER, _TABLE_2, lambda cells: _order(cells, SKYFORMER_TABLE_2, list(LRA)),
+            _IN_ORDER, _TABLE_2, lambda of: _order(of, SKYFORMER_TABLE_2, list(LRA)),
             f"over all tasks {_NOT_IN_ORDER}",
         ),
     ],
 }  # fmt: skip
 
 
-def _verdicts(study: str, rows: Sequence[Row]) -> Sequence[Verdict]:
-    frame = frame_of(rows)
-    return [claim.decide(frame, ours=True) for claim in _CLAIMS[study]]
-
-
-def _figures(study: str, rows: Sequence[Row], folder: Path) -> "Mapping[str, Figure]":
-    return {"": speed_figure(_as_study(rows, study))}
+def _study(study: str, tables: Sequence[Pivot], **facts: Any) -> Study:
+    return declare(
+        framed=partial(_framed, study),
+        tables=tables,
+        claims=_CLAIMS[study],
+        figures=lambda frame, folder: {"": speed_figure([replace(row, study=study) for row in frame["row"]])},
+        **facts,
+    )
 
 
 STUDIES = {
-    "nystromformer-table-1": Study(
+    "nystromformer-table-1": _study(
+        "efficiency",
+        _tables("n={column}", "forward "),
         shows="time and memory of attention over the length",
         source="Nyströmformer, arXiv:2102.03902, Table 1",
         paper_needs="a GPU",
         minutes=1.4,
         plan=_plan_efficiency,
-        tables=partial(_tables, "efficiency"),
-        verdicts=partial(_verdicts, "efficiency"),
-        figures=partial(_figures, "efficiency"),
     ),
-    "skyformer-table-2": Study(
+    "skyformer-table-2": _study(
+        "training",
+        _tables("{column}"),
         shows="time and memory of a training step of each task",
         source="Skyformer, arXiv:2111.00035, Table 2",
         paper_needs="a GPU",
         minutes=3,
         plan=_plan_training,
-        tables=partial(_tables, "training"),
-        verdicts=partial(_verdicts, "training"),
-        figures=partial(_figures, "training"),
     ),
 }
