@@ -13,7 +13,7 @@ from nystrom_lab.studies.reproduce.study import Setting
 from nystrom_lab.studies.training import finetuned
 from nystrom_lab.studies.training.by_length import rows_by_length
 from nystrom_lab.studies.training.finetuned import PAPER, SMALL, STUDIES
-from nystrom_lab.studies.training.finetuned_report import SHARE, scores
+from nystrom_lab.studies.training.finetuned_report import SHARE, error_beside, scores
 from nystrom_lab.studies.training.runs import Training
 from nystrom_lab.studies.training.swapped import swapped_rows
 from nystrom_lab.training.run_folder import RunFolder
@@ -44,10 +44,10 @@ def test_a_score_is_that_of_the_test_texts_or_of_validation_where_they_have_no_l
         result("mrpc", "softmax", 0.84, seed=1),
         result("sst2", "softmax", 0.91, split="validation", texts=872),
     ]
-    found = scores(rows)
-    assert found["mrpc", "softmax"].values == (0.8, 0.84)
-    assert found["mrpc", "softmax"].shown == "82.0 ± 2.8 (2)"
-    assert found["sst2", "softmax"][1:] == (872, False, "validation", None)
+    mrpc, sst2 = scores(rows).values()
+    assert mrpc.value == pytest.approx(0.82)
+    assert mrpc.fact("shown") == "82.0 ± 2.8 (2)"
+    assert (sst2.value, sst2.repeats, sst2.fact("split")) == (0.91, 872, "validation")
 
 
 def test_the_mismatched_texts_of_mnli_are_lines_of_their_own_beside_their_printed_scores():
@@ -76,16 +76,16 @@ def test_the_mismatched_texts_of_mnli_are_lines_of_their_own_beside_their_printe
 def test_a_mean_is_over_the_seeds_of_one_precision_that_of_most():
     runs = [result("mrpc", "softmax", value, seed=seed) for seed, value in enumerate((0.8, 0.84, 0.86))]
     mixed = [replace(run, dtype=dtype) for run, dtype in zip(runs, ("bfloat16", "float32", "float32"), strict=True)]
-    assert scores(mixed)["mrpc", "softmax"].values == (0.84, 0.86)
-    assert scores(mixed[::-1])["mrpc", "softmax"].values == (0.86, 0.84)
+    for rows in (mixed, mixed[::-1]):
+        (score,) = scores(rows).values()
+        assert score.value == pytest.approx(0.85)
 
 
 def test_a_test_is_ours_unless_it_has_all_texts_of_the_published_one():
     cases = (("imdb", 25_000), ("imdb", 4_000), ("qnli", 546))
-    found = [
-        scores([result(task, "softmax", 0.9, texts=n, facts={"splits": "own"})])[task, "softmax"] for task, n in cases
-    ]
-    assert [score.own for score in found] == [False, True, True]
+    for (task, n), split in zip(cases, ("test", "test, own", "test, own"), strict=True):
+        (score,) = scores([result(task, "softmax", 0.9, texts=n, facts={"splits": "own"})]).values()
+        assert score.fact("split") == split
 
 
 def test_nystrom_attention_is_competitive_within_two_points_where_the_errors_and_the_texts_say_so():
@@ -121,9 +121,9 @@ def test_the_standard_error_is_that_of_drawn_texts(task, found, missed, wrong):
     kinds = torch.multinomial(shares.expand(4000, -1), 1725, replacement=True, generator=g)
     t, m, w, r = (torch.stack([(kinds == kind).sum(1) for kind in range(4)])).double()
     drawn = 2 * t / (2 * t + m + w) if task == "mrpc" else (t + r) / 1725
-    score = scores([result(task, "softmax", drawn.mean().item(), texts=1725)])[task, "softmax"]
+    (score,) = scores([result(task, "softmax", drawn.mean().item(), texts=1725)]).values()
     # As many texts are found as there are positives, but for a tenth: the formula takes them as equal.
-    assert score.error_beside(score) == pytest.approx(2**0.5 * drawn.std().item(), rel=0.1)
+    assert error_beside(score, score) == pytest.approx(2**0.5 * drawn.std().item(), rel=0.1)
 
 
 def test_the_size_nearest_to_the_papers_decides():

@@ -6,21 +6,13 @@ run with, so that only the attention differs. Rows that do not say their preset 
 says what was run. The size "paper" requires all methods and tasks of the table, with the preset of the paper and three
 seeds.
 
-Claims, and the rule that decides each. The standard error of an accuracy over s seeds of N test samples is the binomial
-one, $\sqrt{p (1 - p) / N}$, or, from three seeds on, that of their mean, if it is larger. A method is above another if
-the difference is more than two standard errors of the difference. A claim on an average needs all five tasks.
+The standard error of an accuracy over s seeds of N test samples is the binomial one, $\sqrt{p (1 - p) / N}$, or, from
+three seeds on, that of their mean, if it is larger. A method is above another if the difference is more than two
+standard errors of the difference. A claim on an average needs all five tasks.
 
 The guess without a model is the largest share that can be told from the number of classes, taken to be of equal size,
 or, on ListOps, from the first operator. Where softmax attention is not above the guess by two standard errors, it has
 not learned the task, and no comparison with it is decided.
-
-- Nyströmformer, "on par with the vanilla self-attention for all tasks": on each task it is at most two points below,
-  even with two standard errors subtracted (`known.is_competitive`). It is refuted by one task on which
-  it is more than two points below, even with two standard errors added. Otherwise it is undecided where the errors are
-  too wide, or where fewer than all five tasks were measured.
-- "outperforms other efficient self-attention methods": its average is above Reformer's, Linformer's and Performer's.
-- Skyformer, Gaussian kernels come "with boosted performance": kernelized attention's average is above softmax's.
-- "generally better performance" of Skyformer: its average is above softmax's.
 
 Source: Xiong et al. (2021), arXiv:2102.03902, Table 3; Chen et al. (2021), arXiv:2111.00035, Table 1.
 """
@@ -28,11 +20,13 @@ Source: Xiong et al. (2021), arXiv:2102.03902, Table 3; Chen et al. (2021), arXi
 import math
 import statistics
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+import pandas as pd
 
 from nystrom_lab.data.lra.facts import LRA
 from nystrom_lab.measure.rows import Row, read_rows
@@ -40,9 +34,9 @@ from nystrom_lab.report.lra.runs import FIRST_OPERATOR, Accuracy, lra_cells, lra
 from nystrom_lab.report.lra.tables import lra_lines
 from nystrom_lab.report.plots.canvas import PAGE, figure_of, method_look
 from nystrom_lab.report.printed import LRA_TASKS, NYSTROMFORMER_TABLE_3, SKYFORMER_TABLE_1
-from nystrom_lab.report.summary import Verdict
 from nystrom_lab.report.table import Table
 from nystrom_lab.studies.arena.beside_paper import Ran, differs_from_paper, what_ran
+from nystrom_lab.studies.reproduce.declared import Claim, Found, declare, frame_of, select
 from nystrom_lab.studies.reproduce.known import estimate, is_competitive, most
 from nystrom_lab.studies.reproduce.study import Part, Plan, Setting, Study
 from nystrom_lab.training.run_folder import RunFolder
@@ -116,13 +110,13 @@ def _as_trained(rows: Sequence[Row]) -> list[Row]:
 _Cells = Mapping[tuple[str, str], tuple[str, Accuracy]]
 
 
-def _cells(rows: Sequence[Row], preset: str) -> _Cells:
+def _cells(rows: Iterable[Row], preset: str) -> _Cells:
     """Preset and accuracy by task and method.
 
     A task has the paper's preset or, where no run has it, the preset with the most methods; and a method the size with
     the most tasks, then the most seeds; among equals, the first. Runs whose rows do not say their preset are left out.
     """
-    lines = {line: tasks for line, tasks in lra_cells(rows).items() if line.preset}
+    lines = {line: tasks for line, tasks in lra_cells(list(rows)).items() if line.preset}
     found: dict[tuple[str, str], tuple[str, Accuracy]] = {}
     for task in LRA_TASKS:
         here = [line for line, tasks in lines.items() if task in tasks]
@@ -141,10 +135,9 @@ def _ran(cells: _Cells) -> list[Ran]:
     ]
 
 
-def _tables(rows: Sequence[Row], *, printed: _Printed, preset: str) -> Sequence[Table]:
-    trained = _as_trained(rows)
-    lines = [[name, *cells] for name, cells in lra_lines(trained)]
-    ran = what_ran(_ran(_cells(trained, preset)), preset, printed)
+def _tables(frame: pd.DataFrame, *, printed: _Printed, preset: str) -> Sequence[Table]:
+    lines = [[name, *cells] for name, cells in lra_lines(list(frame["row"]))]
+    ran = what_ran(_ran(_cells(frame["row"], preset)), preset, printed)
     title = f"accuracy in %, below it what the papers print; compared are {ran}"
     return [Table(title, ["attention", *LRA_TASKS, "mean"], lines)]
 
@@ -170,8 +163,17 @@ def _difference(cells: _Cells, ours: str, other: str) -> tuple[float, float, lis
     return gap, math.hypot(*errors) / len(tasks), tasks
 
 
-def _above(cells: _Cells, guesses: Mapping[str, float], claim: str, ours: str, others: Sequence[str]) -> Verdict:
+def _not_learned(cells: _Cells, frame: pd.DataFrame) -> list[str]:
+    """The tasks on which softmax attention is not above a guess without a model."""
+    guesses = {task: 1 / LRA[task].num_labels for task in LRA_TASKS}
+    guesses["listops"] = max([guesses["listops"], *select(frame, FIRST_OPERATOR)["value"]])
+    exact = {task: cells[task, EXACT][1] for task in LRA_TASKS if (task, EXACT) in cells}
+    return [task for task, cell in exact.items() if cell.mean - 2 * _standard_error(cell) <= 100 * guesses[task]]
+
+
+def _above(preset: str, ours: str, others: Sequence[str], frame: pd.DataFrame) -> Found:
     """Whether an average is above others: False if it is below one, None if a difference is within its error."""
+    cells = _cells(frame["row"], preset)
     found = {other: _difference(cells, ours, other) for other in others}
     said = ", ".join(
         f"{other} was not measured beside it" if each is None
@@ -182,68 +184,32 @@ def _above(cells: _Cells, guesses: Mapping[str, float], claim: str, ours: str, o
         None if each is None or len(each[2]) < len(LRA_TASKS) else estimate(each[0], each[1]).above(0)
         for each in found.values()
     ]
-    idle = [] if EXACT not in others else _not_learned(cells, guesses)
-    at_guess = f" {EXACT} is no better than a guess on {', '.join(idle)}." if idle else ""
-    return Verdict(claim, None if idle else most(sides), f"{ours}: {said}.{at_guess}")
+    idle = _not_learned(cells, frame) if EXACT in others else []
+    return None if idle else most(sides), f"{ours}: {said}.{_at_guess(idle)}"
 
 
-def _guesses(rows: Sequence[Row]) -> dict[str, float]:
-    """The accuracy of a guess without a model for each task, in percent."""
-    found = {task: 100 / LRA[task].num_labels for task in LRA_TASKS}
-    told = [100 * row.value for row in rows if row.quantity == FIRST_OPERATOR]
-    return found | {"listops": max([found["listops"], *told])}
-
-
-def _not_learned(cells: _Cells, guesses: Mapping[str, float]) -> list[str]:
-    """The tasks on which softmax attention is not above the guess."""
-    return [
-        task
-        for task in LRA_TASKS
-        if (cell := cells.get((task, EXACT))) is not None
-        and cell[1].mean - 2 * _standard_error(cell[1]) <= guesses[task]
-    ]
-
-
-def _verdicts_3(rows: Sequence[Row]) -> Sequence[Verdict]:
-    trained = _as_trained(rows)
-    cells, guesses = _cells(trained, "nystromformer"), _guesses(trained)
-    idle = _not_learned(cells, guesses)
+def _on_par(frame: pd.DataFrame) -> Found:
+    cells = _cells(frame["row"], "nystromformer")
+    idle = _not_learned(cells, frame)
     found = {
-        task: _difference({key: cell for key, cell in cells.items() if key[0] == task}, "nystrom", "softmax")
+        task: _difference({key: cell for key, cell in cells.items() if key[0] == task}, "nystrom", EXACT)
         for task in LRA_TASKS
     }
     gaps = {task: each for task, each in found.items() if each is not None}
+    if not gaps:
+        return None, "not measured on one task."
     said = ", ".join(f"{task} {gap:+.1f} ± {error:.1f}" for task, (gap, error, _) in gaps.items())
     par = [None if task in idle else is_competitive(gap / 100, error / 100) for task, (gap, error, _) in gaps.items()]
-    on_par = Verdict(
-        "Nyström attention is on par with softmax attention in every task.",
-        most([*par, *[None] * (len(LRA_TASKS) - len(par))]),
-        " ".join([f"{said} ({len(gaps)} of {len(LRA_TASKS)} tasks).", *lra_guesses(trained)])
-        + (f" {EXACT} is no better than a guess on {', '.join(idle)}." if idle else "")
-        if gaps
-        else "not measured on one task.",
-    )
-    others = _above(
-        cells,
-        guesses,
-        "It outperforms other efficient attentions on average.",
-        "nystrom",
-        ("reformer", "linformer", "performer"),
-    )
-    return [on_par, others]
+    words = [f"{said} ({len(gaps)} of {len(LRA_TASKS)} tasks).", *lra_guesses(list(frame["row"]))]
+    return most([*par, *[None] * (len(LRA_TASKS) - len(par))]), " ".join(words) + _at_guess(idle)
 
 
-def _verdicts_1(rows: Sequence[Row]) -> Sequence[Verdict]:
-    trained = _as_trained(rows)
-    given = _cells(trained, "skyformer"), _guesses(trained)
-    return [
-        _above(*given, "Gaussian kernels in place of softmax raise the accuracy.", "kernelized", (EXACT,)),
-        _above(*given, "Skyformer is generally better than softmax attention.", "skyformer", (EXACT,)),
-    ]
+def _at_guess(idle: Sequence[str]) -> str:
+    return f" {EXACT} is no better than a guess on {', '.join(idle)}." if idle else ""
 
 
-def _figures(rows: Sequence[Row], folder: Path, *, printed: _Printed, preset: str) -> "Mapping[str, Figure]":
-    cells = _cells(_as_trained(rows), preset)
+def _figures(frame: pd.DataFrame, folder: Path, *, printed: _Printed, preset: str) -> "Mapping[str, Figure]":
+    cells = _cells(frame["row"], preset)
     methods = list(dict.fromkeys(method for _, method in cells))
     tasks = [task for task in LRA_TASKS if any(of == task for of, _ in cells)]
     figure = figure_of(PAGE, 3.2)
@@ -269,25 +235,39 @@ def _figures(rows: Sequence[Row], folder: Path, *, printed: _Printed, preset: st
     return {"": figure}
 
 
-def _study(
-    printed: _Printed, preset: str, verdicts: Callable[[Sequence[Row]], Sequence[Verdict]], **facts: Any
-) -> Study:
+def _study(printed: _Printed, preset: str, claims: Sequence[Claim], **facts: Any) -> Study:
     paper: dict[str, Any] = {"printed": printed, "preset": preset}
-    return Study(
+    return declare(
+        framed=lambda rows: frame_of(_as_trained(rows)),
         plan=partial(_plan, **paper),
-        tables=partial(_tables, **paper),
-        verdicts=verdicts,
+        tables=[partial(_tables, **paper)],
+        claims=claims,
         figures=partial(_figures, **paper),
         differs=partial(_differs, **paper),
         **facts,
     )
 
 
+_BELOW = "its average over the five tasks is below {}, by more than two standard errors"
+
 STUDIES = {
     "nystromformer-table-3": _study(
         NYSTROMFORMER_TABLE_3,
         "nystromformer",
-        _verdicts_3,
+        [
+            Claim(
+                "Nyström attention is on par with softmax attention in every task.",
+                "Nyströmformer, Table 3",
+                _on_par,
+                "on one task it is more than two points below, even with two standard errors added",
+            ),
+            Claim(
+                "It outperforms other efficient attentions on average.",
+                "Nyströmformer, Table 3",
+                partial(_above, "nystromformer", "nystrom", ("reformer", "linformer", "performer")),
+                _BELOW.format("that of one of them"),
+            ),
+        ],
         shows="accuracies in the Long Range Arena",
         source="Nyströmformer, arXiv:2102.03902, Table 3",
         needs="--runs with those of nystrom lra run",
@@ -297,7 +277,20 @@ STUDIES = {
     "skyformer-table-1": _study(
         SKYFORMER_TABLE_1,
         "skyformer",
-        _verdicts_1,
+        [
+            Claim(
+                "Gaussian kernels in place of softmax raise the accuracy.",
+                "Skyformer, section 5",
+                partial(_above, "skyformer", "kernelized", (EXACT,)),
+                _BELOW.format("softmax's"),
+            ),
+            Claim(
+                "Skyformer is generally better than softmax attention.",
+                "Skyformer, section 5",
+                partial(_above, "skyformer", "skyformer", (EXACT,)),
+                _BELOW.format("softmax's"),
+            ),
+        ],
         shows="accuracies in the Long Range Arena",
         source="Skyformer, arXiv:2111.00035, Table 1",
         needs="--runs with those of nystrom lra run",

@@ -23,17 +23,9 @@ Standard errors:
 - That of a difference is the root of the sum of both squares, as if the two were scored on different texts. Both are
   right on much the same texts, so the true error is smaller.
 
-Claims and the rules that decide them. A score is competitive if it is at most two points below the other, with two
-standard errors to spare; the errors may be too wide to tell (`known.is_competitive`). If the score that
-is compared with is not more than two standard errors above a guess of one class for all texts, nothing is decided.
-
-- Table 2, "Our Nyströmformer performs competitively with BERT-base", one verdict per task: Nyström attention with 64
-  landmarks, or the measured number nearest to 64, is competitive with exact attention. The task decides only if at
-  least a tenth of its texts is longer than the landmarks.
-- MRPC's search: the run that is best on validation is competitive, on the test texts, with exact attention after a
-  search of the same size. If exact attention was not searched, the rows cannot tell.
-- Supplement, Table 1, "fairly similar results": the score with 1,024 positions is within two points of that with 512,
-  by the same rule in both directions.
+A score is competitive if it is at most two points below the other, with two standard errors to spare; the errors may be
+too wide to tell (`known.is_competitive`). If the score that is compared with is not more than two standard errors above
+a guess of one class for all texts, nothing is decided.
 
 Source: Xiong et al. (2021), arXiv:2102.03902, Table 2; its supplement, Table 1.
 """
@@ -50,17 +42,20 @@ from nystrom_lab.data.language.labelled.glue import find_labelled
 from nystrom_lab.data.language.labelled.splits import read_labelled
 from nystrom_lab.data.language.tokenizer import load_tokenizer
 from nystrom_lab.measure.rows import Row, cpu_name, new_row, read_rows
+from nystrom_lab.studies.reproduce.declared import declare
 from nystrom_lab.studies.reproduce.encoders import find_folder, instead_of_bert_base
-from nystrom_lab.studies.reproduce.study import Part, Plan, Setting, Study
+from nystrom_lab.studies.reproduce.study import Part, Plan, Setting
 from nystrom_lab.studies.training.by_length import rows_by_length
 from nystrom_lab.studies.training.finetuned_report import (
     EXACT,
+    LONG,
     SHARE,
+    TABLES_1,
+    TABLES_2,
+    claims_1,
+    claims_2,
     figures,
-    tables_1,
-    tables_2,
-    verdicts_1,
-    verdicts_2,
+    framed,
 )
 from nystrom_lab.studies.training.runs import Training, train
 from nystrom_lab.studies.training.swapped import swapped_rows
@@ -68,7 +63,6 @@ from nystrom_lab.training.finetune.encoding import EncodedSplit
 
 _TASKS = ("sst2", "mrpc", "qnli", "qqp", "mnli", "imdb")
 _LANDMARKS = (16, 32, 64)
-_LONG = 1024
 
 
 class Case(NamedTuple):
@@ -111,7 +105,7 @@ SMALL: dict[str, Case] = {
         by_length=True,
     ),
 }
-LONG: dict[str, Case] = {"imdb": Case((EXACT, "nystrom-64"), _STEPS)}
+SMALL_LONG: dict[str, Case] = {"imdb": Case((EXACT, "nystrom-64"), _STEPS)}
 PAPER: dict[str, Case] = dict.fromkeys(_TASKS, Case((EXACT, "nystrom-64")))
 _SMALL_DIFFERS = (
     "all-MiniLM-L6-v2 (6 layers x 384, trained on the meaning of sentences) instead of BERT-base, its attention "
@@ -157,10 +151,10 @@ def _table_2(setting: Setting) -> Plan:
 
 def _table_1(setting: Setting) -> Plan:
     """The tasks at 512 tokens and, with more positions, at 1,024."""
-    cases = _present(setting, LONG if setting.size == "small" else PAPER)
+    cases = _present(setting, SMALL_LONG if setting.size == "small" else PAPER)
     model = _model(setting)
     trainings = _trainings(setting, cases, str(model))
-    trainings += _trainings(setting, cases, f"{model.name}-{_LONG}", f"-{_LONG}", {"max_length": _LONG})
+    trainings += _trainings(setting, cases, f"{model.name}-{LONG}", f"-{LONG}", {"max_length": LONG})
     parts = [Part(training.name, partial(_measure, *rest, training, setting)) for *rest, training in trainings]
     differs = (
         "IMDB alone, since the other texts are far shorter than 512 tokens; all-MiniLM-L6-v2 with its table of "
@@ -168,7 +162,7 @@ def _table_1(setting: Setting) -> Plan:
     )
     if setting.size == "paper":
         differs = f"{_paper_differs(model)}; {_LONG_DIFFERS}"
-    return Plan(parts, _said(model, cases, lengths=f"512 {_LONG}"), differs)
+    return Plan(parts, _said(model, cases, lengths=f"512 {LONG}"), differs)
 
 
 def _model(setting: Setting) -> Path:
@@ -254,11 +248,11 @@ def _measure(task: str, method: str, training: Training, setting: Setting, folde
 def _made(setting: Setting, name: str, runs: Path) -> str:
     """The folder of a model; the one with more positions is made from the given one where it is missing."""
     model, _ = find_folder(setting.model)
-    if name != f"{model.name}-{_LONG}":
+    if name != f"{model.name}-{LONG}":
         return name
     made = runs / name
     if not (made / "config.json").is_file():
-        convert(model, made, num_landmarks=64, conv_kernel_size=None, max_position_embeddings=_LONG, positions="repeat")
+        convert(model, made, num_landmarks=64, conv_kernel_size=None, max_position_embeddings=LONG, positions="repeat")
     return str(made)
 
 
@@ -312,7 +306,7 @@ def _measure_swapped(
 
 
 STUDIES = {
-    "nystromformer-table-2": Study(
+    "nystromformer-table-2": declare(
         shows="GLUE and IMDB after fine-tuning",
         source="Nyströmformer, arXiv:2102.03902, Table 2",
         needs="--data with sst2, mrpc ...",
@@ -320,19 +314,21 @@ STUDIES = {
         "attention",
         trains=True,
         plan=_table_2,
-        tables=tables_2,
-        verdicts=verdicts_2,
+        framed=framed,
+        tables=TABLES_2,
+        claims=[claims_2],
         figures=figures,
     ),
-    "supplement-table-1": Study(
+    "supplement-table-1": declare(
         shows="GLUE after pretraining on 512 and 1,024 tokens",
         source="Nyströmformer, supplement, Table 1",
         needs="--data with imdb",
         paper_needs="--model with a trained BERT-base, about 10 hours on an A100",
         trains=True,
         plan=_table_1,
-        tables=tables_1,
-        verdicts=verdicts_1,
+        framed=framed,
+        tables=TABLES_1,
+        claims=[claims_1],
         figures=figures,
     ),
 }
