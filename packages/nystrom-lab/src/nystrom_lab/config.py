@@ -138,8 +138,6 @@ class Regularity:
 
     Attributes:
         label_smoothing: Label smoothing in training: the share spread evenly over the classes.
-        ema: Decay of an exponential moving average of the weights, which is evaluated and saved in their place; 0 for
-            none.
         augment: Augment training samples anew in each pass: ListOps arguments reordered, texts cropped, images
             mirrored, shifted and scaled (Pathfinder: mirrored).
         denoise: Weight of a denoising loss, predicting every token of an input that is 30 % corrupted; 0 for clean
@@ -147,7 +145,6 @@ class Regularity:
     """
 
     label_smoothing: Later[float] = FROM_PRESET
-    ema: Later[float] = FROM_PRESET
     augment: Later[bool] = FROM_PRESET
     denoise: Later[float] = FROM_PRESET
 
@@ -694,8 +691,8 @@ class Resolved(Steps, RunOptions):
         }
         first = {name: first[own] for own, name in self.recorded().items() if own in first}
         before = {**json.loads(json.dumps(first)), **before}
-        # Of earlier versions; it changed no weight.
-        before.pop("track_error", None)
+        # Of earlier versions: one that changed no weight, and a mean of the weights, which a run may not have had.
+        before = {name: value for name, value in before.items() if name != "track_error" and (name != "ema" or value)}
         return [
             f"{name} is {self.shown(name, now.get(name))} but was {self.shown(name, before.get(name))}"
             for name in sorted({*now, *before})

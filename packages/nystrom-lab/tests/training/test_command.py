@@ -52,7 +52,7 @@ def settings_of(task="listops", **asked):
             "adam_betas": (0.9, 0.98),
             "clip_norm": 1.0,
         },
-        {"schedule": "cosine", "label_smoothing": 0.1, "ema": 0.99, "augment": True, "denoise": 1.0},
+        {"schedule": "cosine", "label_smoothing": 0.1, "augment": True, "denoise": 1.0},
         {"compile": True},
     ],
 )

@@ -98,7 +98,7 @@ def test_the_loss_of_a_step_is_that_of_the_class_and_of_the_tokens(small_run, tm
 def test_a_denoising_run_is_resumed_exactly_and_scored_on_clean_inputs(
     small_run, data, tmp_path, monkeypatch, weights, curves, interrupt_at
 ):
-    changes = SHORT | {"augment": True, "ema": 0.9}
+    changes = SHORT | {"augment": True}
     whole = small_run(tmp_path / "whole", **changes)
     with monkeypatch.context() as patch:
         interrupt_at(patch, 5)

@@ -12,9 +12,9 @@ from torch.testing import assert_close
 from nystrom.models import EncoderModel
 from nystrom_lab.data.lra.facts import LRA
 from nystrom_lab.measure.rows import read_rows
-from nystrom_lab.training.arena import MaskedTrainer
 from nystrom_lab.training.batches import masking, unmasked
 from nystrom_lab.training.grid.run_grid import status_lines
+from nystrom_lab.training.masked import MaskedTrainer
 
 SHORT = {"steps": 6, "warmup_steps": 2, "evaluate_every": 3, "mask_share": 0.1}
 
@@ -69,7 +69,7 @@ def test_the_loss_is_that_of_the_masked_tokens_alone(small_run, tmp_path, monkey
 def test_an_interrupted_run_is_resumed_exactly(
     small_run, tmp_path, monkeypatch, weights, curves, interrupt_at, accumulation
 ):
-    changes = SHORT | {"augment": True, "ema": 0.9, "accumulation": accumulation}
+    changes = SHORT | {"augment": True, "accumulation": accumulation}
     whole = small_run(tmp_path / "whole", **changes)
     with monkeypatch.context() as patch:
         interrupt_at(patch, 5)

@@ -15,9 +15,9 @@ WORDS = ["train", "listops", *(word for name, value in SETTINGS.items() for word
 
 @pytest.mark.long
 def test_two_processes_that_share_each_sample_give_the_run_of_one(small_run, torchrun, same_run, data, tmp_path):
-    changes = {"augment": True, "label_smoothing": 0.1, "ema": 0.5}
+    changes = {"augment": True, "label_smoothing": 0.1}
     one = small_run(tmp_path / "one", dropout=0.0, **changes)
-    flags = ["--augment", "True", "--label-smoothing", "0.1", "--ema", "0.5"]
+    flags = ["--augment", "True", "--label-smoothing", "0.1"]
     done = torchrun(2, *WORDS, *flags, "--data", data, "--to", tmp_path / "two", "--context-parallel", "2")
     assert done.returncode == 0, done.stderr[-3000:]
     assert done.stdout.count("test accuracy") == 1

@@ -46,15 +46,6 @@ def check_fixed_values(run, data):
     assert_close(variance, seen[0].var(dim=0, correction=0), rtol=1e-3, atol=1e-6)
 
 
-def test_with_a_mean_of_the_weights_they_are_those_of_that_mean(small_run, tmp_path):
-    plain, mean = (small_run(tmp_path / str(ema), ema=ema, **SHORT) for ema in (0.0, 0.9))
-    kept = EncoderForSequenceClassification.from_pretrained(mean / "best").classifier.norm
-    step = 3 if torch.equal(kept.running_mean, fixed_values(mean, 3)[0]) else 6
-    assert_close(kept.running_mean, fixed_values(mean, step)[0], rtol=0, atol=0)
-    # The weights that train are the same, so a difference is that of the mean.
-    assert not torch.allclose(fixed_values(plain, 6)[0], fixed_values(mean, 6)[0], rtol=1e-3)
-
-
 def test_an_interrupted_run_is_that_of_one_sitting(small_run, tmp_path, weights, interrupt_at):
     whole = small_run(tmp_path / "whole", **SHORT)
     with pytest.MonkeyPatch.context() as patch:

@@ -9,7 +9,7 @@ of the whole batch. Evaluation sees clean inputs and no head; the saved model ha
 
 Draws come from torch's global generator, whose state is part of a checkpoint.
 
-`nystrom pretrain TASK` also uses the vector and the head (`nystrom_lab.training.arena`).
+`nystrom pretrain TASK` also uses the vector and the head (`nystrom_lab.training.masked`).
 
 Source: arXiv:2501.14850.
 Departs from it: the mask is a vector rather than a symbol of the vocabulary, since pictures use all of theirs.

@@ -245,7 +245,6 @@ NYSTROMFORMER = Preset(
     adam_betas=(0.9, 0.999),
     weight_decay=0.0,
     label_smoothing=0.0,
-    ema=0.0,
     augment=False,
     denoise=0.0,
     batch_size=32,

@@ -140,7 +140,7 @@ class Settings(Resolved, TrainOptions):
         for name in ("clip_norm", "weight_decay", "denoise"):
             if not 0 <= getattr(self, name) < float("inf"):
                 raise ValueError(f"{name} is {getattr(self, name)!r}; expected a number of at least 0, 0 for none.")
-        for name, none in (("label_smoothing", "for none"), ("ema", "for none"), ("mask_share", "to learn the class")):
+        for name, none in (("label_smoothing", "for none"), ("mask_share", "to learn the class")):
             if not 0 <= getattr(self, name) < 1:
                 raise ValueError(f"{name} is {getattr(self, name)!r}; expected a number in [0, 1), 0 {none}.")
         if len(self.adam_betas) != 2 or not all(0 <= beta < 1 for beta in self.adam_betas):

@@ -55,7 +55,6 @@ from nystrom_lab.report.plots.curves import draw_curves
 from nystrom_lab.training.batches import TrainingOrder, shortest_first
 from nystrom_lab.training.finite import NotFinite, check_outputs
 from nystrom_lab.training.hardware import is_main
-from nystrom_lab.training.pooled import measure_pooled
 from nystrom_lab.training.ranks import LostRanks, Pieces, connect, naming_lost_ranks
 from nystrom_lab.training.run_folder import Point, RunFolder, written
 from nystrom_lab.training.run_progress import QUANTITIES, RunProgress
@@ -195,6 +194,8 @@ class RunTrainer(Trainer):
 
     def measure_pooled(self) -> None:
         """Measure the mean and variance of the head's norm on training samples, as evaluation sees them."""
+        from nystrom_lab.training.pooled import measure_pooled
+
         size = self.args.eval_batch_size
         whole = size * self.settings.processes // self.settings.context_parallel
         # Whole batches for every process, of which none is filled up with samples that come twice.

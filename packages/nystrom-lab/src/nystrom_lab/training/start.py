@@ -17,6 +17,7 @@ from nystrom.models.files.published import PUBLISHED_TYPE
 from nystrom.sums import sha256
 from nystrom_lab.data.lra.facts import LRA
 from nystrom_lab.training.presets import MethodSetting, Preset
+from nystrom_lab.training.run_progress import no_load_report
 from nystrom_lab.training.run_settings import has_longest
 
 OWN_TYPES = (EncoderConfig.model_type, PUBLISHED_TYPE)
@@ -80,6 +81,25 @@ def find_start(folder: Path, kinds: Collection[str] | None = None, **changes: An
             ) from error
     files = {path.name: sha256(path) for path in sorted(folder.glob("*.safetensors"))}
     return StartModel(folder, hashlib.sha256(json.dumps(files).encode()).hexdigest()[:16], config)
+
+
+def load_start(folder: Path, kind: Any, **options: Any) -> tuple[Any, dict[str, Any]]:
+    """Make the model that is trained, with the weights of a folder.
+
+    Args:
+        folder: That of a `StartModel`.
+        kind: Its class, or one of transformers' Auto classes.
+        **options: As `from_pretrained` has them.
+
+    Returns:
+        The model, and transformers' report of missing, unexpected and mismatched weights.
+
+    Raises:
+        ValueError: Weights that do not match.
+    """
+    # transformers would log a table of the new heads; every caller looks at the report.
+    with no_load_report():
+        return kind.from_pretrained(folder, output_loading_info=True, **options)
 
 
 def model_type(folder: Path) -> str | None:

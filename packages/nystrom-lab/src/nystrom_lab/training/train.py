@@ -9,22 +9,19 @@ from dataclasses import replace
 from pathlib import Path
 
 import torch
-from transformers import (
-    set_seed,
-)
+from transformers import set_seed
 
 from nystrom.command_options import taking
 from nystrom.models import EncoderConfig, EncoderModel
 from nystrom_lab.config import TrainOptions, command_line
-from nystrom_lab.training.arena import EncoderTrainer, MaskedTrainer
+from nystrom_lab.training.arena import EncoderTrainer
 from nystrom_lab.training.hardware import is_main
 from nystrom_lab.training.presets import Preset, find_preset
 from nystrom_lab.training.ranks import check_pieces, leaving_the_group
 from nystrom_lab.training.run_folder import RunFolder
-from nystrom_lab.training.run_progress import no_file_bars, no_load_report
+from nystrom_lab.training.run_progress import no_file_bars
 from nystrom_lab.training.run_settings import Settings, data_positions, lengthened, settle
 from nystrom_lab.training.run_trainer import run_to_the_end, training_arguments
-from nystrom_lab.training.start import find_encoder
 from nystrom_lab.training.tasks import (
     Model,
     check_data,
@@ -57,6 +54,8 @@ def train(asked: TrainOptions) -> Path:
     task, max_length = asked.task, asked.max_length
     start = None
     if asked.model is not None:
+        from nystrom_lab.training.start import find_encoder
+
         start = find_encoder(Path(asked.model))
     name = asked.preset or (start and start.preset) or "nystromformer"
     preset = find_preset(task, name) if max_length is None else lengthened(find_preset(task, name), max_length)
@@ -134,7 +133,9 @@ def train_model(settings: Settings, preset: Preset, run: RunFolder) -> None:
     set_seed(settings.seed)
     with no_file_bars():
         model = start_model(settings, settings.encoder_config(splits.train.classes))
-        kind = MaskedTrainer if settings.mask_share else EncoderTrainer
+        kind = EncoderTrainer
+        if settings.mask_share:
+            from nystrom_lab.training.masked import MaskedTrainer as kind
         trainer = kind(model, arguments, settings=settings, splits=splits, run=run)
         words = replace(settings, data=settings.data or folder, to=run.path).words()
         run_to_the_end(trainer, resume=settings.resume, command=command_line(words, settings.processes))
@@ -152,8 +153,9 @@ def start_model(settings: Settings, config: EncoderConfig) -> Model | EncoderMod
     """
     if settings.model is None:
         return _new_model(settings, config)
-    with no_load_report():
-        encoder = EncoderModel.from_pretrained(settings.model, config=config)
+    from nystrom_lab.training.start import load_start
+
+    encoder, _ = load_start(settings.model, EncoderModel, config=config)
     if settings.mask_share:
         return encoder
     model = find_task(settings.task).model(config)

@@ -89,7 +89,7 @@ def test_a_model_of_it_is_trained_and_pretrained(small_run, tmp_path):
 @pytest.mark.parametrize(("preset", "frozen"), [("nystromformer", False), ("skyformer", True)])
 def test_linformers_projections_are_trained_as_in_each_papers_code(small_run, tmp_path, preset, frozen):
     changes = {"preset": preset, "attention": "linformer", "steps": 3, "warmup_steps": 0}
-    changes |= {"options": {"num_features": 4, "max_length": 2_000}, "evaluate_every": 1, "ema": 0.5}
+    changes |= {"options": {"num_features": 4, "max_length": 2_000}, "evaluate_every": 1, "clip_norm": 0.5}
     run = small_run(tmp_path / "run", **changes)
     early, late = (load_file(run / f"checkpoint-{step}" / "model.safetensors") for step in (2, 3))
     found = {name for name in late if ".method." in name}
@@ -99,7 +99,7 @@ def test_linformers_projections_are_trained_as_in_each_papers_code(small_run, tm
     assert not torch.equal(late[name], early[name])
     rows = read_rows(run / "rows.csv")
     assert {row.fact("projections") for row in rows} == {"frozen" if frozen else "trained"}
-    assert {line_of(row).preset for row in rows} == {f"{preset}, batch_size=8, ema=0.5"}
+    assert {line_of(row).preset for row in rows} == {f"{preset}, batch_size=8, clip_norm=0.5"}
     # A run from before the presets told the two codes apart cannot go on with other projections.
     path = run / "run.json"
     content = json.loads(path.read_text())

@@ -9,7 +9,6 @@ not run fused.
 import inspect
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -30,8 +29,7 @@ from nystrom.models.files.published import PUBLISHED_TYPE
 from nystrom_lab.data.language.encoder_texts import check_encoder
 from nystrom_lab.data.language.tokenizer import load_tokenizer
 from nystrom_lab.training.finetune.finetune_settings import model_name
-from nystrom_lab.training.run_progress import no_load_report
-from nystrom_lab.training.start import OWN_TYPES, StartModel, find_start, model_type
+from nystrom_lab.training.start import OWN_TYPES, StartModel, find_start, load_start, model_type
 
 EXACT = "softmax"
 _DROPOUTS = ("attention_probs_dropout_prob", "attention_dropout")
@@ -132,12 +130,8 @@ def make_classifier(
         for name in _DROPOUTS:
             if hasattr(config, name):
                 setattr(config, name, 0.0)
-    load: Any = EncoderForSequenceClassification.from_pretrained
-    if not start.own:
-        load = partial(AutoModelForSequenceClassification.from_pretrained, trust_remote_code=False)
-    # transformers would log a table of the new head.
-    with no_load_report():
-        model, report = load(start.folder, config=config, output_loading_info=True, ignore_mismatched_sizes=True)
+    kind, options = _kind_of(start.own)
+    model, report = load_start(start.folder, kind, config=config, ignore_mismatched_sizes=True, **options)
     check_encoder(model, report, start.folder, new_heads=True)
     if not start.own:
         # Their loss is a mean over the batch; the Trainer would otherwise multiply it by parts and processes.
@@ -147,6 +141,13 @@ def make_classifier(
             check_attention(model.eval(), {"input_ids": torch.zeros(1, 2, dtype=torch.long)})
             check_can_be_saved(model)
     return model
+
+
+def _kind_of(own: bool) -> tuple[Any, dict[str, Any]]:
+    """The class of a classifier of this library, or transformers' Auto class, and its options of loading."""
+    if own:
+        return EncoderForSequenceClassification, {}
+    return AutoModelForSequenceClassification, {"trust_remote_code": False}
 
 
 def blank_classifier(start: StartClassifier) -> PreTrainedModel:
@@ -193,11 +194,9 @@ def load_classifier(folder: Path) -> PreTrainedModel:
             f"model {folder} is not a text classifier (its config.json names {names[0] or 'no model'!r}): name the "
             "folder best of a run of `nystrom finetune`."
         )
-    load: Any = partial(AutoModelForSequenceClassification.from_pretrained, trust_remote_code=False)
-    if content.get("model_type") in OWN_TYPES:
-        load = EncoderForSequenceClassification.from_pretrained
+    kind, options = _kind_of(content.get("model_type") in OWN_TYPES)
     with report_held():
-        model, report = load(folder, output_loading_info=True, ignore_mismatched_sizes=True)
+        model, report = kind.from_pretrained(folder, output_loading_info=True, ignore_mismatched_sizes=True, **options)
         check_shapes(report, folder)
         _check_complete(report, folder)
     return model.eval()

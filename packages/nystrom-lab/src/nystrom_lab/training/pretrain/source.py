@@ -20,8 +20,7 @@ from nystrom.models.positions import resize_positions
 from nystrom_lab.data.language.mlm_sop.vocabulary import Vocabulary
 from nystrom_lab.data.language.tokenizer import load_tokenizer
 from nystrom_lab.training.pretrain.pretrain_settings import SIZES, PretrainingSettings
-from nystrom_lab.training.run_progress import no_load_report
-from nystrom_lab.training.start import StartModel, find_start
+from nystrom_lab.training.start import StartModel, find_start, load_start
 
 _POSITIONS = "nystromformer.embeddings.position_embeddings.weight"
 _REPLACED = (".attention.self.method.", ".attention.self.conv.")
@@ -111,10 +110,7 @@ def start_model(settings: PretrainingSettings, source: StartModel) -> tuple[Enco
         if not source.own:
             folder = Path(place) / "converted"
             convert(source.folder, folder, conv_kernel_size=None)
-        with no_load_report():
-            before, loaded = EncoderForPreTraining.from_pretrained(
-                folder, segment_means_seq_len=None, output_loading_info=True
-            )
+        before, loaded = load_start(folder, EncoderForPreTraining, segment_means_seq_len=None)
     config = EncoderConfig.from_dict(before.config.to_dict() | _of_run(settings))
     if config.attention != before.config.attention == NO_ATTENTION:
         raise ValueError(
