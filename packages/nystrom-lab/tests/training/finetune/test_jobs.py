@@ -15,7 +15,7 @@ from nystrom_lab.measure.rows import read_rows
 from nystrom_lab.training.finetune import search as jobs
 from nystrom_lab.training.grid.processes import Failure
 from nystrom_lab.training.grid.run_grid import status_lines
-from nystrom_lab.training.grid.slurm import PRIVATE, Jobs, _job_name, alive_jobs
+from nystrom_lab.training.grid.slurm import PRIVATE, Jobs, _prefix, alive_jobs
 from nystrom_lab.training.run_trainer import NotFinite, RunTrainer
 
 pytest.importorskip("submitit")
@@ -83,7 +83,7 @@ def submitted(monkeypatch):
         return jobs
 
     monkeypatch.setattr("nystrom_lab.training.finetune.finetune.Jobs", make)
-    monkeypatch.setattr(jobs, "alive_jobs", lambda folder: set())
+    monkeypatch.setattr(jobs, "alive_jobs", lambda folder: [])
     return names
 
 
@@ -98,7 +98,7 @@ def test_a_search_in_jobs_ends_as_one_that_stays_here(tuned, cluster, tmp_path, 
         time.sleep(0.1)
     lines = status_lines(there)
     assert lines[0].startswith("trials/batch_size-4_learning_rate-0.001: validation accuracy 0.")
-    assert lines[2:] == ["search: job 2 COMPLETED", "2 of 2 finished"]
+    assert lines[2:] == ["search: job 3 COMPLETED", "2 of 2 finished"]
     capsys.readouterr()
     # The same command has nothing to do, on the cluster and here.
     states = len([*cluster.glob("*.state")])
@@ -121,7 +121,7 @@ def test_numbers_that_are_not_finite_hold_up_nothing(tuned, submitted, tmp_path,
     # While jobs are in the queue the same command waits for what was begun; then it tries that one again, and no other.
     submitted.clear()
     with monkeypatch.context() as patch:
-        patch.setattr(jobs, "alive_jobs", lambda folder: {"7"})
+        patch.setattr(jobs, "alive_jobs", lambda folder: ["7"])
         tuned(there, grid=DIVERGES, on="slurm", **TWO_STEPS)
     assert submitted == []
     tuned(there, grid=DIVERGES, on="slurm", **TWO_STEPS)
@@ -174,7 +174,7 @@ def test_another_search_and_one_with_jobs_in_the_queue_are_refused(tuned, submit
         tuned(tmp_path / "other", grid=GRID, on="slurm", resume=True, **TWO_STEPS)
     assert submitted == []
     (run / PRIVATE).mkdir()
-    (cluster / "7.name").write_text(_job_name(run))
+    (cluster / "7.name").write_text(_prefix(run) + "trials/batch_size-8")
     (cluster / "7.state").write_text("PENDING")
     with pytest.raises(ValueError, match=r"in use by jobs of SLURM \(7\): add --on slurm, or scancel them"):
         tuned(run, grid=grid, resume=True, **TWO_STEPS)

@@ -18,19 +18,13 @@ def sbatch(words: list[str]) -> None:
         sys.exit("sbatch: error: invalid partition specified: none")
     if "--test-only" in words:
         return
-    number = str(len([path for path in STATES.iterdir() if path.name.endswith(".name")]) + 1)
-    (STATES / f"{number}.name").write_text(re.search(r"--job-name=(\S+)", text)[1])
-    array = re.search(r"--array=0-(\d+)", text)
-    for task in range(int(array[1]) + 1) if array else [None]:
-        job = number if task is None else f"{number}_{task}"
-        (STATES / f"{job}.state").write_text("RUNNING")
-        environment = os.environ | {"SLURM_JOB_ID": number}
-        if task is not None:
-            environment |= {"SLURM_ARRAY_JOB_ID": number, "SLURM_ARRAY_TASK_ID": str(task)}
-        command = [sys.executable, __file__, "run", job, words[0]]
-        nothing = subprocess.DEVNULL
-        subprocess.Popen(command, env=environment, start_new_session=True, stdout=nothing, stderr=nothing)
-    print(f"Submitted batch job {number}")
+    job = str(len([path for path in STATES.iterdir() if path.name.endswith(".name")]) + 1)
+    (STATES / f"{job}.name").write_text(re.search(r"--job-name=(\S+)", text)[1])
+    (STATES / f"{job}.state").write_text("RUNNING")
+    nothing, here = subprocess.DEVNULL, os.environ | {"SLURM_JOB_ID": job}
+    command = [sys.executable, __file__, "run", job, words[0]]
+    subprocess.Popen(command, env=here, start_new_session=True, stdout=nothing, stderr=nothing)
+    print(f"Submitted batch job {job}")
 
 
 def run(words: list[str]) -> None:
@@ -47,10 +41,8 @@ def srun(words: list[str]) -> None:
 def squeue(words: list[str]) -> None:
     if (STATES / "silent").exists():
         sys.exit("slurm_load_jobs error: Unable to contact slurm controller (connect failure)")
-    name = next(word.removeprefix("--name=") for word in words if word.startswith("--name="))
-    for state in STATES.glob("*.state"):
-        if (STATES / f"{state.stem.partition('_')[0]}.name").read_text() == name:
-            print(state.stem, state.read_text())
+    for state in sorted(STATES.glob("*.state"), key=lambda path: int(path.stem)):
+        print(state.stem, state.read_text(), state.with_suffix(".name").read_text())
 
 
 if __name__ == "__main__":

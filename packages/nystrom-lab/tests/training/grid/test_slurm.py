@@ -13,7 +13,7 @@ import pytest
 from nystrom_lab.config import NO_SLURM, Slurm
 from nystrom_lab.training.grid import slurm as slurm_module
 from nystrom_lab.training.grid.run_grid import status_lines
-from nystrom_lab.training.grid.slurm import PRIVATE, Jobs, Work, alive_jobs, jobs_of, queue
+from nystrom_lab.training.grid.slurm import PRIVATE, Jobs, Work, alive_jobs, queue
 
 pytest.importorskip("submitit")
 
@@ -58,23 +58,15 @@ def test_each_piece_has_a_job_that_runs_once_and_what_fails_is_named(cluster, wo
     (to / "go").touch()
     (failure,) = jobs(to).run(pieces)
     assert (failure.name, failure.log) == ("bad", to / "bad.log")
-    assert failure.reason == "job 1_1 ended with FAILED: ValueError: this cannot be done"
+    assert failure.reason == "job 2 ended with FAILED: ValueError: this cannot be done"
     assert "one: well done (" in capsys.readouterr().out
     assert (to / "one.log").read_text().startswith("one starts\n")
-    assert jobs_of(to) == {"one": "1_0", "bad": "1_1", "two": "1_2"}
-    # The same command skips what is done; a single job is no array.
+    assert {name: job for name, (job, _) in queue(to).items()} == {"one": "1", "bad": "2", "two": "3"}
+    # The same command skips what is done.
     assert len(jobs(to).run(pieces)) == 1
     assert "one: finished before: well done" in capsys.readouterr().out
-    assert jobs_of(to)["bad"] == "2"
+    assert queue(to)["bad"][0] == "4"
     assert (to / "one.log").read_text().count("starts") == 1
-
-
-@pytest.mark.parametrize("content", ["{", "[]", "\x00"])
-def test_a_damaged_record_of_jobs_is_named(tmp_path, content):
-    (tmp_path / PRIVATE).mkdir()
-    (tmp_path / PRIVATE / "jobs.json").write_text(content)
-    with pytest.raises(ValueError, match=r"jobs\.json is damaged: move it away"):
-        status_lines(tmp_path)
 
 
 def test_only_the_user_may_enter_the_folder_of_the_pickles(cluster, works, tmp_path):
@@ -91,33 +83,34 @@ def test_jobs_that_outlive_their_command_are_waited_for_and_not_submitted_again(
     to = tmp_path / "to"
     pieces = works(to, "one", "two")
 
-    def interrupt(seconds: float) -> None:
+    def interrupt(*given: object) -> None:
         raise KeyboardInterrupt
 
     with monkeypatch.context() as stopped:
-        stopped.setattr(slurm_module.time, "sleep", interrupt)
+        stopped.setattr(Jobs, "_wait", interrupt)
         with pytest.raises(KeyboardInterrupt):
             jobs(to).run(pieces)
     assert "The jobs go on" in capsys.readouterr().out
     wait_for(lambda: all((to / f"{work.name}.log").is_file() for work in pieces))
-    assert status_lines(to)[0].startswith("one: no checkpoint yet, job 1_0 RUNNING")
+    assert status_lines(to)[0].startswith("one: no checkpoint yet, job 1 RUNNING")
     # The controller is away for a moment.
-    queues = iter([ValueError("SLURM does not answer (away)."), ValueError("SLURM does not answer (away).")])
+    away = ValueError("SLURM does not answer (away).")
+    answers = iter([queue(to), away, away])
 
-    def lost(folder: Path) -> dict[str, str]:
-        if error := next(queues, None):
-            raise error
-        (to / "go").touch()
-        return queue(folder)
+    def lost(folder: Path) -> dict[str, tuple[str, str]]:
+        if (answer := next(answers, None)) is away:
+            raise away
+        if answer is None:
+            (to / "go").touch()
+        return answer or queue(folder)
 
     waiting = jobs(to)
-    assert alive_jobs(to) == {"1_0", "1_1"}
-    monkeypatch.setattr(slurm_module, "alive_jobs", lambda folder: {"1_0", "1_1"})
+    assert alive_jobs(to) == ["1", "2"]
     monkeypatch.setattr(slurm_module, "queue", lost)
     assert waiting.run(pieces) == []
     printed = capsys.readouterr().out
     assert printed.count("SLURM does not answer (away). Waiting until it answers.") == 1
-    assert "one: in job 1_0" in printed
+    assert "one: in job 1" in printed
     assert [(to / f"{work.name}.log").read_text().count("starts") for work in pieces] == [1, 1]
 
 
@@ -127,28 +120,19 @@ def test_a_job_that_the_cluster_ended_is_named_and_its_work_is_submitted_by_the_
 ):
     to = tmp_path / "to"
 
-    def seen(folder: Path) -> dict[str, str]:
-        return {job: word for job, word in (queue(folder) | {"1": state}).items() if word != "GONE"}
+    def seen(folder: Path) -> dict[str, tuple[str, str]]:
+        return {name: (job, state) for name, (job, _) in queue(folder).items() if state != "GONE"}
 
     with monkeypatch.context() as patch:
         patch.setattr(slurm_module, "queue", seen)
         (failure,) = jobs(to).run(works(to, "one"))
-    assert failure.reason.startswith(f"job 1 ended with {state}")
+    assert failure.reason.startswith(f"job {'-' if state == 'GONE' else '1'} ended with {state}")
     wait_for((to / "one.pid").is_file)
     os.kill(int((to / "one.pid").read_text()), signal.SIGKILL)
-    wait_for(lambda: queue(to)["1"] == "FAILED")
+    wait_for(lambda: queue(to)["one"] == ("1", "FAILED"))
     (to / "go").touch()
     assert jobs(to).run(works(to, "one")) == []
-    assert jobs_of(to) == {"one": "2"}
-
-
-def test_jobs_without_a_record_are_named(cluster, works, tmp_path):
-    to = tmp_path / "to"
-    works(to, "one")
-    (cluster / "7.name").write_text(slurm_module._job_name(to))
-    (cluster / "7.state").write_text("PENDING")
-    with pytest.raises(ValueError, match="submission was interrupted: `scancel 7`"):
-        jobs(to).run(works(to, "one"))
+    assert queue(to)["one"][0] == "2"
 
 
 @pytest.mark.parametrize(
@@ -191,5 +175,6 @@ def test_where_there_is_no_slurm_or_no_submitit_one_line_says_so(tmp_path, monke
 
 def test_a_controller_that_does_not_answer_is_named(cluster, tmp_path):
     (cluster / "silent").touch()
+    (tmp_path / PRIVATE).mkdir()
     with pytest.raises(ValueError, match=r"SLURM does not answer \(slurm_load_jobs error: Unable to contact"):
         queue(tmp_path)

@@ -18,7 +18,6 @@ from dataclasses import dataclass, fields, replace
 from functools import partial
 from itertools import product
 from pathlib import Path
-from shutil import which
 from typing import Any, Literal
 
 from nystrom.attention.method_names import NO_ATTENTION, read_method
@@ -29,7 +28,7 @@ from nystrom_lab.data.lra.facts import LRA
 from nystrom_lab.measure.rows import check_rows, cores
 from nystrom_lab.training.grid.child import train_run
 from nystrom_lab.training.grid.processes import Failure, Grid, Run
-from nystrom_lab.training.grid.slurm import Jobs, Work, check_no_jobs, jobs_of, queue
+from nystrom_lab.training.grid.slurm import Jobs, Work, check_no_jobs, queue
 from nystrom_lab.training.grid.table import TABLE, last_line, result_of, write_table
 from nystrom_lab.training.hardware import processes, usable_device, visible_gpus
 from nystrom_lab.training.presets import Preset, find_preset
@@ -241,7 +240,7 @@ def status_lines(to: Path) -> list[str]:
     Raises:
         ValueError: The folder holds no runs, or SLURM does not answer.
     """
-    jobs = jobs_of(to)
+    jobs = queue(to)
     ended = ended_trials(open_study(to)) if (to / STUDY).is_file() else {}
     results = {f"{TRIALS}/{name}": outcome(trial) for name, trial in ended.items()}
     folders = [path for folder in (to, to / TRIALS) if folder.is_dir() for path in folder.iterdir()]
@@ -251,7 +250,6 @@ def status_lines(to: Path) -> list[str]:
         raise ValueError(
             f"{to} holds no runs: name the folder that `nystrom lra run` or `nystrom finetune --search` wrote to."
         )
-    states = queue(to) if jobs and which("squeue") else {}
     lines, done = [], 0
     for name in [*names, *({SEARCH} & jobs.keys())]:
         run, words = RunFolder(to / name), []
@@ -261,8 +259,8 @@ def status_lines(to: Path) -> list[str]:
             step = run.last_step() if run.is_started else None
             words = [f"step {step} of {run.read()['settings']['steps']}" if step else "no checkpoint yet"]
         if not result:
-            state = states.get(jobs.get(name, ""), "unknown here")
-            words += [f"job {jobs[name]} {state}"] if name in jobs else []
+            job, state = jobs.get(name, ("", ""))
+            words += [f"job {job} {state}"] if job else []
             words += [last] if state != "COMPLETED" and (last := last_line(to / f"{name}.log")) else []
         lines.append(f"{name}: {result or ', '.join(words)}")
     return [*lines, f"{done} of {len(names)} finished"]

@@ -1,29 +1,27 @@
-"""SLURM jobs, through submitit: an array with one job for each piece of work.
+"""SLURM jobs, through submitit: one for each piece of work, whose name is that of the folder and the piece.
 
     FOLDER/NAME.log      output of the job of a piece
-    FOLDER/.slurm/       jobs.json, the job of each piece; submitit's own files
+    FOLDER/.slurm/       submitit's own files
 
 submitit stores pickles, and loading a pickle can run code: only the user can access its folder. A piece is a function
 of a module with plain arguments, which can resume; its own files show whether it is done, and `squeue` shows which jobs
-are alive (submitit asks `sacct`, which not every cluster has, and waits for ever without it). A job that is preempted,
+there are (submitit asks `sacct`, which not every cluster has, and waits for ever without it). A job that is preempted,
 reaches its time limit or loses its node is requeued. Jobs outlive the process that submitted them: the next process
 with this folder waits for them.
 """
 
 import hashlib
-import json
 import os
 import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from nystrom.whole_files import check_no_link, write_whole
+from nystrom.whole_files import check_no_link
 from nystrom_lab.config import Slurm
 from nystrom_lab.training.grid.processes import Failure, open_log
 from nystrom_lab.training.grid.table import last_line
@@ -31,18 +29,9 @@ from nystrom_lab.training.run_folder import alone
 
 PRIVATE = ".slurm"
 # "GONE" is a job that SLURM no longer knows.
-_ENDED = [
-    "COMPLETED",
-    "FAILED",
-    "CANCELLED",
-    "TIMEOUT",
-    "NODE_FAIL",
-    "BOOT_FAIL",
-    "OUT_OF_MEMORY",
-    "DEADLINE",
-    "PREEMPTED",
-    "GONE",
-]
+_ENDED = {"COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "BOOT_FAIL", "OUT_OF_MEMORY", "DEADLINE"}
+_ENDED |= {"PREEMPTED", "GONE"}
+_GONE = ("-", "GONE")
 
 
 class Work(NamedTuple):
@@ -64,8 +53,7 @@ class Work(NamedTuple):
 class LoggedCall:
     """A function of a module, whose output in a job is added to a log.
 
-    submitit catches the signal before preemption or the time limit, and requeues the job with what `checkpoint` gives;
-    the function then continues from its last checkpoint.
+    submitit catches the signal before preemption or the time limit, and requeues the job with what `checkpoint` gives.
     """
 
     def __init__(self, function: Callable[..., object], log: Path):
@@ -131,27 +119,51 @@ class Jobs:
         folder.mkdir(mode=0o700, exist_ok=True)
         folder.chmod(0o700)
         with alone(folder, "command that waits for these jobs"):
-            ids, alive, left = jobs_of(self.to), alive_jobs(self.to), dict[str, Work]()
-            if strange := " ".join(sorted(alive - {*ids.values()})):
-                raise ValueError(
-                    f"{self.to} has jobs whose submission was interrupted: `scancel {strange}`, and start again."
-                )
+            states, left, new = queue(self.to), dict[str, Work](), list[Work]()
             for work in works:
+                job, state = states.get(work.name, _GONE)
                 if result := work.result():
                     print(f"{work.name}: finished before: {result}", flush=True)
                     continue
                 left[work.name] = work
-                if ids.get(work.name) in alive:
-                    print(f"{work.name}: in job {ids[work.name]}", flush=True)
-            self._submit([work for work in left.values() if ids.get(work.name) not in alive])
+                if state in _ENDED:
+                    check_no_link(self.to / f"{work.name}.log")
+                    new.append(work)
+                else:
+                    print(f"{work.name}: in job {job}", flush=True)
+            if new:
+                self._submit(new)
             try:
                 return self._wait(left, len(works))
             except KeyboardInterrupt:
                 print("\nThe jobs go on, and the same command waits for them; `scancel` ends them.")
                 raise
 
+    def _submit(self, works: Sequence[Work]) -> None:
+        import submitit
+        from submitit.core.utils import FailedSubmissionError, UncompletedJobError
+
+        executor = submitit.SlurmExecutor(self.to / PRIVATE, max_num_timeout=self.asked.timeouts)
+        jobs: list[str] = []
+        for work in works:
+            # Each waits for the one that many places before it.
+            first = jobs[-self.at_once] if self.at_once and len(jobs) >= self.at_once else None
+            executor.update_parameters(
+                job_name=_prefix(self.to) + work.name,
+                time=self.asked.time,
+                signal_delay_s=min(90, 30 * self.asked.time),
+                dependency=first and f"afterany:{first}",
+                additional_parameters=self.flags,
+            )
+            call = LoggedCall(work.function, self.to / f"{work.name}.log")
+            try:
+                jobs.append(executor.submit(call, *work.arguments).job_id)
+            except (FailedSubmissionError, UncompletedJobError) as error:
+                raise ValueError(f"SLURM took no job of {self.to} ({' '.join(str(error).split())}).") from error
+            print(f"{work.name}: submitted as job {jobs[-1]}", flush=True)
+
     def _wait(self, left: dict[str, Work], total: int) -> list[Failure]:
-        ids, failures, ended, silent = jobs_of(self.to), list[Failure](), set[str](), False
+        failures, ended, silent = list[Failure](), set[str](), False
         while left:
             time.sleep(self.seconds)
             try:
@@ -163,72 +175,43 @@ class Jobs:
                 continue
             # Files of another machine may be seen late, so the second look at a job that ended counts.
             before, silent = ended, False
-            ended = {name for name in left if states.get(ids[name], "GONE") in _ENDED}
+            ended = {name for name in left if states.get(name, _GONE)[1] in _ENDED}
             for name, work in list(left.items()):
                 if result := work.result():
                     del left[name]
                     print(f"{name}: {result} ({total - len(left) - len(failures)} of {total})", flush=True)
                 elif name in ended & before:
                     del left[name]
-                    log = self.to / f"{name}.log"
-                    words = [f"job {ids[name]} ended with {states.get(ids[name], 'GONE')}", last_line(log)]
-                    failures.append(Failure(name, ": ".join(filter(None, words)), log))
-                    print(f"{name}: failed, {failures[-1].reason}", flush=True)
+                    log, (job, state) = self.to / f"{name}.log", states.get(name, _GONE)
+                    reason = ": ".join(filter(None, [f"job {job} ended with {state}", last_line(log)]))
+                    failures.append(Failure(name, reason, log))
+                    print(f"{name}: failed, {reason}", flush=True)
         return failures
 
-    def _submit(self, works: Sequence[Work]) -> None:
-        """Submit pieces as one array, and record their jobs."""
-        if not works:
-            return
-        for work in works:
-            check_no_link(self.to / f"{work.name}.log")
-        import submitit
-        from submitit.core.utils import FailedSubmissionError, UncompletedJobError
 
-        executor = submitit.SlurmExecutor(self.to / PRIVATE, max_num_timeout=self.asked.timeouts)
-        executor.update_parameters(
-            job_name=_job_name(self.to),
-            time=self.asked.time,
-            signal_delay_s=min(90, 30 * self.asked.time),
-            array_parallelism=self.at_once or len(works),
-            additional_parameters=self.flags,
-        )
-        calls = [(LoggedCall(work.function, self.to / f"{work.name}.log"), work.arguments) for work in works]
-        try:
-            with executor.batch():
-                jobs = [executor.submit(call, *arguments) for call, arguments in calls]
-        except (FailedSubmissionError, UncompletedJobError) as error:
-            raise ValueError(f"SLURM took no job of {self.to} ({' '.join(str(error).split())}).") from error
-        ids = {work.name: job.job_id for work, job in zip(works, jobs, strict=True)}
-        write_whole(self.to / PRIVATE / "jobs.json", json.dumps({**jobs_of(self.to), **ids}, indent=1) + "\n")
-        for name, job in ids.items():
-            print(f"{name}: submitted as job {job}", flush=True)
-
-
-def jobs_of(to: Path) -> Mapping[str, str]:
-    """The last job of each piece that was submitted in a folder.
+def queue(to: Path) -> dict[str, tuple[str, str]]:
+    """The last job of each piece of a folder that SLURM still lists, and its state; none where there is no SLURM.
 
     Raises:
-        ValueError: The record of the jobs is damaged.
+        ValueError: SLURM does not answer.
     """
-    file = to / PRIVATE / "jobs.json"
-    if not file.is_file():
+    if not (to / PRIVATE).is_dir() or shutil.which("squeue") is None:
         return {}
-    jobs: Any = None
-    with suppress(ValueError):
-        jobs = json.loads(file.read_text(encoding="utf-8"))
-    if not isinstance(jobs, dict):
-        raise ValueError(f"{file} is damaged: move it away, and start the command of the folder again.")
-    return jobs
+    words = ["squeue", "--me", "--noheader", "--states=all", "--sort=i", "--format=%i %T %j"]
+    done = subprocess.run(words, capture_output=True, text=True, check=False, env=os.environ | {"LC_ALL": "C"})
+    if done.returncode:
+        raise ValueError(f"SLURM does not answer ({' '.join(done.stderr.split())}).")
+    jobs, own = (line.split(maxsplit=2) for line in done.stdout.splitlines()), _prefix(to)
+    return {name.removeprefix(own): (job, state) for job, state, name in jobs if name.startswith(own)}
 
 
-def alive_jobs(to: Path) -> set[str]:
+def alive_jobs(to: Path) -> list[str]:
     """The pending and running jobs of a folder.
 
     Raises:
         ValueError: SLURM does not answer.
     """
-    return {job for job, state in queue(to).items() if state not in _ENDED}
+    return [job for job, state in queue(to).values() if state not in _ENDED]
 
 
 def check_no_jobs(to: Path) -> None:
@@ -237,22 +220,10 @@ def check_no_jobs(to: Path) -> None:
     Raises:
         ValueError: One is, or SLURM does not answer.
     """
-    if (to / PRIVATE).is_dir() and shutil.which("squeue") and (alive := sorted(alive_jobs(to))):
+    if alive := alive_jobs(to):
         raise ValueError(f"{to} is in use by jobs of SLURM ({' '.join(alive)}): add --on slurm, or scancel them.")
 
 
-def queue(to: Path) -> dict[str, str]:
-    """The state of each job of a folder that SLURM still lists.
-
-    Raises:
-        ValueError: SLURM does not answer.
-    """
-    words = ["squeue", "--me", "--noheader", "--array", "--states=all", f"--name={_job_name(to)}", "--format=%i %T"]
-    done = subprocess.run(words, capture_output=True, text=True, check=False, env=os.environ | {"LC_ALL": "C"})
-    if done.returncode:
-        raise ValueError(f"SLURM does not answer ({' '.join(done.stderr.split())}).")
-    return dict(line.split() for line in done.stdout.splitlines())
-
-
-def _job_name(to: Path) -> str:
-    return f"nystrom-{hashlib.sha256(str(to.resolve()).encode()).hexdigest()[:12]}"
+def _prefix(to: Path) -> str:
+    """What the names of the jobs of a folder begin with."""
+    return f"nystrom-{hashlib.sha256(str(to.resolve()).encode()).hexdigest()[:12]}-"
