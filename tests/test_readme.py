@@ -134,9 +134,9 @@ def presupposed(tmp_path_factory, tiny_bert, prose):
 
     data = at / "data"
     sizes = {"train": 48, "val": 16, "test": 16}
-    prepare_listops(data / "listops", **sizes, min_length=5, max_length=40, progress=False)
-    prepare_text(at / "my.csv", data / "text", progress=False)
-    prepare_pathfinder(data / "pathfinder", **sizes, workers=1, progress=False)
+    prepare_listops(data / "listops", **sizes, min_length=5, max_length=40)
+    prepare_text(at / "my.csv", data / "text")
+    prepare_pathfinder(data / "pathfinder", **sizes, workers=1)
     for task, presets in (
         ("listops", ("demo", "small", "8000")),
         ("text", ("small", "16000")),
@@ -144,7 +144,7 @@ def presupposed(tmp_path_factory, tiny_bert, prose):
     ):
         for preset in presets:
             shutil.copytree(data / task, data / f"{task}-{preset}")
-    prepare_mlm_sop([at / "books"], data / "mlm", tokenizer=tiny_bert, length=64, workers=1, progress=False)
+    prepare_mlm_sop([at / "books"], data / "mlm", tokenizer=tiny_bert, length=64, workers=1)
     return at
 
 

@@ -31,7 +31,7 @@ def data(tmp_path_factory) -> Path:
     from nystrom_lab.data.lra.listops.task import prepare_listops
 
     folder = tmp_path_factory.mktemp("data") / "listops"
-    return prepare_listops(folder, train=48, val=20, test=30, min_length=5, max_length=41, progress=False)
+    return prepare_listops(folder, train=48, val=20, test=30, min_length=5, max_length=41)
 
 
 @pytest.fixture(scope="session")
@@ -45,7 +45,7 @@ def pairs(tmp_path_factory) -> Path:
         texts = [["ab"[i % 2] * int(n) for i, n in enumerate(rng.integers(3, 40, size=2))] for _ in range(size)]
         lines = [json.dumps({"text1": a, "text2": b, "label": i % 2}) for i, (a, b) in enumerate(texts)]
         (folder / f"{name}.jsonl").write_text("\n".join(lines) + "\n")
-    return prepare_retrieval(folder, folder / "retrieval", progress=False)
+    return prepare_retrieval(folder, folder / "retrieval")
 
 
 @pytest.fixture

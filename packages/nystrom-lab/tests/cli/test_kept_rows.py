@@ -35,8 +35,7 @@ def places(tmp_path_factory, data, tiny_bert, prose):
     work = tmp_path_factory.mktemp("work")
     (work / "texts.csv").write_text("text,label\n" + "".join(f"the river {i},{'ab'[i % 2]}\n" for i in range(40)))
     (work / "documents.txt").write_text("\n\n".join(prose.read_text().splitlines()))
-    mlm = prepare_mlm_sop([work / "documents.txt"], work / "mlm", tokenizer=tiny_bert, length=32, workers=1,
-                          progress=False)  # fmt: skip
+    mlm = prepare_mlm_sop([work / "documents.txt"], work / "mlm", tokenizer=tiny_bert, length=32, workers=1)
     return {"data": data, "model": tiny_bert, "text": prose, "texts": work / "texts.csv", "mlm": mlm}
 
 

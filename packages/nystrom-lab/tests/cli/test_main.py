@@ -108,10 +108,10 @@ def test_methods_lists_the_registry(capsys):
 
 def test_data_is_prepared_and_read_back_from_its_tsv(tmp_path):
     sizes = ["--train", "20", "--val", "5", "--test", "5", "--min-length", "5", "--max-length", "40"]
-    made = run("data", "prepare", "listops", "--to", "made", *sizes, "--tsv", "--no-progress", cwd=tmp_path)
+    made = run("data", "prepare", "listops", "--to", "made", *sizes, "--tsv", cwd=tmp_path)
     assert made.returncode == 0, made.stderr
     assert Path(made.stdout.strip()) == (tmp_path / "made").resolve()
-    read = run("data", "prepare", "listops", "--from", "made", "--to", "read", "--no-progress", cwd=tmp_path)
+    read = run("data", "prepare", "listops", "--from", "made", "--to", "read", cwd=tmp_path)
     assert read.returncode == 0, read.stderr
     assert "basic_train.tsv" in {path.name for path in (tmp_path / "made").iterdir()}
 

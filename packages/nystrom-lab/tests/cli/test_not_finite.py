@@ -55,8 +55,7 @@ def places(tmp_path_factory, data, tiny_bert, prose):
     lines = "".join(f"the {'river' if i % 2 else 'stone'},{'ab'[i % 2]}\n" for i in range(40))
     (work / "labelled.csv").write_text(f"text,label\n{lines}")
     (work / "documents.txt").write_text("\n\n".join(prose.read_text().splitlines()))
-    mlm = prepare_mlm_sop([work / "documents.txt"], work / "mlm", tokenizer=tiny_bert, length=32, workers=1,
-                          progress=False)  # fmt: skip
+    mlm = prepare_mlm_sop([work / "documents.txt"], work / "mlm", tokenizer=tiny_bert, length=32, workers=1)
     torch.manual_seed(0)
     shutil.copytree(tiny_bert, work / "bert")
     BertForSequenceClassification.from_pretrained(tiny_bert).save_pretrained(work / "classifier")

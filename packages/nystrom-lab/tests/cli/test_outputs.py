@@ -76,8 +76,8 @@ def places(tmp_path_factory, data, tiny_bert, prose):
     curves.write_text("run,step,quantity,value,seconds\n")
     documents = work / "documents.txt"
     documents.write_text("\n\n".join(prose.read_text().splitlines()))
-    prepare_mlm_sop([documents], work / "mlm", tokenizer=tiny_bert, length=32, workers=1, progress=False)
-    pictures = prepare_pathfinder(work / "pictures", train=4, val=2, test=2, workers=1, progress=False)
+    prepare_mlm_sop([documents], work / "mlm", tokenizer=tiny_bert, length=32, workers=1)
+    pictures = prepare_pathfinder(work / "pictures", train=4, val=2, test=2, workers=1)
     found = {"data": data, "model": tiny_bert, "text": prose, "texts": texts, "curves": curves, "pictures": pictures}
     cifar = cifar_like.write_arrays(work / "cifar.npz", cifar_like.make_batches())
     return found | {"above": work, "work": work, "cifar": cifar, "mlm": work / "mlm"}

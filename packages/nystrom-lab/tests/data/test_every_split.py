@@ -23,26 +23,26 @@ SPEC.loader.exec_module(cifar_like)
 
 def listops(source, to, seed=0):
     sizes = {"train": 30, "val": 12, "test": 10, "min_length": 5, "max_length": 40}
-    return prepare_listops(to, seed=seed, workers=1, progress=False, **sizes)
+    return prepare_listops(to, seed=seed, workers=1, **sizes)
 
 
 def pathfinder(source, to, seed=0):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(lra_pathfinder, "chunk_size", lambda geometry: 16)
         sizes = {"train": 30, "val": 12, "test": 10}
-        return lra_pathfinder.prepare_pathfinder(to, seed=seed, workers=1, progress=False, **sizes)
+        return lra_pathfinder.prepare_pathfinder(to, seed=seed, workers=1, **sizes)
 
 
 def text(source, to, seed=0):
     rows = "".join(f"{label} text {i},{label}\n" for i in range(40) for label in ("no", "yes"))
     (source / "a.csv").write_text("text,label\n" + rows)
-    return prepare_text(source / "a.csv", to, seed=seed, progress=False)
+    return prepare_text(source / "a.csv", to, seed=seed)
 
 
 def retrieval(source, to, seed=0):
     rows = "".join(f"one {i}\t{label} two {i % 7}\t{label}\n" for i in range(40) for label in ("no", "yes"))
     (source / "a.tsv").write_text("text1\ttext2\tlabel\n" + rows)
-    return prepare_retrieval(source / "a.tsv", to, seed=seed, progress=False)
+    return prepare_retrieval(source / "a.tsv", to, seed=seed)
 
 
 def image(source, to, seed=0):

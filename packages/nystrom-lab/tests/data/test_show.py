@@ -11,7 +11,7 @@ from nystrom_lab.data.show import show
 def texts(tmp_path):
     rows = "".join(f'"line {i}\n\x1b[31mred \u00fc{"x" * 700 if i == 0 else ""}",c{i % 2}\n' for i in range(50))
     (tmp_path / "a.csv").write_text("text,label\n" + rows)
-    return prepare_text(tmp_path / "a.csv", tmp_path / "text", progress=False)
+    return prepare_text(tmp_path / "a.csv", tmp_path / "text")
 
 
 def test_texts_are_shown_with_their_class_and_cannot_steer_the_terminal(texts):
@@ -35,7 +35,7 @@ def test_samples_are_spread_over_the_split(texts):
 def test_pairs_show_both_documents(tmp_path):
     rows = "".join(f"a{i}\tb{i}\tc{i % 2}\n" for i in range(50))
     (tmp_path / "a.tsv").write_text("text1\ttext2\tlabel\n" + rows)
-    to = prepare_retrieval(tmp_path / "a.tsv", tmp_path / "to", progress=False)
+    to = prepare_retrieval(tmp_path / "a.tsv", tmp_path / "to")
     head, first, second, _ = next(show("retrieval", to, split="test")).split("\n")
     assert head.startswith("test 0: class c")
     assert first[1:] == second[1:]
@@ -43,9 +43,7 @@ def test_pairs_show_both_documents(tmp_path):
 
 
 def test_expressions_are_shown_with_their_value(tmp_path):
-    to = prepare_listops(
-        tmp_path / "to", train=3, val=1, test=1, min_length=5, max_length=30, workers=1, progress=False
-    )
+    to = prepare_listops(tmp_path / "to", train=3, val=1, test=1, min_length=5, max_length=30, workers=1)
     for text in show("listops", to):
         head, body, _ = text.split("\n")
         assert f"{len(body.split())} tokens" in head
@@ -54,7 +52,7 @@ def test_expressions_are_shown_with_their_value(tmp_path):
 
 def test_bytes_that_are_no_text_are_shown_by_number(tmp_path):
     (tmp_path / "a.tsv").write_bytes(b"text\tlabel\n" + b"".join(b"\xff%d\t%d\n" % (i, i % 2) for i in range(50)))
-    to = prepare_text(tmp_path / "a.tsv", tmp_path / "to", progress=False)
+    to = prepare_text(tmp_path / "a.tsv", tmp_path / "to")
     assert "\n\\xff" in next(show("text", to))
 
 
@@ -74,7 +72,7 @@ def test_what_cannot_be_shown_raises(texts, tmp_path):
 def test_the_commands_prepare_and_show(tmp_path, capsys):
     (tmp_path / "a.csv").write_text("text,label\n" + "".join(f"t{i},{i % 2}\n" for i in range(50)))
     to = str(tmp_path / "to")
-    assert main(["data", "prepare", "text", "--from", str(tmp_path / "a.csv"), "--to", to, "--no-progress"]) == 0
+    assert main(["data", "prepare", "text", "--from", str(tmp_path / "a.csv"), "--to", to]) == 0
     assert capsys.readouterr().out == f"{to}\n"
     assert main(["data", "show", "text", "--data", to, "--count", "2"]) == 0
     assert capsys.readouterr().out.count("class") == 2

@@ -45,7 +45,7 @@ def one_by_one(path, name="sst2"):
 
 def documents(path, **options):
     corpora, _ = find_corpora([path], **options)
-    return [piece.text.decode() for corpus in corpora for piece in corpus.pieces(False)]
+    return [piece.text.decode() for corpus in corpora for piece in corpus.pieces()]
 
 
 def prose(path):
@@ -53,7 +53,7 @@ def prose(path):
 
 
 def arena(path, **options):
-    to = prepare_text(path, path.parent / "to", progress=False, **options)
+    to = prepare_text(path, path.parent / "to", **options)
     return {
         split: [(bytes((item["input_ids"] - 1).astype("uint8")).decode(), item["labels"]) for item in Text(to, split)]
         for split in SPLITS

@@ -141,7 +141,7 @@ def test_inputs_beyond_its_projections_are_refused_before_a_run_begins(data, tmp
 def test_inputs_beyond_its_table_of_positions_are_refused(data, tmp_path):
     from nystrom_lab.data.lra.pathfinder.task import prepare_pathfinder
 
-    sizes: dict[str, Any] = {"train": 8, "val": 2, "test": 2, "workers": 1, "progress": False}
+    sizes: dict[str, Any] = {"train": 8, "val": 2, "test": 2, "workers": 1}
     small, large = (prepare_pathfinder(tmp_path / str(size), size=size, **sizes) for size in (32, 64))
     short = SHORT | {"steps": 1, "evaluate_every": 1, "batch_size": 2}
     run = train("pathfinder", preset="demo", data=small, to=tmp_path / "run", mask_share=0.5, **short)

@@ -31,7 +31,7 @@ def root(tmp_path_factory) -> Path:
         # No more than are kept.
         patch.setattr(lra_pathfinder, "chunk_size", lambda _: 40)
         sizes = {"train": 32, "val": 3, "test": 5}
-        prepare_pathfinder(folder / "pathfinder-demo", size=64, **sizes, workers=1, progress=False)
+        prepare_pathfinder(folder / "pathfinder-demo", size=64, **sizes, workers=1)
     return folder
 
 

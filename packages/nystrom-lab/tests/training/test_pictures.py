@@ -15,7 +15,7 @@ from nystrom_lab.training.tasks import prepare_if_missing
 @pytest.fixture(scope="module")
 def pictures(tmp_path_factory):
     folder = tmp_path_factory.mktemp("pictures") / "pathfinder"
-    return prepare_pathfinder(folder, train=16, val=6, test=6, workers=1, progress=False)
+    return prepare_pathfinder(folder, train=16, val=6, test=6, workers=1)
 
 
 def test_every_pixel_is_a_token(pictures, small_run, tmp_path, after_forward):
@@ -41,7 +41,7 @@ def test_every_pixel_is_a_token(pictures, small_run, tmp_path, after_forward):
 
 
 def test_a_run_does_not_go_on_with_other_pictures_of_the_same_classes(pictures, small_run, tmp_path):
-    other = prepare_pathfinder(tmp_path / "easy", contour=3, train=16, val=6, test=6, workers=1, progress=False)
+    other = prepare_pathfinder(tmp_path / "easy", contour=3, train=16, val=6, test=6, workers=1)
     assert (Pathfinder(other, "train").labels == Pathfinder(pictures, "train").labels).all()
     changes = {"task": "pathfinder", "steps": 2, "warmup_steps": 0, "evaluate_every": 1, "batch_size": 4}
     small_run(tmp_path / "run", data=pictures, **changes)
@@ -52,6 +52,6 @@ def test_a_run_does_not_go_on_with_other_pictures_of_the_same_classes(pictures, 
 def test_a_preset_draws_snakes_of_its_own_length(tmp_path):
     sizes = replace(find_preset("pathfinder", "modern-small").data, train=2, val=2, test=2)
     prepare_if_missing("pathfinder", tmp_path / "pictures", sizes)
-    drawn = prepare_pathfinder(tmp_path / "same", contour=3, train=2, val=2, test=2, workers=1, progress=False)
+    drawn = prepare_pathfinder(tmp_path / "same", contour=3, train=2, val=2, test=2, workers=1)
     found, expected = Pathfinder(tmp_path / "pictures", "train"), Pathfinder(drawn, "train")
     assert [found[i]["input_ids"].tolist() for i in (0, 1)] == [expected[i]["input_ids"].tolist() for i in (0, 1)]

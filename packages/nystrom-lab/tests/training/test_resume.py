@@ -127,8 +127,6 @@ def test_a_resumed_run_keeps_its_settings(small_run, tmp_path, data):
         small_run(run)
     with pytest.raises(ValueError, match="steps is 12 but was 3; warmup_steps is 2 but was 0"):
         small_run(run, resume=True)
-    other = prepare_listops(
-        tmp_path / "other", train=48, val=20, test=30, seed=1, min_length=5, max_length=41, progress=False
-    )
+    other = prepare_listops(tmp_path / "other", train=48, val=20, test=30, seed=1, min_length=5, max_length=41)
     with pytest.raises(ValueError, match="whose data were different"):
         small_run(run, resume=True, steps=3, warmup_steps=0, data=other)

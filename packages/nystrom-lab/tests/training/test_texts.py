@@ -120,7 +120,7 @@ def test_data_that_only_the_user_has_are_asked_for(small_run, tmp_path, monkeypa
 
 
 def test_texts_longer_than_the_model_raise_with_the_way_to_cut_them(own, small_run, tmp_path):
-    prepare_text(own, tmp_path / "long", max_length=600, progress=False)
+    prepare_text(own, tmp_path / "long", max_length=600)
     with pytest.raises(ValueError, match=r"a sample of 600 tokens .* 512 positions.*cut by --max-length"):
         small_run(tmp_path / "run", task="text", data=tmp_path / "long")
 

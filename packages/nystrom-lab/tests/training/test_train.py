@@ -150,6 +150,6 @@ def test_an_unknown_task_raises():
 
 
 def test_samples_longer_than_the_model_raise(small_run, tmp_path):
-    long = prepare_listops(tmp_path / "long", train=20, val=4, test=4, min_length=520, max_length=700, progress=False)
+    long = prepare_listops(tmp_path / "long", train=20, val=4, test=4, min_length=520, max_length=700)
     with pytest.raises(ValueError, match=r"data .*long holds a sample of \d+ tokens in train, but the model has 512"):
         small_run(tmp_path / "run", data=long)

@@ -172,4 +172,4 @@ def test_low_precision_trains(small_run, tmp_path, weights):
 
 
 def _short_samples(folder):
-    return prepare_listops(folder, train=24, val=4, test=4, min_length=5, max_length=41, progress=False)
+    return prepare_listops(folder, train=24, val=4, test=4, min_length=5, max_length=41)

@@ -136,7 +136,7 @@ def read_texts(asked: HealOptions, *, length: int) -> Iterator[str]:
     most, known = length * _CHARACTERS, set()
     for corpus in corpora:
         held = ""
-        for piece in corpus.pieces(False):
+        for piece in corpus.pieces():
             if piece.begins and held.strip():
                 yield from _new(held[:most], known)
                 held = ""

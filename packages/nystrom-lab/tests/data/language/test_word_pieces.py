@@ -29,7 +29,7 @@ def texts(tmp_path):
 
 
 def train(texts, to, **options):
-    return train_tokenizer([texts], to, progress=False, **options)
+    return train_tokenizer([texts], to, **options)
 
 
 def test_a_trained_tokenizer_loads_and_cuts_words(tmp_path, texts):
@@ -63,7 +63,7 @@ def test_capitals_and_accents_can_be_kept(tmp_path, texts):
 
 def test_the_command_trains(tmp_path, texts, capsys):
     to = str(tmp_path / "to")
-    assert main(["tokenizer", "train", "--from", str(texts), "--size", "300", "--to", to, "--no-progress"]) == 0
+    assert main(["tokenizer", "train", "--from", str(texts), "--size", "300", "--to", to]) == 0
     out, err = capsys.readouterr()
     assert out == f"{to}\n"
     assert "of the 300 requested tokens" in err
@@ -91,7 +91,7 @@ def test_a_full_disk_ends_in_one_line_and_leaves_nothing(tmp_path, texts):
     # As by `ulimit -f`, in a process of its own: no file may have more than 1,000 bytes.
     code = "import resource, sys; resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))"
     code += "; from nystrom_lab.cli.main import main; sys.exit(main(sys.argv[1:]))"
-    words = ["tokenizer", "train", "--from", str(texts), "--to", str(tmp_path / "to"), "--no-progress"]
+    words = ["tokenizer", "train", "--from", str(texts), "--to", str(tmp_path / "to")]
     done = subprocess.run([sys.executable, "-B", "-c", code, *words], capture_output=True, text=True)
     assert done.returncode == 1
     (line,) = done.stderr.splitlines()

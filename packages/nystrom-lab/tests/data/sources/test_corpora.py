@@ -6,7 +6,7 @@ from nystrom_lab.data.sources.corpora import find_corpora
 
 def read(*sources, **options):
     corpora, _ = find_corpora(sources, **options)
-    return [piece for corpus in corpora for piece in corpus.pieces(False)]
+    return [piece for corpus in corpora for piece in corpus.pieces()]
 
 
 def texts(*sources, **options):
@@ -19,9 +19,9 @@ def test_a_folder_is_read_in_the_order_of_names_with_the_folders_in_it(tmp_path)
         (tmp_path / name).write_text(name)
     (tmp_path / "picture.png").write_bytes(b"\x89PNG\0")
     corpora, left_out = find_corpora([tmp_path])
-    assert [corpus.place.relative_to(tmp_path).as_posix() for corpus in corpora] == ["a/a.raw", "a/c.md", "b.txt"]
+    names = ["a/a.raw", "a/c.md", "b.txt"]
+    assert [path.relative_to(tmp_path).as_posix() for corpus in corpora for path in corpus.paths] == names
     assert [path.name for path in left_out] == ["picture.png"]
-    assert [corpus.size for corpus in corpora] == [7, 6, 5]
 
 
 def imdb(folder):

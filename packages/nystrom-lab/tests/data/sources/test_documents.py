@@ -21,7 +21,7 @@ def test_an_article_of_wikitext_begins_with_its_title_and_holds_blank_lines(tmp_
     assert cats.wikitext
     assert dogs.wikitext
     (tmp_path / "wiki.gz").write_bytes(gzip.compress(WIKI))
-    assert [*read_documents(tmp_path / "wiki.gz", progress=True)] == [cats, dogs]
+    assert [*read_documents(tmp_path / "wiki.gz")] == [cats, dogs]
 
 
 def test_a_title_inside_plain_text_is_a_line_like_any_other(tmp_path):

@@ -45,7 +45,7 @@ def test_splits_that_the_arena_has_not_are_left_out_and_said(tmp_path):
 def test_a_cut_file_keeps_nothing_half_made(tmp_path):
     (tmp_path / "train.csv.gz").write_bytes(gzip.compress(b"text,label\n" + b"a,1\nb,0\n" * 999)[:-4])
     with pytest.raises(ValueError, match=r"train.csv.gz cannot be unpacked"):
-        prepare_text(tmp_path / "train.csv.gz", tmp_path / "to", progress=False)
+        prepare_text(tmp_path / "train.csv.gz", tmp_path / "to")
     assert [path.name for path in tmp_path.iterdir()] == ["train.csv.gz"]
 
 
@@ -57,13 +57,13 @@ def labelled(*rows):
 def test_a_saved_test_split_without_labels_is_left_out(tmp_path, save_arrow, capsys, test):
     train = labelled(*((f"text {i}", i % 2) for i in range(100)))
     saved = save_arrow({"train": train, "validation": labelled(("v", 1)), "test": test}, {"label": ["pos", "neg"]})
-    to = prepare_text(saved, tmp_path / "to", progress=False)
+    to = prepare_text(saved, tmp_path / "to")
     assert [len(Text(to, split)) for split in SPLITS] == [90, 10, 1]
     assert "notice: saved, test has no labels and is left out" in capsys.readouterr().err.replace(f"{tmp_path}/", "")
 
 
 def test_a_saved_data_set_of_one_part_is_split(tmp_path, save_arrow):
     saved = save_arrow(labelled(*((f"text {i}", i % 2 / 1) for i in range(100))))
-    to = prepare_text(saved, tmp_path / "to", progress=False)
+    to = prepare_text(saved, tmp_path / "to")
     assert [len(Text(to, split)) for split in SPLITS] == [80, 10, 10]
     assert Text(to, "train").classes == ["0", "1"]

@@ -47,16 +47,14 @@ def make(to):
 
 @pytest.fixture
 def listops(tmp_path):
-    return prepare_listops(
-        tmp_path / "data", train=20, val=5, test=5, min_length=5, max_length=40, workers=1, progress=False
-    )
+    return prepare_listops(tmp_path / "data", train=20, val=5, test=5, min_length=5, max_length=40, workers=1)
 
 
 @pytest.fixture
 def pairs(tmp_path):
     rows = "".join(f"a{i % 7}\tb{i}\tc{i % 2}\n" for i in range(50))
     (tmp_path / "a.tsv").write_text("text1\ttext2\tlabel\n" + rows)
-    return prepare_retrieval(tmp_path / "a.tsv", tmp_path / "pairs", progress=False)
+    return prepare_retrieval(tmp_path / "a.tsv", tmp_path / "pairs")
 
 
 @pytest.mark.parametrize("split", [ListOps, Text, Retrieval, Image, Pathfinder])

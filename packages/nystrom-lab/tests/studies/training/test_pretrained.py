@@ -158,7 +158,7 @@ def data(tiny_bert, prose, tmp_path_factory):
     folder = tmp_path_factory.mktemp("data")
     text = folder / "documents.txt"
     text.write_text(prose.read_text().replace("\n", "\n\n"))
-    prepare_mlm_sop([text], folder / "mlm", tokenizer=tiny_bert, length=32, workers=1, progress=False)
+    prepare_mlm_sop([text], folder / "mlm", tokenizer=tiny_bert, length=32, workers=1)
     return folder
 
 

@@ -37,7 +37,7 @@ def root(tmp_path_factory) -> Path:
     """A folder of data sets, with a small version of the demo's ListOps."""
     folder = tmp_path_factory.mktemp("data")
     sizes = {"train": 64, "val": 20, "test": 30, "min_length": 5, "max_length": 41}
-    prepare_listops(folder / "listops-demo", **sizes, progress=False)
+    prepare_listops(folder / "listops-demo", **sizes)
     return folder
 
 
@@ -125,7 +125,7 @@ def test_a_run_is_given_all_that_a_training_takes(tmp_path):
 @pytest.mark.slow
 def test_a_grid_of_another_length_starts_from_an_encoder(grid, root, whole, tmp_path):
     sizes = {"train": 32, "val": 8, "test": 8, "min_length": 5, "max_length": 600}
-    prepare_listops(tmp_path / "listops-600", **sizes, progress=False)
+    prepare_listops(tmp_path / "listops-600", **sizes)
     train("listops", data=root / "listops-demo", preset="demo", positions="rotary", steps=2, to=tmp_path / "first")
     best = tmp_path / "first" / "best"
     asked = {"methods": ["nystrom"], "preset": None, "model": best, "max_length": 600, "steps": 2, "batch_size": 4}
@@ -278,7 +278,7 @@ def test_nothing_is_drawn_for_a_grid_that_cannot_run(grid, tmp_path, last):
 
 def test_other_data_raise_before_any_training(whole, grid, tmp_path, capsys):
     sizes = {"train": 64, "val": 20, "test": 30, "min_length": 5, "max_length": 41}
-    prepare_listops(tmp_path / "listops-demo", **sizes, seed=1, progress=False)
+    prepare_listops(tmp_path / "listops-demo", **sizes, seed=1)
     with pytest.raises(ValueError, match="whose data were different"):
         grid(whole, data=tmp_path)
     assert capsys.readouterr().out == ""

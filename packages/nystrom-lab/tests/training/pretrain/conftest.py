@@ -40,7 +40,7 @@ def prepare(tokenizer) -> Callable[..., Path]:
         source = place / "texts.txt"
         source.write_text("\n\n".join(texts))
         folder = tokenizer(place / "tokenizer", words)
-        return prepare_mlm_sop([source], place / "data", tokenizer=folder, length=32, workers=1, progress=False)
+        return prepare_mlm_sop([source], place / "data", tokenizer=folder, length=32, workers=1)
 
     return make
 

@@ -38,8 +38,6 @@ def train_tokenizer(
     cased: bool = False,
     min_frequency: int = 2,
     text_field: str | None = None,
-    max_unpacked: float | None = None,
-    progress: bool = True,
 ) -> Path:
     """Train a WordPiece tokenizer on raw texts.
 
@@ -50,8 +48,6 @@ def train_tokenizer(
         cased: Keep capitals and accents.
         min_frequency: Pieces that occur less often are not made.
         text_field: Column or field of the texts; if not given, text, content, sentence or review.
-        max_unpacked: Gigabytes that a compressed file may unpack to; 20 times its size, and 1 at least, if not given.
-        progress: Say how far it is.
 
     Returns:
         The folder.
@@ -67,23 +63,23 @@ def train_tokenizer(
         raise ValueError(f"--min-frequency is {min_frequency}; expected at least 1.")
     if to.exists() and not (to.is_dir() and not any(to.iterdir())):
         raise ValueError(f"{to} already exists: name a folder that does not exist yet.")
-    corpora, _ = find_corpora(source, text_field=text_field, max_unpacked=max_unpacked)
+    corpora, _ = find_corpora(source, text_field=text_field)
     with folder_to_fill(to) as partial:
-        count = _train(corpora, partial, size=size, cased=cased, min_frequency=min_frequency, progress=progress)
+        count = _train(corpora, partial, size=size, cased=cased, min_frequency=min_frequency)
         partial.replace(to)
     if count < size:
         print(f"notice: the texts give only {count} of the {size} requested tokens.", file=sys.stderr)
     return to
 
 
-def _train(corpora: Sequence[Corpus], to: Path, *, size: int, cased: bool, min_frequency: int, progress: bool) -> int:
+def _train(corpora: Sequence[Corpus], to: Path, *, size: int, cased: bool, min_frequency: int) -> int:
     from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, trainers
     from transformers import BertTokenizer
 
     words = Tokenizer(models.WordPiece(unk_token=SPECIAL[1]))
     words.normalizer = normalizers.BertNormalizer(lowercase=not cased)
     words.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
-    begin, inside = _letters(corpora, words, size, progress)
+    begin, inside = _letters(corpora, words, size)
     trainer: Any = trainers.WordPieceTrainer(
         vocab_size=size,
         min_frequency=min_frequency,
@@ -94,19 +90,19 @@ def _train(corpora: Sequence[Corpus], to: Path, *, size: int, cased: bool, min_f
         continuing_subword_prefix=INSIDE,
         show_progress=False,
     )
-    words.train_from_iterator(_texts(corpora, progress, "pieces"), trainer)
+    words.train_from_iterator(_texts(corpora, "pieces"), trainer)
     vocabulary = words.get_vocab()
     tokenizer = BertTokenizer(vocab=vocabulary, do_lower_case=not cased)
     save_tokenizer(tokenizer, to)
     return len(vocabulary)
 
 
-def _letters(corpora: Sequence[Corpus], words: "Tokenizer", size: int, progress: bool) -> tuple[list[str], list[str]]:
+def _letters(corpora: Sequence[Corpus], words: "Tokenizer", size: int) -> tuple[list[str], list[str]]:
     """Find the most frequent letters, and those that occur inside words, each in alphabetical order."""
     counts: Counter[str] = Counter()
     inside: set[str] = set()
     blanks = _Blanks()
-    for text in _texts(corpora, progress, "letters"):
+    for text in _texts(corpora, "letters"):
         normal = words.normalizer.normalize_str(text)
         counts.update(normal)
         inside.update(*(word[1:] for word in {*normal.translate(blanks).split()}))
@@ -126,8 +122,8 @@ class _Blanks(dict[int, str]):
         return self[code]
 
 
-def _texts(corpora: Sequence[Corpus], progress: bool, what: str) -> Iterator[str]:
-    for corpus in Progress(what, len(corpora), unit="files", shown=progress).over(corpora):
-        for piece in corpus.pieces(False):
+def _texts(corpora: Sequence[Corpus], what: str) -> Iterator[str]:
+    for corpus in Progress(what, len(corpora), unit="files").over(corpora):
+        for piece in corpus.pieces():
             text = piece.text.decode("utf-8", errors="replace")
             yield text.replace("<unk>", " ") if piece.wikitext else text

@@ -30,7 +30,6 @@ def prepare_image(
     val: int = 5_000,
     seed: int = 0,
     check_counts: bool = True,
-    max_unpacked: float | None = None,
 ) -> Path:
     """Prepare CIFAR-10 as grayscale pixels.
 
@@ -41,8 +40,6 @@ def prepare_image(
         val: Number of training images to hold out for validation.
         seed: Determines which.
         check_counts: Treat an incomplete CIFAR-10 as an error; otherwise only warn.
-        max_unpacked: Limit on the unpacked size of a compressed file, in gigabytes. Default: 20 times its size, at
-            least 1.
 
     Returns:
         The folder, ready for `Image`.
@@ -54,7 +51,7 @@ def prepare_image(
     for name, value in (("val", val), ("seed", seed)):
         if value < 0:
             raise ValueError(f"--{name} is {value}; expected at least 0.")
-    found = find_cifar(source, max_unpacked=max_unpacked)
+    found = find_cifar(source)
     settings = {"origin": found.name, "sha256": found.digest, "val": val, "seed": seed}
     if holds(to, task=TASK, settings=settings):
         return to

@@ -10,14 +10,13 @@ Source: https://ai.stanford.edu/~amaas/data/sentiment/aclImdb_v1.tar.gz
 
 import os
 import re
-import tarfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path, PurePosixPath
 
 from nystrom.progress import Progress
 from nystrom.sums import sha256
 from nystrom_lab.data.sources.source import LabelledSample, Source
-from nystrom_lab.data.sources.unpacking import BROKEN, member_content, open_unpacked, unreadable
+from nystrom_lab.data.sources.unpacking import members_of
 from nystrom_lab.data.store.prepared_folder import sha256_of_files
 
 IMDB_COUNTS = {"train": 25_000, "test": 25_000}
@@ -25,6 +24,7 @@ PARTS = tuple(f"{split}/{label}" for split in IMDB_COUNTS for label in ("neg", "
 UNLABELLED = "train/unsup"
 REVIEW = re.compile(r"(\d{1,9})_\d+\.txt")
 ARCHIVES = (".tar.gz", ".tgz", ".tar")
+ARCHIVE, FOLDER = "aclImdb_v1.tar.gz", "aclImdb"
 
 
 def is_acl_imdb(folder: Path) -> bool:
@@ -32,59 +32,39 @@ def is_acl_imdb(folder: Path) -> bool:
     return any((folder / part).is_dir() for part in PARTS)
 
 
-def folder_source(folder: Path, *, unlabelled: bool = False, progress: bool = False) -> Source:
-    """Make a source of the folder aclImdb.
+def find_imdb(source: Path, *, unlabelled: bool = False) -> Source | None:
+    """The reviews of the archive, of the folder, or of the folder in a folder; None if they are not there.
 
     Args:
-        folder: The folder.
+        source: File or folder.
         unlabelled: Also read the reviews without classes, where they are there.
-        progress: Say how far a checksum is.
 
     Raises:
         ValueError: A part is missing, or holds a file that is not a review.
     """
+    if source.is_file() and source.name.lower().endswith(ARCHIVES):
+        parts = (*PARTS, UNLABELLED) if unlabelled else PARTS
+        return _source("aclImdb, archive", sha256(source), lambda: _members(source, parts))
+    folders = [folder for folder in (source, source / FOLDER) if is_acl_imdb(folder)]
+    return _of_folder(folders[0], unlabelled) if folders else None
+
+
+def _of_folder(folder: Path, unlabelled: bool) -> Source:
     if missing := [part for part in PARTS if not (folder / part).is_dir()]:
-        raise ValueError(f"{folder} lacks {', '.join(missing)}: unpack aclImdb_v1.tar.gz again, or name the archive.")
+        raise ValueError(f"{folder} lacks {', '.join(missing)}: unpack {ARCHIVE} again, or name the archive.")
     parts = (*PARTS, UNLABELLED) if unlabelled and (folder / UNLABELLED).is_dir() else PARTS
     paths = [path for part in parts for path in _reviews(folder / part)]
 
-    def rows(progress: bool) -> Iterator[LabelledSample]:
-        for path in Progress(folder.name, len(paths), unit="files", shown=progress).over(paths):
+    def rows() -> Iterator[LabelledSample]:
+        for path in Progress(folder.name, len(paths), unit="files").over(paths):
             yield _row(str(path), path.parent.parent.name, path.parent.name, path.name, path.read_bytes())
 
-    return _source("aclImdb, folder", sha256_of_files(folder, paths, progress=progress), rows)
+    return _source("aclImdb, folder", sha256_of_files(folder, paths), rows)
 
 
-def archive_source(archive: Path, *, max_unpacked: float | None = None, unlabelled: bool = False) -> Source:
-    """Make a source of the archive aclImdb_v1.tar.gz, with a limit on its unpacked size."""
-    parts = (*PARTS, UNLABELLED) if unlabelled else PARTS
-
-    def rows(progress: bool) -> Iterator[LabelledSample]:
-        try:
-            with (
-                open_unpacked(archive, max_unpacked=max_unpacked, progress=progress) as file,
-                tarfile.open(fileobj=file, mode="r|") as members,
-            ):
-                yield from _members(archive, members, parts)
-                # To the very end, where the checksum of the compression is.
-                while file.read(1 << 20):
-                    pass
-        except BROKEN as error:
-            raise unreadable(archive, error) from error
-
-    return _source("aclImdb, archive", sha256(archive), rows)
-
-
-def _source(kind: str, digest: str, rows: Callable[[bool], Iterator[LabelledSample]]) -> Source:
-    return Source(
-        kind=kind,
-        settings={"source_sha256": digest},
-        splits=("train", "test"),
-        rows=rows,
-        published=IMDB_COUNTS,
-        equal_classes=True,
-        val_is_test=True,
-    )
+def _source(kind: str, digest: str, rows: Callable[[], Iterator[LabelledSample]]) -> Source:
+    settings = {"source_sha256": digest}
+    return Source(kind, settings, ("train", "test"), rows, IMDB_COUNTS, equal_classes=True, val_is_test=True)
 
 
 def _reviews(folder: Path) -> list[Path]:
@@ -108,9 +88,9 @@ def _row(place: str, split: str, label: str, name: str, text: bytes) -> Labelled
     return LabelledSample(place, split, label.encode(), (text,), rank)
 
 
-def _members(archive: Path, members: tarfile.TarFile, parts: Sequence[str]) -> Iterator[LabelledSample]:
+def _members(archive: Path, parts: tuple[str, ...]) -> Iterator[LabelledSample]:
     seen: set[str] = set()
-    for member in members:
+    for member, read in members_of(archive):
         path = PurePosixPath(member.name)
         place = f"{archive}, {member.name}"
         if path.is_absolute() or ".." in path.parts:
@@ -123,4 +103,4 @@ def _members(archive: Path, members: tarfile.TarFile, parts: Sequence[str]) -> I
         if f"{split}/{label}/{name}" in seen:
             raise ValueError(f"{place} is in the archive twice: this is not the published archive.")
         seen.add(f"{split}/{label}/{name}")
-        yield _row(place, split, label, name, member_content(archive, members, member))
+        yield _row(place, split, label, name, read())

@@ -9,7 +9,7 @@ The package datasets need not be installed.
 """
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -43,30 +43,23 @@ class SavedPart:
     def __str__(self) -> str:
         return f"{self.folder}, {self.split}"
 
-    def __len__(self) -> int:
-        return sum(batch.num_rows for batch in _saved_batches(self))
+
+def is_arrow(part: Path | SavedPart) -> bool:
+    """Whether pyarrow reads the rows, judging by the name of a file."""
+    return isinstance(part, SavedPart) or part.suffix.lower() == PARQUET
+
+
+def columns_of(part: Path | SavedPart) -> Sequence[str]:
+    """The columns of a saved split, or of a parquet file; raises ValueError if pyarrow cannot read that."""
+    return part.columns if isinstance(part, SavedPart) else list(_opened_parquet(part).schema_arrow.names)
 
 
 def find_columns(part: Path | SavedPart, wanted: Wanted) -> list[str]:
-    """Find the one name of each wanted field; see `fields.find_names`.
-
-    Raises:
-        ValueError: None of the names of a field is present, or several are.
-    """
-    columns = part.columns if isinstance(part, SavedPart) else parquet_columns(part)
+    """Find the one name of each wanted field, or raise ValueError; see `source.find_names`."""
     try:
-        return find_names(columns, wanted)
+        return find_names(columns_of(part), wanted)
     except ValueError as error:
         raise ValueError(f"{part}: {error}") from error
-
-
-def parquet_columns(path: Path) -> list[str]:
-    """The columns of a parquet file.
-
-    Raises:
-        ValueError: pyarrow cannot read the file.
-    """
-    return list(_opened_parquet(path).schema_arrow.names)
 
 
 def arrow_fields(
@@ -119,10 +112,7 @@ def files_of_saved(folder: Path) -> list[Path]:
 
 
 def saved_parts(folder: Path) -> dict[str, SavedPart]:
-    """Open a folder that `save_to_disk` wrote.
-
-    Returns:
-        Its splits by name; only "train" if it is not divided.
+    """The splits, by name, of a folder that `save_to_disk` wrote: "train" if it is not divided.
 
     Raises:
         ValueError: A file is missing or broken.

@@ -13,10 +13,8 @@ Source: Krizhevsky (2009), https://www.cs.toronto.edu/~kriz/cifar.html.
 """
 
 import hashlib
-import tarfile
 import zipfile
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from io import BytesIO
 from pathlib import Path, PurePosixPath
@@ -26,7 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nystrom.sums import sha256
-from nystrom_lab.data.sources.unpacking import BROKEN, Limit, member_content, open_unpacked
+from nystrom_lab.data.sources.unpacking import BROKEN, check_unpacked, members_of, open_unpacked, unreadable
 from nystrom_lab.data.store.split import Pictures
 
 SIDE, COLOURS, CLASSES = 32, 3, 10
@@ -43,25 +41,15 @@ WEIGHTS = np.array([0.2989, 0.587, 0.114], dtype=np.float32)
 
 @dataclass(frozen=True)
 class CifarSource:
-    """The CIFAR-10 files that a user has.
-
-    Attributes:
-        name: Description.
-        digest: SHA-256 of its files.
-        read: Reads the training and the test pictures.
-    """
+    """CIFAR-10 files: what they are, the SHA-256 of their content, and what reads training and test pictures."""
 
     name: str
     digest: str
     read: Callable[[], tuple[Pictures, Pictures]]
 
 
-def find_cifar(source: Path, *, max_unpacked: float | None = None) -> CifarSource:
+def find_cifar(source: Path) -> CifarSource:
     """Recognise the files at a path.
-
-    Args:
-        source: File or folder.
-        max_unpacked: Limit on the unpacked size of a compressed file, in gigabytes; see `unpacking`.
 
     Raises:
         ValueError: No such files, some are missing, or they are pickles.
@@ -76,11 +64,11 @@ def find_cifar(source: Path, *, max_unpacked: float | None = None) -> CifarSourc
             raise ValueError(f"{source} holds {inside[0].name} and {inside[1].name}: name one of the files.")
         source = inside[0] if inside else source
     if source.is_file() and source.name.endswith(ARRAY_FILES):
-        return CifarSource("arrays", sha256(source), lambda: _read_arrays(source, max_unpacked))
+        return CifarSource("arrays", sha256(source), lambda: _read_arrays(source))
     if pickles := [path for path in (source, *(source / name for name in PICKLES)) if _is_pickled(path)]:
         raise _pickled(pickles[0])
     if source.is_file() and source.name.endswith(ARCHIVE_FILES):
-        return CifarSource("archive", sha256(source), lambda: _read_archive(source, max_unpacked))
+        return CifarSource("archive", sha256(source), lambda: _read_archive(source))
     came = "holds no pictures of CIFAR-10 that can be read" if source.exists() else "does not exist"
     raise ValueError(
         f"{source} {came}: name {FOLDER} or {ARCHIVE}, the folder that holds it, or a .npz file with"
@@ -146,40 +134,34 @@ def _checked(labels: NDArray[Any], place: str) -> NDArray[np.uint8]:
     return labels.astype(np.uint8)
 
 
-def _read_archive(path: Path, max_unpacked: float | None) -> tuple[Pictures, Pictures]:
+def _read_archive(path: Path) -> tuple[Pictures, Pictures]:
     found: dict[str, bytes] = {}
-    with (
-        _named(path),
-        open_unpacked(path, max_unpacked=max_unpacked) as file,
-        tarfile.open(fileobj=file, mode="r|") as archive,
-    ):
-        for member in archive:
-            name = PurePosixPath(member.name)
-            if name.parent.name in PICKLES:
-                raise _pickled(path)
-            if member.isfile() and name.parent.name == FOLDER and name.name in BATCHES:
-                found[name.name] = member_content(path, archive, member)
-        # To the very end, where the checksum of the compression is.
-        while file.read(1 << 20):
-            pass
+    for member, read in members_of(path):
+        name = PurePosixPath(member.name)
+        if name.parent.name in PICKLES:
+            raise _pickled(path)
+        if member.isfile() and name.parent.name == FOLDER and name.name in BATCHES:
+            found[name.name] = read()
     if missing := [name for name in BATCHES if name not in found]:
         raise ValueError(f"{path} lacks {', '.join(missing)}. {WHERE_PUBLISHED}")
     return _read_batches(path, found.__getitem__)
 
 
-def _read_arrays(path: Path, max_unpacked: float | None) -> tuple[Pictures, Pictures]:
-    limit = Limit(path, max_unpacked)
-    with _named(path), open_unpacked(path, max_unpacked=max_unpacked) as file:
-        content = BytesIO(file.read())
+def _read_arrays(path: Path) -> tuple[Pictures, Pictures]:
+    try:
+        with open_unpacked(path) as file:
+            content = BytesIO(file.read())
         with zipfile.ZipFile(content) as members:
-            limit.check(sum(member.file_size for member in members.infolist()))
+            check_unpacked(path, sum(member.file_size for member in members.infolist()))
         try:
-            with np.load(content, allow_pickle=False) as arrays_of:
-                arrays = {name: arrays_of[name] for name in ARRAYS if name in arrays_of.files}
+            with np.load(content, allow_pickle=False) as stored:
+                arrays = {name: stored[name] for name in ARRAYS if name in stored.files}
         except (ValueError, AttributeError, MemoryError) as error:
             raise ValueError(
                 f"{path} is not an archive of plain arrays ({error}); pickled ones are never loaded."
             ) from error
+    except BROKEN as error:
+        raise unreadable(path, error) from error
     if missing := [name for name in ARRAYS if name not in arrays]:
         raise ValueError(f"{path} lacks {', '.join(missing)}: it must hold {', '.join(ARRAYS)}.")
     train, test = (_from_arrays(arrays[f"x_{split}"], arrays[f"y_{split}"], path, split) for split in ("train", "test"))
@@ -197,14 +179,3 @@ def _from_arrays(pixels: NDArray[Any], labels: NDArray[Any], path: Path, split: 
             f" expected uint8 of shape {shape}, gray, or {(*shape, COLOURS)}, in colour, and whole numbers."
         )
     return Pictures(to_gray(pixels) if pixels.ndim > 3 else pixels, _checked(labels, f"{path}, y_{split}"))
-
-
-@contextmanager
-def _named(path: Path) -> Iterator[None]:
-    """Say which file is broken."""
-    try:
-        yield
-    except BROKEN as error:
-        raise ValueError(
-            f"{path} cannot be read ({error}): it is cut short or of another kind. {WHERE_PUBLISHED}"
-        ) from error

@@ -9,15 +9,14 @@ Files may be compressed. In a folder, and the folders in it, files of these name
 a file that is named itself is plain text if its name says nothing else.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain
 from pathlib import Path
 
-from nystrom_lab.data.sources.acl_imdb import ARCHIVES, archive_source, folder_source, is_acl_imdb
+from nystrom_lab.data.sources.acl_imdb import ARCHIVES, find_imdb, is_acl_imdb
 from nystrom_lab.data.sources.arrow_files import (
-    SavedPart,
     arrow_fields,
     files_of_saved,
     find_columns,
@@ -26,13 +25,10 @@ from nystrom_lab.data.sources.arrow_files import (
 )
 from nystrom_lab.data.sources.documents import TITLE, TextPiece, pieces_of_lines, pieces_of_text, read_documents
 from nystrom_lab.data.sources.row_files import endings, is_row_file, plain_name, read_fields
-from nystrom_lab.data.sources.source import Source, Wanted
+from nystrom_lab.data.sources.source import Wanted
 
 TEXT_FILES = (".txt", ".text", ".raw", ".tokens", ".md")
 TEXT_FIELDS = ("text", "content", "sentence", "review")
-
-# Reads documents, and says how far it is if the argument is true.
-PiecesReader = Callable[[bool], Iterator[TextPiece]]
 
 
 @dataclass(frozen=True)
@@ -40,30 +36,20 @@ class Corpus:
     """A file of documents, or a folder that is one source.
 
     Attributes:
-        place: Its location.
         paths: Its files.
         pieces: Reads it.
     """
 
-    place: Path
     paths: tuple[Path, ...]
-    pieces: PiecesReader
-
-    @property
-    def size(self) -> int:
-        """Bytes of its files."""
-        return sum(path.stat().st_size for path in self.paths)
+    pieces: Callable[[], Iterator[TextPiece]]
 
 
-def find_corpora(
-    sources: Sequence[Path], *, text_field: str | None = None, max_unpacked: float | None = None
-) -> tuple[list[Corpus], list[Path]]:
+def find_corpora(sources: Sequence[Path], *, text_field: str | None = None) -> tuple[list[Corpus], list[Path]]:
     """Recognize files and folders, and read the first document of each.
 
     Args:
         sources: Files and folders.
         text_field: Column or field of the texts in files of rows. Default: one of `TEXT_FIELDS`.
-        max_unpacked: Limit on the unpacked size of a compressed file, in gigabytes; see `unpacking`.
 
     Returns:
         The corpora, and the files in folders whose format is not supported.
@@ -75,73 +61,62 @@ def find_corpora(
         raise ValueError("--from names nothing: name files or folders of texts.")
     wanted = {"text_field": TEXT_FIELDS if text_field is None else (text_field,)}
     left_out: list[Path] = []
-    paths = [Path(source).expanduser() for source in sources]
-    corpora = [corpus for path in paths for corpus in _corpora(path, wanted, max_unpacked, left_out)]
+    corpora = [corpus for source in sources for corpus in _corpora(Path(source).expanduser(), wanted, left_out)]
     listed = ", ".join(map(str, sources))
     if not corpora:
         raise ValueError(
             f"{listed} holds no readable texts: name files that end in {', '.join(TEXT_FILES)}, {endings()}."
         )
     # All of them are looked into before the work begins.
-    have_text = [next(corpus.pieces(False), None) is not None for corpus in corpora]
+    have_text = [next(corpus.pieces(), None) is not None for corpus in corpora]
     if not any(have_text):
         raise ValueError(f"{listed} holds no text: all files are empty or blank.")
     return corpora, left_out
 
 
-def _corpora(path: Path, wanted: Wanted, limit: float | None, left_out: list[Path]) -> Iterator[Corpus]:
-    if path.is_file():
-        yield Corpus(path, (path,), _pieces_of_file(path, wanted, limit))
-    elif not path.is_dir():
+def _corpora(path: Path, wanted: Wanted, left_out: list[Path]) -> Iterator[Corpus]:
+    if path.is_file() and is_row_file(path):
+        yield Corpus((path,), lambda: _of_texts(text for _, (text,) in read_fields(path, wanted)))
+    elif not path.exists():
         raise ValueError(f"{path} does not exist: name files or folders of texts.")
-    elif is_acl_imdb(path):
-        reviews = partial(_texts, folder_source(path, unlabelled=True))
-        yield Corpus(path, tuple(sorted(path.glob("t*/*/*.txt"))), reviews)
+    elif is_acl_imdb(path) or (path.is_file() and path.name.lower().endswith(ARCHIVES)):
+        imdb = find_imdb(path, unlabelled=True)
+        assert imdb is not None
+        paths = (path,) if path.is_file() else tuple(sorted(path.glob("t*/*/*.txt")))
+        yield Corpus(paths, lambda: _of_texts(row.texts[0] for row in imdb.rows()))
+    elif path.is_file():
+        yield Corpus((path,), partial(read_documents, path))
     elif is_saved_dataset(path):
         parts = saved_parts(path).values()
         for part in parts:
             # A column that is missing is an error before the work begins.
             find_columns(part, wanted)
-        yield Corpus(path, tuple(files_of_saved(path)), lambda _: _saved_pieces(parts, wanted))
+        yield Corpus(
+            tuple(files_of_saved(path)),
+            lambda: chain.from_iterable(_of_saved(text for _, (text,) in arrow_fields(part, wanted)) for part in parts),
+        )
     else:
         for inside in sorted(path.iterdir()):
             if inside.name.startswith(".") or (inside.is_dir() and inside.is_symlink()):
                 continue
             is_text = plain_name(inside).lower().endswith(TEXT_FILES) or inside.name.lower().endswith(ARCHIVES)
             if inside.is_dir() or is_row_file(inside) or is_text:
-                yield from _corpora(inside, wanted, limit, left_out)
+                yield from _corpora(inside, wanted, left_out)
             else:
                 left_out.append(inside)
 
 
-def _pieces_of_file(path: Path, wanted: Wanted, limit: float | None) -> PiecesReader:
-    if path.name.lower().endswith(ARCHIVES):
-        return partial(_texts, archive_source(path, max_unpacked=limit, unlabelled=True))
-    if is_row_file(path):
-        return lambda progress: _row_pieces(read_fields(path, wanted, max_unpacked=limit, progress=progress))
-    return lambda progress: read_documents(path, max_unpacked=limit, progress=progress)
+def _of_texts(texts: Iterator[bytes]) -> Iterator[TextPiece]:
+    return chain.from_iterable(map(pieces_of_text, texts))
 
 
-def _texts(source: Source, progress: bool) -> Iterator[TextPiece]:
-    for row in source.rows(progress):
-        yield from pieces_of_text(row.texts[0])
-
-
-def _row_pieces(rows: Iterable[tuple[int, Sequence[bytes]]]) -> Iterator[TextPiece]:
-    for _, (text,) in rows:
-        yield from pieces_of_text(text)
-
-
-def _saved_pieces(parts: Iterable[SavedPart], wanted: Wanted) -> Iterator[TextPiece]:
-    for part in parts:
-        rows = (text for _, (text,) in arrow_fields(part, wanted))
-        before: list[bytes] = []
-        for text in rows:
-            before.append(text)
-            if text and not text.isspace():
-                break
-        if before and TITLE.fullmatch(before[-1]):
-            # Lines of WikiText, one a row; a blank line is an empty row.
-            yield from pieces_of_lines(text or b"\n" for text in chain(before, rows))
-        else:
-            yield from chain.from_iterable(map(pieces_of_text, chain(before, rows)))
+def _of_saved(texts: Iterator[bytes]) -> Iterator[TextPiece]:
+    before: list[bytes] = []
+    for text in texts:
+        before.append(text)
+        if text and not text.isspace():
+            break
+    if before and TITLE.fullmatch(before[-1]):
+        # Lines of WikiText, one a row; a blank line is an empty row.
+        return pieces_of_lines(text or b"\n" for text in chain(before, texts))
+    return _of_texts(chain(before, texts))

@@ -36,22 +36,14 @@ class TextPiece(NamedTuple):
     wikitext: bool = False
 
 
-def read_documents(path: Path, *, max_unpacked: float | None = None, progress: bool = False) -> Iterator[TextPiece]:
-    """Read a file of plain text, compressed or not.
-
-    Args:
-        path: File.
-        max_unpacked: Gigabytes that a compressed file may unpack to; see `unpacking`.
-        progress: Say how far it is.
-
-    Yields:
-        Its documents in pieces.
+def read_documents(path: Path) -> Iterator[TextPiece]:
+    """Read the documents of a file of plain text, compressed or not, in pieces.
 
     Raises:
         ValueError: The beginning of the file is not UTF-8 text, or the file cannot be unpacked.
     """
     try:
-        with open_unpacked(path, max_unpacked=max_unpacked, progress=progress) as file:
+        with open_unpacked(path) as file:
             start = file.peek(CHECKED)[:CHECKED]  # type: ignore[attr-defined]
             check_text(path, start)
             if start.startswith(BOM):

@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from nystrom.progress import Progress
-from nystrom_lab.data.sources.arrow_files import PARQUET, SavedPart, arrow_fields, parquet_columns
+from nystrom_lab.data.sources.arrow_files import PARQUET, SavedPart, arrow_fields, columns_of, is_arrow
 from nystrom_lab.data.sources.source import Wanted, all_as_bytes, find_names, has_field
 from nystrom_lab.data.sources.unpacking import BROKEN, open_unpacked, unreadable
 
@@ -60,8 +60,6 @@ def read_fields(
     wanted: Wanted,
     *,
     columns: Sequence[str] | None = None,
-    max_unpacked: float | None = None,
-    progress: bool = False,
     on_broken: Callable[[int], None] | None = None,
     may_be_null: str | None = None,
 ) -> Iterator[tuple[int, list[bytes]]]:
@@ -72,8 +70,6 @@ def read_fields(
         wanted: The fields, each under the name of the option that selects it; exactly one of its names must be in the
             file, ignoring case.
         columns: Names of the columns of a CSV or tsv file that has no header.
-        max_unpacked: Gigabytes that a compressed file may unpack to; see `unpacking`.
-        progress: Say how far it is.
         on_broken: Called with the line of each row of CSV or tsv that has another number of fields, which is then left
             out; otherwise such a row is an error.
         may_be_null: The name in `wanted` of the field that may be null in JSON, and is then empty; in the other fields
@@ -85,16 +81,13 @@ def read_fields(
     Raises:
         ValueError: A row or the file is broken, or lacks a field; the place is named.
     """
-    if isinstance(part, SavedPart):
+    if isinstance(part, SavedPart) or is_arrow(part):
         rows = arrow_fields(part, wanted, may_be_null=may_be_null)
-        yield from Progress(part.split, len(part), unit="rows", shown=progress).over(rows)
-        return
-    if part.suffix.lower() == PARQUET:
-        yield from arrow_fields(part, wanted, may_be_null=may_be_null)
+        yield from Progress(str(part), unit="rows").over(rows)
         return
     line, kind = 0, _kind(part)
     try:
-        with open_unpacked(part, max_unpacked=max_unpacked, progress=progress) as file:
+        with open_unpacked(part) as file:
             pass_byte_order_mark(part, file)
             if kind in _CELLS:
                 rows = _chosen_cells(part, _CELLS[kind](part, file), wanted, columns, on_broken)
@@ -108,21 +101,19 @@ def read_fields(
 
 def place_of(part: RowsPart, number: int) -> str:
     """The place of a row, for messages."""
-    return f"{part}, {'row' if isinstance(part, SavedPart) or part.suffix.lower() == PARQUET else 'line'} {number}"
+    return f"{part}, {'row' if is_arrow(part) else 'line'} {number}"
 
 
-def first_fields(part: RowsPart, *, max_unpacked: float | None = None) -> Sequence[str]:
+def first_fields(part: RowsPart) -> Sequence[str]:
     """The names of the fields of a part: of its columns, the cells of its first line, or the names in its first object.
 
     Empty if the first row cannot be read; `read_fields` then reports the error. Cells may be equal: the first row need
     not be a header.
     """
-    if isinstance(part, SavedPart):
-        return part.columns
-    if part.suffix.lower() == PARQUET:
-        return parquet_columns(part)
+    if isinstance(part, SavedPart) or is_arrow(part):
+        return columns_of(part)
     try:
-        with open_unpacked(part, max_unpacked=max_unpacked) as file:
+        with open_unpacked(part) as file:
             pass_byte_order_mark(part, file)
             if (kind := _kind(part)) in _CELLS:
                 return _header(part, _CELLS[kind](part, file))[1]
@@ -131,9 +122,9 @@ def first_fields(part: RowsPart, *, max_unpacked: float | None = None) -> Sequen
         return []
 
 
-def lacks_field(part: RowsPart, names: Sequence[str], *, max_unpacked: float | None = None) -> bool:
+def lacks_field(part: RowsPart, names: Sequence[str]) -> bool:
     """Whether the first row of a part can be read and lacks all fields of these names."""
-    fields = first_fields(part, max_unpacked=max_unpacked)
+    fields = first_fields(part)
     return bool(fields) and not has_field(fields, names)
 
 

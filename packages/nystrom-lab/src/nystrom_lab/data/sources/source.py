@@ -45,7 +45,7 @@ class Source:
     kind: str
     settings: Mapping[str, str]
     splits: tuple[str, ...]
-    rows: Callable[[bool], Iterator[LabelledSample]]
+    rows: Callable[[], Iterator[LabelledSample]]
     published: Mapping[str, int] | None = None
     equal_classes: bool = False
     val_is_test: bool = False

@@ -52,15 +52,26 @@ def split_of(name: str) -> str | None:
     return split if split in SPLITS else None
 
 
-def saved_splits(folder: Path) -> tuple[dict[str, list[RowsPart]], list[str]]:
-    """Find the splits of a folder that Hugging Face datasets saved, in the order of `SPLITS`.
+def find_splits(data: Sequence[Path], *, strict: bool) -> tuple[dict[str, list[RowsPart]], list[str]]:
+    """Find the parts of each split.
+
+    Args:
+        data: A folder of files of rows, or one that Hugging Face datasets saved; or one or several files.
+        strict: Whether the name of each file of rows in a folder must indicate a split; otherwise such files are
+            skipped.
 
     Returns:
-        The splits, and names that indicate none, such as unsupervised.
+        The parts of each split, in the order of `SPLITS`, and the names of those that indicate none.
 
     Raises:
-        ValueError: The folder cannot be read, holds no split, or two that are the same.
+        ValueError: A file or folder does not exist, cannot be read, has an unsupported format, or indicates no split;
+            or two are the same split without being parts of it.
     """
+    found, over = _saved(data[0]) if len(data) == 1 and is_saved_dataset(data[0]) else _files(data, strict)
+    return {split: found[split] for split in SPLITS if split in found}, over
+
+
+def _saved(folder: Path) -> tuple[dict[str, list[RowsPart]], list[str]]:
     found: dict[str, list[RowsPart]] = {}
     over: list[str] = []
     for name, part in saved_parts(folder).items():
@@ -76,60 +87,44 @@ def saved_splits(folder: Path) -> tuple[dict[str, list[RowsPart]], list[str]]:
             f"{folder} holds the splits {', '.join(over)}, and none of them is train, validation or test: save it with "
             "these names."
         )
-    return {split: found[split] for split in SPLITS if split in found}, over
+    return found, over
 
 
-def files_of_splits(data: Sequence[Path], *, strict: bool) -> tuple[dict[str, list[RowsPart]], list[Path]]:
-    """Find the files of each split.
-
-    Args:
-        data: A folder, or one or several files.
-        strict: Whether the name of each file of rows in a folder must indicate a split; otherwise such files are
-            skipped.
-
-    Returns:
-        The files of each split, in the order of `SPLITS`, and those that were skipped.
-
-    Raises:
-        ValueError: A file or folder does not exist, has an unsupported format, or indicates no split; or two files are
-            the same split without being parts of it.
-    """
+def _files(data: Sequence[Path], strict: bool) -> tuple[dict[str, list[RowsPart]], list[str]]:
     if not data:
         raise ValueError("data is missing: name a folder, or files, with --data.")
-    paths, over = list(data), []
-    for path in paths:
+    for path in data:
         if not path.exists():
             raise ValueError(f"data is {path}, which does not exist.")
-    folders = [path for path in paths if path.is_dir()]
-    if folders:
-        if len(paths) > 1:
-            raise ValueError(f"data names {len(paths)} things, one of them the folder {folders[0]}: name it alone.")
-        paths = _files_in(folders[0])
-    found: dict[str, list[Path]] = {}
-    for path in paths:
+    folders = [path for path in data if path.is_dir()]
+    if folders and len(data) > 1:
+        raise ValueError(f"data names {len(data)} things, one of them the folder {folders[0]}: name it alone.")
+    found: dict[str, list[RowsPart]] = {}
+    over: list[str] = []
+    for path in _files_in(folders[0]) if folders else data:
         if not _is_read(path):
             raise ValueError(f"data is {path}, which has an unsupported format: {endings()}.")
         split = split_of(Path(plain_name(path)).stem)
-        if split is None and len(paths) == 1 and not folders:
+        if split is None and len(data) == 1 and not folders:
             split = "train"
-        if split is None and (strict or not folders):
+        if split is not None:
+            found.setdefault(split, []).append(path)
+        elif strict or not folders:
             raise ValueError(
                 f"{path} names no split: its name must end in train, val or test (or dev), as in train{path.suffix}; a "
                 "file by itself holds training texts, whatever its name."
             )
-        if split is None:
-            over.append(path)
         else:
-            found.setdefault(split, []).append(path)
+            over.append(path.name)
     for split, files in found.items():
-        if len(files) > 1 and not all(_PART.search(Path(plain_name(file)).stem) for file in files):
+        if len(files) > 1 and not all(_PART.search(Path(plain_name(Path(str(file)))).stem) for file in files):
             raise ValueError(f"{files[0]} and {files[1]} are both {split}: name a folder that has one of them.")
     if not found:
         raise ValueError(
             f"{', '.join(map(str, data))} holds no file of a split: expected train, dev and test as in GLUE's folders, "
             f"ending in {endings()}."
         )
-    return {split: [*found[split]] for split in SPLITS if split in found}, over
+    return found, over
 
 
 def _files_in(folder: Path) -> list[Path]:
@@ -140,34 +135,28 @@ def _is_read(path: Path) -> bool:
     return not path.name.startswith(".") and is_row_file(path)
 
 
-def own_source(
-    source: Path, wanted: Wanted, *, max_unpacked: float | None = None, progress: bool = False
-) -> Source | None:
+def own_source(source: Path, wanted: Wanted) -> Source | None:
     """A user's own file or folder as a source; None if it holds nothing readable.
 
     Args:
         source: A file of rows, a folder of them, or one that Hugging Face datasets saved.
         wanted: The fields: the label, then the texts.
-        max_unpacked: Gigabytes that a compressed file may unpack to; see `unpacking`.
-        progress: Say how far checksums are.
 
     Raises:
-        ValueError: Splits cannot be told apart; see `files_of_splits` and `saved_splits`.
+        ValueError: Splits cannot be told apart; see `find_splits`.
     """
-    if source.is_dir() and is_saved_dataset(source):
-        kind, (parts, over) = "Hugging Face datasets", saved_splits(source)
-    elif source.is_file() and _is_read(source):
+    if source.is_file() and _is_read(source):
         # Whatever its name: it is named alone.
-        kind, parts, over = "a file of rows", {"train": [source]}, []
-    elif source.is_dir() and _files_in(source):
-        kind, (parts, over) = "files of rows", files_of_splits([source], strict=True)
-    else:
+        return labelled_source({"train": [source]}, wanted, kind="a file of rows")
+    if not source.is_dir() or not (is_saved_dataset(source) or _files_in(source)):
         return None
-    over = [*map(str, over), *(split for split in parts if split.endswith("_mismatched"))]
+    kind = "Hugging Face datasets" if is_saved_dataset(source) else "files of rows"
+    parts, over = find_splits([source], strict=True)
+    over += [split for split in parts if split.endswith("_mismatched")]
     named = {split.replace("validation", "val"): files for split, files in parts.items()}
     found = {split: named[split] for split in OF_ARENA if split in named}
     remarks = (f"splits left out: {', '.join(sorted(over))}",) if over else ()
-    return labelled_source(found, wanted, kind=kind, max_unpacked=max_unpacked, progress=progress, remarks=remarks)
+    return labelled_source(found, wanted, kind=kind, remarks=remarks)
 
 
 def labelled_source(
@@ -176,51 +165,33 @@ def labelled_source(
     *,
     kind: str,
     columns: Sequence[str] | None = None,
-    max_unpacked: float | None = None,
-    progress: bool = False,
     remarks: tuple[str, ...] = (),
 ) -> Source:
-    """Make a source of splits.
+    """Make a source of the parts of each split, train, val or test; the arguments are those of `Source`, `read_fields`.
 
     A test split without labels, such as those of GLUE, is left out; then the validation split is the test, if there is
     one, and validation texts are drawn from the training texts.
-
-    Args:
-        parts: The parts of each split, train, val or test.
-        wanted: The fields: the label, then the texts; see `read_fields`.
-        kind: What the parts are, in words.
-        columns: Names of the columns where the files have no header.
-        max_unpacked: Gigabytes that a compressed file may unpack to; see `unpacking`.
-        progress: Say how far checksums are.
-        remarks: What a user should know of how the parts were found.
 
     Raises:
         ValueError: Two files are the same.
     """
     found = dict(parts)
-    if (
-        columns is None
-        and len(found) > 1
-        and "test" in found
-        and _is_unlabelled(found["test"][0], wanted, max_unpacked)
-    ):
+    if columns is None and len(found) > 1 and "test" in found and _is_unlabelled(found["test"][0], wanted):
         remarks += (f"{_named(found.pop('test'))} has no labels and is left out",)
         if "val" in found:
             found["test"] = found.pop("val")
             remarks += (
                 f"{_named(found['test'])} is the test split, and validation texts are drawn from the training texts",
             )
-    settings = _sums(found, progress=progress)
+    settings = _sums(found)
     settings |= {option: " or ".join(names) for option, names in wanted.items()}
 
-    def rows(progress: bool) -> Iterator[LabelledSample]:
+    def rows() -> Iterator[LabelledSample]:
         for split, of_split in found.items():
             empty = True
             for part in of_split:
                 classes = part.classes.get(find_columns(part, wanted)[0]) if isinstance(part, SavedPart) else None
-                for number, (label, *texts) in read_fields(
-                    part, wanted, columns=columns, max_unpacked=max_unpacked, progress=progress
-                ):
+                for number, (label, *texts) in read_fields(part, wanted, columns=columns):
                     empty, place = False, place_of(part, number)
                     if classes is not None and label.decode() not in classes:
                         raise ValueError(
@@ -241,10 +212,10 @@ def _named(parts: Sequence[RowsPart]) -> str:
     return ", ".join(map(str, parts))
 
 
-def _is_unlabelled(part: RowsPart, wanted: Wanted, max_unpacked: float | None) -> bool:
+def _is_unlabelled(part: RowsPart, wanted: Wanted) -> bool:
     """Whether a test split has no labels: no such field, or, in a saved data set, -1 in its first row."""
     option, names = next(iter(wanted.items()))
-    if lacks_field(part, names, max_unpacked=max_unpacked):
+    if lacks_field(part, names):
         return True
     if not isinstance(part, SavedPart):
         return False
@@ -253,18 +224,14 @@ def _is_unlabelled(part: RowsPart, wanted: Wanted, max_unpacked: float | None) -
     return field in part.classes and first == b"-1"
 
 
-def _sums(parts: Mapping[str, Sequence[RowsPart]], *, progress: bool) -> dict[str, str]:
+def _sums(parts: Mapping[str, Sequence[RowsPart]]) -> dict[str, str]:
     """The SHA-256 of the input: of a saved folder as a whole, of files by split."""
     saved = [part for of_split in parts.values() for part in of_split if isinstance(part, SavedPart)]
     if saved:
         folder = saved[0].folder
-        return {"source_sha256": sha256_of_files(folder, files_of_saved(folder), progress=progress)}
+        return {"source_sha256": sha256_of_files(folder, files_of_saved(folder))}
     files = {split: [part for part in of_split if isinstance(part, Path)] for split, of_split in parts.items()}
     single = {split: paths[0] for split, paths in files.items() if len(paths) == 1}
-    sums = sha256_of_splits(single, progress=progress)
-    sums |= {
-        split: sha256_of_files(paths[0].parent, paths, progress=progress)
-        for split, paths in files.items()
-        if split not in single
-    }
+    sums = sha256_of_splits(single)
+    sums |= {split: sha256_of_files(paths[0].parent, paths) for split, paths in files.items() if split not in single}
     return {f"{split}_sha256": sums[split] for split in files}

@@ -1,7 +1,7 @@
-"""Compressed files, unpacked on the fly, up to a size limit.
+"""Compressed files and archives, unpacked on the fly, up to a size limit.
 
-A few megabytes can unpack to many gigabytes. The limit is 20 times the size of the file, and at least a gigabyte,
-unless the caller allows more: texts shrink three to six times, pictures hardly at all.
+A few megabytes can unpack to many gigabytes. The limit is 20 times the size of the file, and at least a gigabyte: texts
+shrink three to six times, pictures hardly at all. Whoever expects more unpacks the file first.
 """
 
 import bz2
@@ -43,41 +43,19 @@ UNPACK: dict[str, Callable[[Any], Any]] = {
 }
 
 
-class Limit:
-    """The limit on the unpacked size of a file.
-
-    Args:
-        path: The compressed file.
-        gigabytes: The limit; None for the default.
-
-    Raises:
-        ValueError: The limit is not positive.
-    """
-
-    def __init__(self, path: Path, gigabytes: float | None):
-        if gigabytes is not None and not gigabytes > 0:
-            raise ValueError(f"--max-unpacked is {gigabytes}; expected a positive number of gigabytes.")
-        self.path = path
-        self.bytes = max(RATIO * path.stat().st_size, AT_LEAST) if gigabytes is None else gigabytes * 1e9
-
-    def check(self, size: int) -> None:
-        """Raise ValueError if `size` bytes exceed the limit."""
-        if size > self.bytes:
-            raise ValueError(
-                f"{self.path} has {self.path.stat().st_size} bytes and unpacks to more than {self.bytes / 1e9:g} GB:"
-                " if you expect that, unpack it first, or allow more with --max-unpacked GIGABYTES of `nystrom data "
-                "prepare` and `nystrom tokenizer train`."
-            )
+def check_unpacked(path: Path, size: int) -> None:
+    """Raise ValueError if a compressed file may not unpack to this many bytes."""
+    packed = path.stat().st_size
+    if size > (limit := max(RATIO * packed, AT_LEAST)):
+        raise ValueError(
+            f"{path} has {packed} bytes and unpacks to more than {limit / 1e9:g} GB: if you expect that, unpack "
+            "it first."
+        )
 
 
 @contextmanager
-def open_unpacked(path: Path, *, max_unpacked: float | None = None, progress: bool = False) -> Iterator[BinaryIO]:
+def open_unpacked(path: Path) -> Iterator[BinaryIO]:
     """Open a file and unpack it on the fly; its name determines how.
-
-    Args:
-        path: File.
-        max_unpacked: Gigabytes that it may unpack to; None for the default.
-        progress: Say how much of it was read.
 
     Raises:
         ValueError: The file does not exist, or unpacks to more than the limit.
@@ -85,21 +63,17 @@ def open_unpacked(path: Path, *, max_unpacked: float | None = None, progress: bo
     if not path.is_file():
         raise ValueError(f"{path} does not exist or is not a file: name the file to read.")
     unpack = UNPACK.get(path.suffix.lower())
-    bar = Progress(path.name, path.stat().st_size, unit="B", shown=progress)
-    with path.open("rb", buffering=READ_AHEAD) as raw, bar:
+    with path.open("rb", buffering=READ_AHEAD) as raw, Progress(path.name, path.stat().st_size, unit="B") as bar:
         counted = CallbackIOWrapper(bar.update, raw, "read")
-        limit = Limit(path, max_unpacked)
-        if unpack is None:
-            limit.bytes = float("inf")
-        unpacked = counted if unpack is None else unpack(counted)
-        yield cast("BinaryIO", io.BufferedReader(_Limited(unpacked, limit), READ_AHEAD))
+        stream = _Limited(counted, None) if unpack is None else _Limited(unpack(counted), path)
+        yield cast("BinaryIO", io.BufferedReader(stream, READ_AHEAD))
 
 
 class _Limited(io.RawIOBase):
-    """A stream that raises an error when it exceeds the limit."""
+    """A stream that raises an error when it exceeds the limit of a compressed file, if it is one."""
 
-    def __init__(self, source: Any, limit: Limit):
-        self._source, self._limit, self._size = source, limit, 0
+    def __init__(self, source: Any, packed: Path | None):
+        self._source, self._packed, self._size = source, packed, 0
 
     def readable(self) -> bool:
         return True
@@ -107,22 +81,38 @@ class _Limited(io.RawIOBase):
     def readinto(self, buffer: Any, /) -> int:
         piece = self._source.read(len(buffer))
         self._size += len(piece)
-        self._limit.check(self._size)
+        if self._packed is not None:
+            check_unpacked(self._packed, self._size)
         buffer[: len(piece)] = piece
         return len(piece)
 
 
-def member_content(path: Path, archive: tarfile.TarFile, member: tarfile.TarInfo) -> bytes:
-    """Read a regular file of an archive.
+def members_of(path: Path) -> Iterator[tuple[tarfile.TarInfo, Callable[[], bytes]]]:
+    """The members of a tar archive, each with the function that reads it before the next; nothing comes to disk.
 
     Raises:
-        ValueError: The file is sparse: its holes are not in the archive, and so not counted by the limit.
+        ValueError: The archive is cut short or damaged; or a file is sparse, whose holes the limit does not count.
     """
+    try:
+        with open_unpacked(path) as file, tarfile.open(fileobj=file, mode="r|") as archive:
+            for member in archive:
+                yield member, partial(_content, path, archive, member)
+            # To the very end, where the checksum of the compression is.
+            while file.read(READ_AHEAD):
+                pass
+    except BROKEN as error:
+        raise unreadable(path, error) from error
+
+
+def _content(path: Path, archive: tarfile.TarFile, member: tarfile.TarInfo) -> bytes:
     if member.issparse():
         raise ValueError(f"{path}, {member.name} is a sparse file, which is not supported: pack it without holes.")
     content = archive.extractfile(member)
     assert content is not None, "a plain file has content"
-    return content.read()
+    try:
+        return content.read()
+    except BROKEN as error:
+        raise unreadable(path, error) from error
 
 
 def unreadable(path: Path, error: Exception, place: str = "") -> Exception:

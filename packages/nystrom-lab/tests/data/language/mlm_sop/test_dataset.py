@@ -19,9 +19,7 @@ def folder(tmp_path_factory, words, sentences):
     path = tmp_path_factory.mktemp("texts") / "a.txt"
     documents = [sentences(2 + i, i) for i in range(200)] + [sentences(50).replace(".", "")]
     path.write_text("\n\n".join(documents))
-    return prepare_mlm_sop(
-        [path], path.parent / "to", tokenizer=words, length=128, min_tokens=2, workers=1, progress=False
-    )
+    return prepare_mlm_sop([path], path.parent / "to", tokenizer=words, length=128, min_tokens=2, workers=1)
 
 
 @pytest.fixture(scope="module")
@@ -140,7 +138,7 @@ def test_no_more_than_80_of_512_tokens_are_chosen(folder):
 def test_unknown_words_are_never_chosen(tmp_path, words, sentences):
     documents = [f"{'strange ' * 30}{sentences(6, i)}" for i in range(30)]
     (tmp_path / "a.txt").write_text("\n\n".join(documents))
-    to = prepare_mlm_sop([tmp_path / "a.txt"], tmp_path / "to", tokenizer=words, workers=1, progress=False)
+    to = prepare_mlm_sop([tmp_path / "a.txt"], tmp_path / "to", tokenizer=words, workers=1)
     for sample in MlmSop(to, "train"):
         assert (original(sample) == 1).any()
         assert not (sample["labels"] == 1).any()

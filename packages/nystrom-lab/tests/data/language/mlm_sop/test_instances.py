@@ -6,7 +6,7 @@ from nystrom_lab.data.show import show
 
 
 def test_instances_are_shown_with_what_is_behind_each_mask(tmp_path, texts, words):
-    to = prepare_mlm_sop([texts], tmp_path / "to", tokenizer=words, length=64, workers=1, progress=False)
+    to = prepare_mlm_sop([texts], tmp_path / "to", tokenizer=words, length=64, workers=1)
     data = MlmSop(to, "train")
     shown = list(show("mlm-sop", to, count=len(data)))
     tokens = {number: token for token, number in vocabulary(to).items()}

@@ -13,7 +13,7 @@ from nystrom_lab.data.store.token_files import HEADER, SPLITS, open_split
 
 
 def prepare(source, to, words, **options):
-    return prepare_mlm_sop([Path(source)], to, tokenizer=words, workers=1, progress=False, **options)
+    return prepare_mlm_sop([Path(source)], to, tokenizer=words, workers=1, **options)
 
 
 def documents(folder, split):
@@ -136,7 +136,7 @@ def test_the_commands_prepare_show_and_verify(tmp_path, texts, words, capsys):
     (tmp_path / "texts.txt.xz").write_bytes(lzma.compress(texts.read_bytes()))
     to = str(tmp_path / "to")
     command = ["data", "prepare", "mlm-sop", "--from", str(texts), str(tmp_path / "texts.txt.xz"), "--to", to]
-    assert main([*command, "--tokenizer", str(words), "--length", "64", "--workers", "1", "--no-progress"]) == 0
+    assert main([*command, "--tokenizer", str(words), "--length", "64", "--workers", "1"]) == 0
     assert capsys.readouterr().out == f"{to}\n"
     assert main(["data", "verify", to]) == 0
     assert "tokenizer.json      ok" in capsys.readouterr().out

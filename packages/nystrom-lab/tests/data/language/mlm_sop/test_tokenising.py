@@ -52,8 +52,8 @@ class Interrupted(Exception):
 def breaking(corpus, after):
     """A corpus that breaks off after so many documents."""
 
-    def pieces(progress):
-        for number, piece in enumerate(corpus.pieces(progress)):
+    def pieces():
+        for number, piece in enumerate(corpus.pieces()):
             if number == after:
                 break
             yield piece
@@ -85,7 +85,7 @@ def test_a_damaged_block_is_made_again(tmp_path, corpora, plan):
 
 def test_the_pieces_of_a_long_document_are_on_one_side(tmp_path, plan, sentences):
     pieces = [TextPiece(sentences(9, i).encode(), begins=i % 10 == 0) for i in range(100)]
-    corpus = Corpus(tmp_path, (), lambda progress: iter(pieces))
+    corpus = Corpus((), lambda: iter(pieces))
     held = np.concatenate([block[2] for block in make([corpus], tmp_path / "kept", plan)]).reshape(10, 10)
     assert (held == held[:, :1]).all()
     assert 0 < held[:, 0].sum() < 10

@@ -19,7 +19,7 @@ PYTHON = {"[MIN": "min((", "[MAX": "max((", "[MED": "median((", "[SM": "total(("
 
 
 def prepare(to, **settings):
-    return prepare_listops(to, progress=False, **(SMALL | settings))
+    return prepare_listops(to, **(SMALL | settings))
 
 
 def files(folder):

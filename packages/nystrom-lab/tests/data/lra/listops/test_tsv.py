@@ -111,7 +111,7 @@ def test_a_wrong_file_raises_by_name_and_line(official, tmp_path, content, messa
     path = official / "basic_val.tsv"
     path.write_bytes(content)
     with pytest.raises(ValueError, match=message) as caught:
-        import_tsv(official, tmp_path / "to", progress=False)
+        import_tsv(official, tmp_path / "to")
     assert str(path) in str(caught.value)
     # No partial data are left, neither the folder nor the one it was made in.
     assert list(tmp_path.iterdir()) == [official]
@@ -125,21 +125,21 @@ def test_a_wrong_target_is_found_far_down(official):
 
 
 def test_official_files_become_a_data_set(official, tmp_path, capsys):
-    to = prepare_listops(tmp_path / "to", source=official, progress=False)
+    to = prepare_listops(tmp_path / "to", source=official)
     data = ListOps(to, "val")
     assert data.labels.tolist() == [4, 5, 1]
     assert data.lengths.tolist() == [4, 7, 1]
     before = (to / "dataset.json").stat().st_mtime_ns
-    assert prepare_listops(to, source=official, progress=False) == to
+    assert prepare_listops(to, source=official) == to
     assert "already holds this data set" in capsys.readouterr().err
     assert (to / "dataset.json").stat().st_mtime_ns == before
 
 
 def test_other_official_files_are_not_taken_for_these(official, tmp_path):
-    import_tsv(official, tmp_path / "to", progress=False)
+    import_tsv(official, tmp_path / "to")
     (official / "basic_test.tsv").write_bytes(EXAMPLE.replace(b"7", b"8"))
     with pytest.raises(ValueError, match=r"other settings \(test_sha256="):
-        import_tsv(official, tmp_path / "to", progress=False)
+        import_tsv(official, tmp_path / "to")
 
 
 def test_so_many_were_published():
@@ -156,16 +156,16 @@ def test_a_file_that_was_cut_at_the_end_of_a_line_is_named_by_its_count(official
     cut(official / "basic_val.tsv")
     says = r"official: val has 2 samples where 3 were published: a file is truncated .*--no-check-counts"
     with pytest.raises(ValueError, match=says):
-        prepare_listops(tmp_path / "to", source=official, progress=False)
+        prepare_listops(tmp_path / "to", source=official)
     assert list(tmp_path.iterdir()) == [official]
-    to = prepare_listops(tmp_path / "to", source=official, check_counts=False, progress=False)
+    to = prepare_listops(tmp_path / "to", source=official, check_counts=False)
     assert "warning" in (said := capsys.readouterr().err)
     assert "official: val has 2 samples where 3 were published.\n" in said
     assert len(ListOps(to, "val")) == 2
     # Data that were accepted as incomplete do not count as complete later.
     with pytest.raises(ValueError, match=r"to: val has 2 samples where 3 were published"):
-        prepare_listops(to, source=official, progress=False)
-    assert prepare_listops(to, source=official, check_counts=False, progress=False) == to
+        prepare_listops(to, source=official)
+    assert prepare_listops(to, source=official, check_counts=False) == to
 
 
 def test_a_file_with_more_than_were_published_is_named(official, tmp_path):
@@ -174,14 +174,12 @@ def test_a_file_with_more_than_were_published_is_named(official, tmp_path):
     cut(official / "basic_train.tsv")
     says = "train has 2 samples where 3 were published; test has 4 samples where 3 were published: a file"
     with pytest.raises(ValueError, match=says):
-        prepare_listops(tmp_path / "to", source=official, progress=False)
+        prepare_listops(tmp_path / "to", source=official)
 
 
 @pytest.fixture
 def drawn(tmp_path):
-    return prepare_listops(
-        tmp_path / "drawn", train=6, val=4, test=5, min_length=5, max_length=40, tsv=True, progress=False
-    )
+    return prepare_listops(tmp_path / "drawn", train=6, val=4, test=5, min_length=5, max_length=40, tsv=True)
 
 
 def test_files_of_this_library_are_counted_by_the_header_beside_them(drawn, tmp_path):
@@ -189,8 +187,8 @@ def test_files_of_this_library_are_counted_by_the_header_beside_them(drawn, tmp_
     with pytest.raises(
         ValueError, match=r"drawn: test has 4 samples where 5 are in dataset\.json: a file is truncated"
     ):
-        prepare_listops(tmp_path / "to", source=drawn, progress=False)
-    assert len(ListOps(prepare_listops(tmp_path / "to", source=drawn, check_counts=False, progress=False), "test")) == 4
+        prepare_listops(tmp_path / "to", source=drawn)
+    assert len(ListOps(prepare_listops(tmp_path / "to", source=drawn, check_counts=False), "test")) == 4
 
 
 def test_without_their_header_they_are_counted_as_published(drawn, tmp_path):
@@ -198,7 +196,7 @@ def test_without_their_header_they_are_counted_as_published(drawn, tmp_path):
     with pytest.raises(
         ValueError, match="train has 6 samples where 96000 were published; val has 4 samples where 2000"
     ):
-        prepare_listops(tmp_path / "to", source=drawn, progress=False)
+        prepare_listops(tmp_path / "to", source=drawn)
 
 
 @pytest.mark.parametrize("content", ["{", "{}", None])
@@ -209,23 +207,23 @@ def test_a_header_without_counts_is_not_skipped(drawn, tmp_path, content, capsys
     with pytest.raises(
         ValueError, match=r"dataset.json should count the samples of the files beside it, and is not a header"
     ):
-        prepare_listops(tmp_path / "to", source=drawn, progress=False)
-    prepare_listops(tmp_path / "to", source=drawn, check_counts=False, progress=False)
+        prepare_listops(tmp_path / "to", source=drawn)
+    prepare_listops(tmp_path / "to", source=drawn, check_counts=False)
     assert "dataset.json should count the samples" in capsys.readouterr().err
 
 
 def test_samples_missing_once_are_missing_in_exported_files(official, tmp_path):
     cut(official / "basic_val.tsv")
-    once = prepare_listops(tmp_path / "once", source=official, check_counts=False, tsv=True, progress=False)
+    once = prepare_listops(tmp_path / "once", source=official, check_counts=False, tsv=True)
     with pytest.raises(ValueError, match="once: val has 2 samples where 3 were published"):
-        prepare_listops(tmp_path / "twice", source=once, progress=False)
-    twice = prepare_listops(tmp_path / "twice", source=once, check_counts=False, progress=False)
+        prepare_listops(tmp_path / "twice", source=once)
+    twice = prepare_listops(tmp_path / "twice", source=once, check_counts=False)
     assert len(ListOps(twice, "val")) == 2
 
 
 def test_counts_are_of_files(tmp_path):
     with pytest.raises(ValueError, match="--no-check-counts is given, but without --from there are no files to count"):
-        prepare_listops(tmp_path / "to", check_counts=False, progress=False)
+        prepare_listops(tmp_path / "to", check_counts=False)
     assert not list(tmp_path.iterdir())
 
 
@@ -234,23 +232,23 @@ def test_the_same_file_twice_is_named(official, tmp_path, check_counts):
     (official / "basic_test.tsv").write_bytes((official / "basic_train.tsv").read_bytes())
     says = r"basic_train.tsv and .*basic_test.tsv are the same file, so train and test would hold the same samples"
     with pytest.raises(ValueError, match=says):
-        prepare_listops(tmp_path / "to", source=official, check_counts=check_counts, progress=False)
+        prepare_listops(tmp_path / "to", source=official, check_counts=check_counts)
     assert list(tmp_path.iterdir()) == [official]
 
 
 def test_missing_official_files_are_named(official, tmp_path):
     (official / "basic_val.tsv").unlink()
     with pytest.raises(ValueError, match=r"official lacks basic_val.tsv: all three official files are needed"):
-        import_tsv(official, tmp_path / "to", progress=False)
+        import_tsv(official, tmp_path / "to")
     with pytest.raises(ValueError, match=r"is one of three official files: name their folder, .*official\."):
-        import_tsv(official / "basic_test.tsv", tmp_path / "to", progress=False)
+        import_tsv(official / "basic_test.tsv", tmp_path / "to")
 
 
 @pytest.mark.parametrize("inside", ["listops-1000", "lra_release/listops-1000"])
 def test_official_files_are_found_inside_of_their_release(official, tmp_path, inside):
     (tmp_path / "release" / inside).parent.mkdir(parents=True)
     official.rename(tmp_path / "release" / inside)
-    to = prepare_listops(tmp_path / "to", source=tmp_path / "release", progress=False)
+    to = prepare_listops(tmp_path / "to", source=tmp_path / "release")
     assert ListOps(to, "train").labels.tolist() == [4, 5, 0]
 
 
@@ -259,21 +257,19 @@ def test_a_source_without_official_files_says_where_they_are_published(tmp_path,
     with pytest.raises(
         ValueError, match=f"{came}: name the folder of basic_train.tsv.*https://storage.*, or leave --from out"
     ):
-        prepare_listops(tmp_path / "to", source=tmp_path / source, progress=False)
+        prepare_listops(tmp_path / "to", source=tmp_path / source)
     assert not list(tmp_path.iterdir())
 
 
 def test_options_of_a_draw_cannot_be_chosen_for_official_files(official, tmp_path):
     with pytest.raises(ValueError, match="train, seed, max_length cannot be chosen for published files"):
-        prepare_listops(tmp_path / "to", source=official, train=3, seed=0, max_length=50, progress=False)
+        prepare_listops(tmp_path / "to", source=official, train=3, seed=0, max_length=50)
     assert list(tmp_path.iterdir()) == [official]
 
 
 def test_a_prepared_data_set_goes_out_and_comes_back(tmp_path):
-    made = prepare_listops(
-        tmp_path / "made", train=60, val=20, test=20, min_length=10, max_length=90, tsv=True, progress=False
-    )
-    back = prepare_listops(tmp_path / "back", source=made, tsv=True, progress=False)
+    made = prepare_listops(tmp_path / "made", train=60, val=20, test=20, min_length=10, max_length=90, tsv=True)
+    back = prepare_listops(tmp_path / "back", source=made, tsv=True)
     for split in SPLITS:
         for part in ("tokens", "offsets", "labels"):
             name = f"{split}_{part}.npy"
@@ -294,5 +290,5 @@ def test_a_disk_without_space_for_the_files_is_named(drawn, no_space):
     before = sorted(path.name for path in drawn.iterdir())
     (drawn / "basic_val.tsv").unlink(missing_ok=True)
     with pytest.raises(OSError, match=r"basic_val.tsv cannot be written \(No space left on device\): free space"):
-        export_tsv(drawn, progress=False)
+        export_tsv(drawn)
     assert sorted(path.name for path in drawn.iterdir()) == [name for name in before if name != "basic_val.tsv"]

@@ -23,7 +23,7 @@ def small_chunks(monkeypatch):
 
 
 def prepare(to, **settings):
-    return prepare_pathfinder(to, progress=False, **({"workers": 1} | SMALL | settings))
+    return prepare_pathfinder(to, **({"workers": 1} | SMALL | settings))
 
 
 def files(folder):
@@ -179,7 +179,7 @@ def release(tmp_path):
 
 
 def read(source, to, **settings):
-    return prepare_pathfinder(to, source=source, progress=False, **settings)
+    return prepare_pathfinder(to, source=source, **settings)
 
 
 def check(to):

@@ -37,7 +37,7 @@ def folder(tmp_path):
 
 
 def prepared(folder, to, **options):
-    options = {"val_share": 0.25, "test_share": 0.25, "progress": False} | options
+    options = {"val_share": 0.25, "test_share": 0.25} | options
     to = prepare_retrieval(folder, to, **options)
     return {split: Retrieval(to, split) for split in SPLITS}
 

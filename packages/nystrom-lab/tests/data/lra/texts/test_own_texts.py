@@ -40,7 +40,7 @@ def counts(split, to):
 )
 def test_numbers_of_one_value_are_one_class(tmp_path, labels, classes):
     rows = [(f"{label} {i}", label) for label in labels for i in range(40)]
-    to = prepare_text(write(tmp_path / "a.csv", ("text", "label"), rows), tmp_path / "to", progress=False)
+    to = prepare_text(write(tmp_path / "a.csv", ("text", "label"), rows), tmp_path / "to")
     data = Text(to, "train")
     assert data.classes == classes
     for sample in data:
@@ -55,7 +55,7 @@ def test_labels_that_only_python_reads_as_numbers_are_classes(tmp_path, labels):
     source = write(
         tmp_path / "a.csv", ("text", "label"), [(f"{label} {i}", label) for label in labels for i in range(40)]
     )
-    data = Text(prepare_text(source, tmp_path / "to", progress=False), "train")
+    data = Text(prepare_text(source, tmp_path / "to"), "train")
     assert data.classes == sorted(labels)
 
 
@@ -65,20 +65,20 @@ def test_labels_that_become_one_class_are_said(tmp_path, capsys):
         ("text", "label"),
         [(f"{label} {i}", label) for label in ("1", "1.0", "0") for i in range(40)],
     )
-    prepare_text(source, tmp_path / "to", progress=False)
+    prepare_text(source, tmp_path / "to")
     assert "notice: the labels '1', '1.0' are one class." in capsys.readouterr().err
 
 
 def test_one_number_written_in_two_ways_among_words_is_an_error(tmp_path):
     rows = [(f"{label} {i}", label) for label in ("1", "1.0", "none") for i in range(40)]
     with pytest.raises(ValueError, match=r"the labels '1' and '1.0' are one number, among others that are words"):
-        prepare_text(write(tmp_path / "a.csv", ("text", "label"), rows), tmp_path / "to", progress=False)
+        prepare_text(write(tmp_path / "a.csv", ("text", "label"), rows), tmp_path / "to")
 
 
 def test_test_texts_that_are_in_train_too_are_counted_in_the_summary(tmp_path, capsys):
     write(tmp_path / "from" / "train.csv", ("text", "label"), many())
     write(tmp_path / "from" / "test.csv", ("text", "label"), [*many()[:3], ("new", 1)])
-    to = prepare_text(tmp_path / "from", tmp_path / "to", progress=False)
+    to = prepare_text(tmp_path / "from", tmp_path / "to")
     said = capsys.readouterr().err
     assert "warning: 3 of 4 samples of test are also in train." in said
     assert "2 classes: '0', '1'" in said
@@ -94,21 +94,21 @@ def glue(folder):
 
 
 def test_a_test_split_without_labels_is_left_out_and_reported(tmp_path, capsys):
-    to = prepare_text(glue(tmp_path / "sst"), tmp_path / "to", progress=False)
+    to = prepare_text(glue(tmp_path / "sst"), tmp_path / "to")
     assert counts(Text, to) == [54, 6, 8]
     assert {bytes((s["input_ids"] - 1).astype("uint8"))[:3] for s in Text(to, "test")} == {b"dev"}
     said = capsys.readouterr().err
     assert "test.tsv has no labels and is left out" in said
     assert "dev.tsv is the test split, and validation texts are drawn from the training texts" in said
     (tmp_path / "sst" / "dev.tsv").unlink()
-    assert counts(Text, prepare_text(tmp_path / "sst", tmp_path / "drawn", progress=False)) == [48, 6, 6]
+    assert counts(Text, prepare_text(tmp_path / "sst", tmp_path / "drawn")) == [48, 6, 6]
 
 
 def test_a_test_split_whose_labels_have_another_name_is_not_left_out(tmp_path):
     glue(tmp_path / "sst")
     write(tmp_path / "sst" / "train.tsv", ("sentence", "label"), [*many(), ("x", "")])
     with pytest.raises(ValueError, match=r"train.tsv, line 62: the label is empty"):
-        prepare_text(tmp_path / "sst", tmp_path / "to", progress=False)
+        prepare_text(tmp_path / "sst", tmp_path / "to")
 
 
 @pytest.mark.parametrize(
@@ -119,7 +119,7 @@ def test_pairs_of_glue_are_found_by_their_columns(tmp_path, fields):
     rows = [(i % 2, f'one "{i}', f"two {i}") for i in range(60)]
     lines = ["\t".join(map(str, row)) for row in [fields, *rows]]
     (tmp_path / "a.tsv").write_text("\n".join(lines))
-    data = Retrieval(prepare_retrieval(tmp_path / "a.tsv", tmp_path / "to", progress=False), "val")
+    data = Retrieval(prepare_retrieval(tmp_path / "a.tsv", tmp_path / "to"), "val")
     first, second = data[0]["input_ids"]
     assert bytes((first - 1).astype("uint8")).startswith(b'one "')
     assert bytes((second - 1).astype("uint8")).startswith(b"two ")
@@ -129,21 +129,21 @@ def test_own_files_are_prepared_once_under_a_name_of_their_content_and_fields(tm
     rows = [(i % 2, f"one {i}", f"two {i}") for i in range(60)]
     source = write(tmp_path / "my.csv", ("gold", "a", "b"), rows)
     fields = {"label_field": "gold", "text_field": "a", "pair_field": "b"}
-    to = prepare_own("retrieval", source, under=tmp_path / "data", progress=False, **fields)
-    assert prepare_own("retrieval", source, under=tmp_path / "data", progress=False, **fields) == to
+    to = prepare_own("retrieval", source, under=tmp_path / "data", **fields)
+    assert prepare_own("retrieval", source, under=tmp_path / "data", **fields) == to
     turned = fields | {"text_field": "b", "pair_field": "a"}
-    other = prepare_own("retrieval", source, under=tmp_path / "data", progress=False, **turned)
+    other = prepare_own("retrieval", source, under=tmp_path / "data", **turned)
     assert other != to
-    single = prepare_own("text", source, under=tmp_path / "data", label_field="gold", text_field="a", progress=False)
+    single = prepare_own("text", source, under=tmp_path / "data", label_field="gold", text_field="a")
     assert single.name.startswith("text-my-")
     assert len([*(tmp_path / "data").iterdir()]) == 3
     with pytest.raises(ValueError, match="--pair-field is 'b', but a sample of text is one text"):
-        prepare_own("text", source, under=tmp_path / "data", progress=False, **fields)
+        prepare_own("text", source, under=tmp_path / "data", **fields)
 
 
 def test_documents_and_links_are_prepared_first(tmp_path):
     for name in ("documents.csv", "links.csv"):
         (tmp_path / name).write_text("a,b\n")
     with pytest.raises(ValueError, match=r"holds documents and links \(documents\.csv, links\.csv\), .*--from"):
-        prepare_own("retrieval", tmp_path, under=tmp_path / "data", progress=False)
+        prepare_own("retrieval", tmp_path, under=tmp_path / "data")
     assert not (tmp_path / "data").exists()

@@ -49,7 +49,7 @@ def many(path, count=100):
 @pytest.mark.parametrize("inside", ["", "tsv_data", "lra_release/lra_release/tsv_data"])
 def test_the_official_files_become_pairs(tmp_path, inside):
     official(tmp_path / "from" / inside)
-    to = prepare_retrieval(tmp_path / "from", tmp_path / "to", progress=False)
+    to = prepare_retrieval(tmp_path / "from", tmp_path / "to")
     for split, name in NAMES.items():
         data = Retrieval(to, split)
         assert texts(data) == [(first, second) for _, first, second in PAIRS[name]]
@@ -63,11 +63,11 @@ def test_compressed_official_files_are_read(tmp_path):
     for path in [*(tmp_path / "from").iterdir()]:
         path.with_name(path.name + ".gz").write_bytes(gzip.compress(path.read_bytes()))
         path.unlink()
-    assert len(Retrieval(prepare_retrieval(tmp_path / "from", tmp_path / "to", progress=False), "train")) == 3
+    assert len(Retrieval(prepare_retrieval(tmp_path / "from", tmp_path / "to"), "train")) == 3
 
 
 def test_a_document_of_many_pairs_is_stored_once(tmp_path):
-    to = prepare_retrieval(official(tmp_path / "from"), tmp_path / "to", progress=False)
+    to = prepare_retrieval(official(tmp_path / "from"), tmp_path / "to")
     counted = json.loads((to / "dataset.json").read_text())["splits"]["train"]
     assert counted["samples"] == 3
     assert counted["sequences"] == 3
@@ -75,7 +75,7 @@ def test_a_document_of_many_pairs_is_stored_once(tmp_path):
 
 
 def test_documents_are_cut_before_they_are_compared(tmp_path):
-    to = prepare_retrieval(official(tmp_path / "from"), tmp_path / "to", max_length=2, progress=False)
+    to = prepare_retrieval(official(tmp_path / "from"), tmp_path / "to", max_length=2)
     header = json.loads((to / "dataset.json").read_text())
     assert texts(Retrieval(to, "train")) == [(b"on", b"tw"), (b"tw", b"b'"), (b"on", b"on")]
     assert header["facts"]["truncated"] == {"train": 6, "val": 3, "test": 4}
@@ -87,7 +87,7 @@ def test_the_pair_classifier_takes_them(tmp_path):
     from nystrom.models.heads.pairs import EncoderForPairClassification
     from nystrom_lab.training.batches import collate_pairs
 
-    data = Retrieval(prepare_retrieval(official(tmp_path / "from"), tmp_path / "to", progress=False), "train")
+    data = Retrieval(prepare_retrieval(official(tmp_path / "from"), tmp_path / "to"), "train")
     batch = collate_pairs([data[0], data[1]])
     assert batch["input_ids"].shape == (2, 2, 12)
     config = EncoderConfig(
@@ -115,12 +115,12 @@ def test_any_bytes_but_tabs_and_line_ends_come_back(tmp_path_factory, pairs):
     for i, split in enumerate(SPLITS):
         rows = [b"label\ttext1\ttext2", *(b"%d\t%b\t%b" % (n, *pairs[2 * i + n]) for n in range(2))]
         (folder / "from" / f"{split}.tsv").write_bytes(b"\n".join(rows))
-    to = prepare_retrieval(folder / "from", folder / "to", progress=False)
+    to = prepare_retrieval(folder / "from", folder / "to")
     assert [pair for split in SPLITS for pair in texts(Retrieval(to, split))] == pairs
 
 
 def test_own_pairs_in_one_file_are_split(tmp_path):
-    to = prepare_retrieval(many(tmp_path / "a.csv"), tmp_path / "to", progress=False)
+    to = prepare_retrieval(many(tmp_path / "a.csv"), tmp_path / "to")
     parts = {split: Retrieval(to, split) for split in SPLITS}
     assert {split: len(part) for split, part in parts.items()} == {"train": 80, "val": 10, "test": 10}
     every = [pair for part in parts.values() for pair in texts(part)]
@@ -132,7 +132,7 @@ def test_own_fields_are_named(tmp_path):
     rows = [{"a": f"x{i}", "b": f"y{i}", "gold": i % 3} for i in range(60)]
     path = tmp_path / "a.jsonl.xz"
     path.write_bytes(lzma.compress("\n".join(map(json.dumps, rows)).encode()))
-    to = prepare_retrieval(path, tmp_path / "to", text_field="b", pair_field="a", label_field="gold", progress=False)
+    to = prepare_retrieval(path, tmp_path / "to", text_field="b", pair_field="a", label_field="gold")
     assert all(first[1:] == second[1:] and first[:1] == b"y" for first, second in texts(Retrieval(to, "train")))
     assert Retrieval(to, "val").num_labels == 3
 
@@ -152,7 +152,7 @@ def test_a_broken_official_file_is_named(tmp_path, name, line, message):
     with (source / f"new_aan_pairs.{name}.tsv").open("ab") as file:
         file.write(line)
     with pytest.raises(ValueError, match=message):
-        prepare_retrieval(source, tmp_path / "to", progress=False)
+        prepare_retrieval(source, tmp_path / "to")
     assert not (tmp_path / "to").exists()
 
 
@@ -162,21 +162,21 @@ def test_an_official_file_that_is_missing_empty_or_there_twice_is_named(tmp_path
     whole = val.read_bytes()
     val.write_bytes(b"")
     with pytest.raises(ValueError, match=r"new_aan_pairs.eval.tsv holds no rows below its header: add texts"):
-        prepare_retrieval(source, tmp_path / "to", progress=False)
+        prepare_retrieval(source, tmp_path / "to")
     val.unlink()
     with pytest.raises(ValueError, match=r"lacks new_aan_pairs.eval.tsv: all three"):
-        prepare_retrieval(source, tmp_path / "to", progress=False)
+        prepare_retrieval(source, tmp_path / "to")
     val.write_bytes(test.read_bytes())
     with pytest.raises(ValueError, match=r"eval.tsv and .*test.tsv are the same file, so val and test would hold"):
-        prepare_retrieval(source, tmp_path / "to", progress=False)
+        prepare_retrieval(source, tmp_path / "to")
     val.write_bytes(whole)
     with pytest.raises(ValueError, match=r"is one of three official files: name their folder"):
-        prepare_retrieval(test, tmp_path / "to", progress=False)
+        prepare_retrieval(test, tmp_path / "to")
     with pytest.raises(ValueError, match=r"--val-share is 0.1, but the source has a val split"):
-        prepare_retrieval(source, tmp_path / "to", val_share=0.1, progress=False)
+        prepare_retrieval(source, tmp_path / "to", val_share=0.1)
 
 
 def test_a_wrong_source_says_where_the_official_files_are(tmp_path):
     for source in (tmp_path / "gone", tmp_path):
         with pytest.raises(ValueError, match=r"name the folder of new_aan_pairs.train.tsv, .*lra_release.gz"):
-            prepare_retrieval(source, tmp_path / "to", progress=False)
+            prepare_retrieval(source, tmp_path / "to")

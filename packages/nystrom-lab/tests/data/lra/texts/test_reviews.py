@@ -88,7 +88,7 @@ def test_the_folder_of_imdb_becomes_a_data_set_with_val_as_test(tmp_path):
     acl(tmp_path / "aclImdb")
     # From the folder itself, and from its parent.
     for number, source in enumerate((tmp_path / "aclImdb", tmp_path)):
-        to = prepare_text(source, tmp_path / f"to{number}", progress=False)
+        to = prepare_text(source, tmp_path / f"to{number}")
         check_imdb(to)
         assert header(to)["facts"]["val"].startswith("the test split once more, as in the official task")
 
@@ -96,7 +96,7 @@ def test_the_folder_of_imdb_becomes_a_data_set_with_val_as_test(tmp_path):
 @pytest.mark.parametrize(("ending", "mode"), [(".tar.gz", "w:gz"), (".tgz", "w:gz"), (".tar", "w:")])
 def test_the_archive_gives_what_the_folder_gives(tmp_path, ending, mode):
     archive = packed(acl(tmp_path / "x"), tmp_path / f"aclImdb_v1{ending}", mode)
-    check_imdb(prepare_text(archive, tmp_path / "to", progress=False))
+    check_imdb(prepare_text(archive, tmp_path / "to"))
 
 
 def test_the_archive_is_found_in_its_folder_and_the_order_in_it_plays_no_part(tmp_path):
@@ -105,11 +105,11 @@ def test_the_archive_is_found_in_its_folder_and_the_order_in_it_plays_no_part(tm
         files = acl(tmp_path / "x").rglob("*.txt")
         for path in sorted(files, key=lambda path: path.name, reverse=True):
             tar.add(path, arcname=f"aclImdb/{path.relative_to(tmp_path / 'x')}")
-    check_imdb(prepare_text(tmp_path / "from", tmp_path / "to", progress=False))
+    check_imdb(prepare_text(tmp_path / "from", tmp_path / "to"))
 
 
 def test_a_share_draws_val_from_the_training_reviews_instead(tmp_path):
-    to = prepare_text(acl(tmp_path / "aclImdb"), tmp_path / "to", val_share=0.25, progress=False)
+    to = prepare_text(acl(tmp_path / "aclImdb"), tmp_path / "to", val_share=0.25)
     assert {split: len(Text(to, split)) for split in SPLITS} == {"train": 3, "val": 1, "test": 4}
     assert header(to)["facts"]["val"] == "drawn from the training texts, share 0.25"
     assert sorted(texts(Text(to, "train")) + texts(Text(to, "val"))) == sorted(
@@ -123,11 +123,11 @@ def test_imdb_in_files_of_rows_is_taken_as_imdb_on_request(tmp_path):
     for split, labels in REVIEWS.items():
         rows = [{"text": text.decode("latin-1"), "label": i} for i, of in enumerate(labels.values()) for text in of]
         (source / f"{split}.jsonl.xz").write_bytes(lzma.compress("\n".join(map(json.dumps, rows)).encode()))
-    to = prepare_text(source, tmp_path / "to", imdb=True, progress=False)
+    to = prepare_text(source, tmp_path / "to", imdb=True)
     assert texts(Text(to, "val")) == texts(Text(to, "test"))
     (source / "test.jsonl.xz").unlink()
     with pytest.raises(ValueError, match="--imdb is set, and the source has train: IMDB has train and test"):
-        prepare_text(source, tmp_path / "other", imdb=True, progress=False)
+        prepare_text(source, tmp_path / "other", imdb=True)
 
 
 def test_wrong_counts_of_imdb_raise_or_warn(tmp_path, capsys):
@@ -139,26 +139,26 @@ def test_wrong_counts_of_imdb_raise_or_warn(tmp_path, capsys):
         " were published: a file is truncated or wrong"
     )
     with pytest.raises(ValueError, match=message):
-        prepare_text(folder, tmp_path / "to", progress=False)
+        prepare_text(folder, tmp_path / "to")
     assert not (tmp_path / "to").exists()
-    to = prepare_text(folder, tmp_path / "to", check_counts=False, progress=False)
+    to = prepare_text(folder, tmp_path / "to", check_counts=False)
     assert "warning: train has 3 samples where 4 were published." in capsys.readouterr().err
     assert len(header(to)["facts"]["differences"]) == 2
     # Data made despite their counts do not count as complete later.
     with pytest.raises(ValueError, match=message):
-        prepare_text(folder, to, progress=False)
+        prepare_text(folder, to)
 
 
 def test_a_missing_part_and_a_foreign_file_of_imdb_are_named(tmp_path):
     folder = acl(tmp_path / "aclImdb")
     (folder / "test" / "pos" / "copy of 9_7.txt").write_text("x")
     with pytest.raises(ValueError, match=r"test/pos/copy of 9_7.txt is not a review: their names are NUMBER_STARS.txt"):
-        prepare_text(folder, tmp_path / "to", progress=False)
+        prepare_text(folder, tmp_path / "to")
     for path in (folder / "test" / "pos").iterdir():
         path.unlink()
     (folder / "test" / "pos").rmdir()
     with pytest.raises(ValueError, match=r"aclImdb lacks test/pos: unpack aclImdb_v1.tar.gz again"):
-        prepare_text(folder, tmp_path / "to", progress=False)
+        prepare_text(folder, tmp_path / "to")
 
 
 def test_an_archive_that_is_cut_short_is_named(tmp_path):
@@ -169,7 +169,7 @@ def test_an_archive_that_is_cut_short_is_named(tmp_path):
         with pytest.raises(
             ValueError, match=r"aclImdb_v1.tar.gz cannot be unpacked \(.*\): it is cut short or damaged"
         ):
-            prepare_text(archive, tmp_path / "to", progress=False)
+            prepare_text(archive, tmp_path / "to")
         assert not (tmp_path / "to").exists()
 
 
@@ -178,18 +178,18 @@ def test_the_checksum_at_the_very_end_of_an_archive_is_compared(tmp_path):
     whole = gzip.compress(tar)
     archive = tmp_path / "aclImdb_v1.tar.gz"
     archive.write_bytes(whole)
-    check_imdb(prepare_text(archive, tmp_path / "to", progress=False))
+    check_imdb(prepare_text(archive, tmp_path / "to"))
     # The last eight bytes are a checksum and the length.
     archive.write_bytes(whole[:-8] + bytes(4) + whole[-4:])
     with pytest.raises(ValueError, match=r"cannot be unpacked \(CRC check failed"):
-        prepare_text(archive, tmp_path / "other", progress=False)
+        prepare_text(archive, tmp_path / "other")
 
 
 def test_hidden_files_of_an_archive_are_passed_over(tmp_path):
     archive = packed(acl(tmp_path / "x"), tmp_path / "aclImdb_v1.tar", "w:")
     with tarfile.open(archive, "a") as tar:
         tar.addfile(*member("aclImdb/train/pos/._9_7.txt"))
-    check_imdb(prepare_text(archive, tmp_path / "to", progress=False))
+    check_imdb(prepare_text(archive, tmp_path / "to"))
 
 
 @pytest.mark.parametrize(
@@ -208,7 +208,7 @@ def test_an_archive_with_something_else_in_it_raises(tmp_path, entry, message):
     with tarfile.open(archive, "a") as tar:
         tar.addfile(*entry)
     with pytest.raises(ValueError, match=message):
-        prepare_text(archive, tmp_path / "to", progress=False)
+        prepare_text(archive, tmp_path / "to")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["aclImdb_v1.tar", "x"]
 
 
@@ -220,11 +220,11 @@ def test_a_file_with_holes_is_refused_before_it_is_unpacked(tmp_path):
     with tarfile.open(archive, "a", format=tarfile.PAX_FORMAT) as tar:
         tar.addfile(info, empty)
     with pytest.raises(ValueError, match=r"aclImdb_v1.tar, aclImdb/train/pos/70_1.txt is a sparse file"):
-        prepare_text(archive, tmp_path / "to", progress=False)
+        prepare_text(archive, tmp_path / "to")
 
 
 def test_own_texts_in_one_file_are_split_by_their_content(tmp_path):
-    to = prepare_text(many(tmp_path / "a.csv", classes=3), tmp_path / "to", progress=False)
+    to = prepare_text(many(tmp_path / "a.csv", classes=3), tmp_path / "to")
     data = {split: Text(to, split) for split in SPLITS}
     assert {split: len(part) for split, part in data.items()} == {"train": 160, "val": 20, "test": 20}
     assert data["train"].num_labels == 3
@@ -236,15 +236,15 @@ def test_own_texts_in_one_file_are_split_by_their_content(tmp_path):
             assert int(text.split()[1]) % 3 == label
     # Another order of the rows gives the same splits, another seed others.
     rows = [(f"text {i}", f"c{i % 3}") for i in reversed(range(200))]
-    turned = prepare_text(own(tmp_path / "b.csv", rows), tmp_path / "turned", progress=False)
+    turned = prepare_text(own(tmp_path / "b.csv", rows), tmp_path / "turned")
     assert sorted(texts(Text(turned, "test"))) == sorted(texts(data["test"]))
-    other = prepare_text(tmp_path / "a.csv", tmp_path / "other", seed=1, progress=False)
+    other = prepare_text(tmp_path / "a.csv", tmp_path / "other", seed=1)
     assert sorted(texts(Text(other, "test"))) != sorted(texts(data["test"]))
 
 
 def test_equal_texts_stay_in_one_split(tmp_path):
     source = own(tmp_path / "a.csv", [(f"text {i % 40}", i % 2) for i in range(400)])
-    to = prepare_text(source, tmp_path / "to", val_share=0.3, test_share=0.3, progress=False)
+    to = prepare_text(source, tmp_path / "to", val_share=0.3, test_share=0.3)
     parts = [{*texts(Text(to, split))} for split in SPLITS]
     assert sum(map(len, parts)) == 40
     assert all(parts)
@@ -264,7 +264,7 @@ def test_equal_texts_stay_in_one_split(tmp_path):
 )
 def test_labels_are_words_or_numbers(tmp_path, labels, classes):
     rows = [(f"{label} {i}", label) for label in labels for i in range(40)]
-    to = prepare_text(own(tmp_path / "a.csv", rows), tmp_path / "to", progress=False)
+    to = prepare_text(own(tmp_path / "a.csv", rows), tmp_path / "to")
     assert header(to)["facts"]["classes"] == classes
     data = Text(to, "train")
     assert all(
@@ -275,7 +275,7 @@ def test_labels_are_words_or_numbers(tmp_path, labels, classes):
 
 def test_the_manifest_counts(tmp_path):
     source = own(tmp_path / "a.csv", [("x" * (i + 1), "ab"[i % 4 == 0]) for i in range(40)])
-    to = prepare_text(source, tmp_path / "to", max_length=30, progress=False)
+    to = prepare_text(source, tmp_path / "to", max_length=30)
     found = header(to)
     assert sum(found["facts"]["truncated"].values()) == 10
     for split in SPLITS:
@@ -300,7 +300,7 @@ def test_any_bytes_come_back(tmp_path_factory, contents):
         part = folder / "from" / ("train", "test")[i // 4] / ("neg", "pos")[i // 2 % 2]
         part.mkdir(parents=True, exist_ok=True)
         (part / f"{i}_1.txt").write_bytes(content)
-    to = prepare_text(folder / "from", folder / "to", progress=False)
+    to = prepare_text(folder / "from", folder / "to")
     assert texts(Text(to, "train")) + texts(Text(to, "test")) == contents
     for split in ("train", "test"):
         for sample in Text(to, split):
@@ -321,23 +321,23 @@ def test_texts_that_make_no_data_set_raise(tmp_path, rows, message):
     # With this seed the only text of class y is in the test split.
     seed = next(seed for seed in range(99) if message[0] != "^" or in_test(tmp_path, seed))
     with pytest.raises(ValueError, match=message):
-        prepare_text(source, tmp_path / "to", seed=seed, progress=False)
+        prepare_text(source, tmp_path / "to", seed=seed)
     assert not (tmp_path / "to").exists()
 
 
 def in_test(tmp_path, seed):
     rows = [(i, "xy"[i % 2]) for i in range(50)] + [("b", "y")]
-    to = prepare_text(own(tmp_path / "with_b.csv", rows), tmp_path / f"seed{seed}", seed=seed, progress=False)
+    to = prepare_text(own(tmp_path / "with_b.csv", rows), tmp_path / f"seed{seed}", seed=seed)
     return b"b" in texts(Text(to, "test"))
 
 
 def test_empty_texts_are_left_out_and_counted_on_request(tmp_path):
     source = own(tmp_path / "a.csv", [("" if i % 10 == 0 else f"t{i}", i % 2) for i in range(100)])
-    to = prepare_text(source, tmp_path / "to", skip_empty=True, progress=False)
+    to = prepare_text(source, tmp_path / "to", skip_empty=True)
     assert sum(len(Text(to, split)) for split in SPLITS) == 90
     assert header(to)["facts"]["skipped"] == 10
     with pytest.raises(ValueError, match="skip_empty=True there and False asked for"):
-        prepare_text(source, to, progress=False)
+        prepare_text(source, to)
 
 
 @pytest.mark.parametrize(
@@ -357,7 +357,7 @@ def test_empty_texts_are_left_out_and_counted_on_request(tmp_path):
 )
 def test_an_impossible_setting_raises(tmp_path, options, message):
     with pytest.raises(ValueError, match=message):
-        prepare_text(many(tmp_path / "a.csv"), tmp_path / "to", progress=False, **options)
+        prepare_text(many(tmp_path / "a.csv"), tmp_path / "to", **options)
     assert not (tmp_path / "to").exists()
 
 
@@ -370,13 +370,13 @@ def test_a_wrong_source_says_what_is_read_and_where_imdb_is_published(tmp_path):
         ("a.docx", "has an unsupported format"),
     ):
         with pytest.raises(ValueError, match=rf"{name} {came}.*aclImdb_v1.tar.gz \(IMDB, https://ai.stanford.edu/"):
-            prepare_text(tmp_path / name, tmp_path / "to", progress=False)
+            prepare_text(tmp_path / name, tmp_path / "to")
 
 
 def test_the_field_names_can_be_given(tmp_path):
     source = own(tmp_path / "a.csv", [(f"t{i}", f"x{i}", i % 2) for i in range(60)], ("text", "body", "stars"))
-    to = prepare_text(source, tmp_path / "to", text_field="body", label_field="stars", progress=False)
+    to = prepare_text(source, tmp_path / "to", text_field="body", label_field="stars")
     assert texts(Text(to, "val"))[0].startswith(b"x")
     # The folder records the field that it was made from.
     with pytest.raises(ValueError, match="text_field=body there and text asked for"):
-        prepare_text(source, to, text_field="text", label_field="stars", progress=False)
+        prepare_text(source, to, text_field="text", label_field="stars")

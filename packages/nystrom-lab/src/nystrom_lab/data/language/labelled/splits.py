@@ -23,10 +23,9 @@ import numpy as np
 
 from nystrom_lab.data.language.labelled.glue import LabelledTask
 from nystrom_lab.data.language.labelled.rows import SplitRows, read_rows
-from nystrom_lab.data.sources.acl_imdb import ARCHIVES, archive_source, folder_source, is_acl_imdb
-from nystrom_lab.data.sources.arrow_files import is_saved_dataset
+from nystrom_lab.data.sources.acl_imdb import find_imdb
 from nystrom_lab.data.sources.source import NUMBER
-from nystrom_lab.data.sources.split_files import files_of_splits, saved_splits
+from nystrom_lab.data.sources.split_files import find_splits
 
 LabelKind = Literal["auto", "classes", "numbers"]
 _SHARE, _SEED = 0.1, 0
@@ -123,23 +122,15 @@ def read_labelled(
 
 def _read(data: Sequence[Path], task: LabelledTask, *, strict: bool) -> tuple[dict[str, SplitRows], list[str]]:
     """The rows of each split, and remarks on files."""
-    (first, *others) = data or (Path(),)
-    published = [folder for folder in (first, first / "aclImdb") if folder.is_dir() and is_acl_imdb(folder)]
-    archive = first.is_file() and first.name.lower().endswith(ARCHIVES)
-    if data and not others and (published or archive):
-        source = folder_source(published[0]) if published else archive_source(first)
+    if len(data) == 1 and (imdb := find_imdb(data[0])) is not None:
         parts: dict[str, SplitRows] = {}
-        for row in source.rows(False):
-            part = parts.setdefault(row.split, SplitRows([], None, [], lambda _: str(first)))
+        for row in imdb.rows():
+            part = parts.setdefault(row.split, SplitRows([], None, [], lambda _: str(data[0])))
             part.texts.append(row.texts[0].decode("utf-8", errors="replace"))
             assert part.labels is not None
             part.labels.append(row.label.decode())
         return parts, []
-    if data and not others and is_saved_dataset(first):
-        files, passed = saved_splits(first)
-    else:
-        files, over = files_of_splits(data, strict=strict)
-        passed = [path.name for path in over]
+    files, passed = find_splits(data, strict=strict)
     remarks = [f"{', '.join(passed)} is not a split and is skipped"] if passed else []
     return {
         name: read_rows(parts, task, may_lack_labels=name.startswith("test")) for name, parts in files.items()

@@ -43,8 +43,6 @@ def prepare_mlm_sop(
     text_field: str | None = None,
     seed: int = 0,
     workers: int | None = None,
-    max_unpacked: float | None = None,
-    progress: bool = True,
 ) -> Path:
     """Prepare raw texts for pretraining on masked words and sentence order.
 
@@ -62,8 +60,6 @@ def prepare_mlm_sop(
         text_field: Column or field of the texts. Default: text, content, sentence or review.
         seed: Decides which documents are held out.
         workers: Threads that tokenise; all cores if not given. They do not change the result.
-        max_unpacked: Gigabytes that a compressed file may unpack to; 20 times its size, and 1 at least, if not given.
-        progress: Say how far it is.
 
     Returns:
         The folder, ready for `MlmSop`.
@@ -75,10 +71,10 @@ def prepare_mlm_sop(
     to = Path(to).expanduser().resolve()
     _check(length, held_out, min_tokens, seed, workers)
     opened = open_tokenizer(tokenizer)
-    corpora, left_out = find_corpora(source, text_field=text_field, max_unpacked=max_unpacked)
+    corpora, left_out = find_corpora(source, text_field=text_field)
     backend = opened.backend_tokenizer.to_str()  # type: ignore[attr-defined]
     settings = {
-        "source_sha256": _digest(corpora, progress),
+        "source_sha256": _digest(corpora),
         "tokenizer_sha256": hashlib.sha256(backend.encode()).hexdigest(),
         "length": length,
         "held_out": held_out,
@@ -98,7 +94,7 @@ def prepare_mlm_sop(
         kept_folder(to, settings) as kept,
         new_folder(to, task=TASK, settings=settings, facts=facts) as partial,
     ):
-        blocks = tokenise(corpora, kept, plan, progress=progress)
+        blocks = tokenise(corpora, kept, plan)
         facts |= _assemble(partial, blocks, plan, vocabulary)
         facts["files_left_out"] = len(left_out)
         save_tokenizer(opened, partial)
@@ -119,11 +115,11 @@ def _check(length: int, held_out: float, min_tokens: int, seed: int, workers: in
         raise ValueError(f"--workers is {workers}; expected at least 1, or none for all cores.")
 
 
-def _digest(corpora: Sequence[Corpus], progress: bool) -> str:
+def _digest(corpora: Sequence[Corpus]) -> str:
     """Hash the content of all files, in order."""
     paths = [path for corpus in corpora for path in corpus.paths]
     digest = hashlib.sha256()
-    for path in Progress("checksums", len(paths), unit="files", shown=progress).over(paths):
+    for path in Progress("checksums", len(paths), unit="files").over(paths):
         digest.update(f"{sha256(path)}\n".encode())
     return digest.hexdigest()
 

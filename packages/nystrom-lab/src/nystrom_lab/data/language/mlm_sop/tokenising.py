@@ -41,8 +41,6 @@ if TYPE_CHECKING:
 
 UNKNOWN = "<unk>"
 BLOCK = 4 << 20
-# With more files than these the bar counts files, with fewer each has a bar of its own.
-FEW = 8
 # A block, what a killed process was writing, and what version 0.4 kept.
 _FILE = re.compile(r"\.?[0-9]{6}(-[0-9]{6})?\.(npz|finished)(\.[0-9a-f]{8}\.partial)?")
 
@@ -75,9 +73,7 @@ def is_held_out(text: bytes, plan: BlockPlan) -> bool:
     return int.from_bytes(digest, "little") < plan.held_out * 2**64
 
 
-def tokenise(
-    corpora: Sequence[Corpus], kept: Path, plan: BlockPlan, *, block_size: int = BLOCK, progress: bool = False
-) -> list[Path]:
+def tokenise(corpora: Sequence[Corpus], kept: Path, plan: BlockPlan, *, block_size: int = BLOCK) -> list[Path]:
     """Write the blocks of all corpora, and return their files in order; those that are there are not made again.
 
     Args:
@@ -85,16 +81,14 @@ def tokenise(
         kept: Folder of finished work.
         plan: How documents become a block.
         block_size: Bytes of text in a block, at least.
-        progress: Say how far it is.
 
     Raises:
         ValueError: A corpus is broken, or its first documents are all too short.
         OSError: A block cannot be written.
     """
     blocks: list[Path] = []
-    files = progress and len(corpora) > FEW
-    with Progress("texts", len(corpora), unit="files", shown=files) as bar:
-        for pieces in _in_blocks(corpora, plan, block_size, bar, progress and not files):
+    with Progress("texts", len(corpora), unit="files") as bar:
+        for pieces in _in_blocks(corpora, plan, block_size, bar):
             path = kept / f"{len(blocks):06}.npz"
             if not path.is_file():
                 write_block(path, pieces, plan)
@@ -105,13 +99,13 @@ def tokenise(
 
 
 def _in_blocks(
-    corpora: Sequence[Corpus], plan: BlockPlan, block_size: int, bar: Progress, progress: bool
+    corpora: Sequence[Corpus], plan: BlockPlan, block_size: int, bar: Progress
 ) -> Iterator[list[tuple[TextPiece, bool]]]:
     """The pieces of documents, each marked as held out or not."""
     pieces: list[tuple[TextPiece, bool]] = []
     size, held_out = 0, False
     for corpus in corpora:
-        for piece in corpus.pieces(progress):
+        for piece in corpus.pieces():
             if piece.begins:
                 held_out = is_held_out(piece.text, plan)
             pieces.append((piece, held_out))

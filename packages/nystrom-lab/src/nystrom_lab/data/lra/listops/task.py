@@ -51,7 +51,6 @@ def prepare_listops(
     tsv: bool = False,
     check_counts: bool = True,
     workers: int | None = None,
-    progress: bool = True,
 ) -> Path:
     """Generate the ListOps data set of the Long Range Arena, or read the published one.
 
@@ -71,7 +70,6 @@ def prepare_listops(
         check_counts: Incomplete files are an error, otherwise a warning: published ones, or those of `tsv`, whose
             number of samples is in dataset.json beside them.
         workers: Threads to draw with; all cores if not given. They do not change the result.
-        progress: Say how far it is.
 
     Returns:
         The folder, ready for `ListOps`.
@@ -90,16 +88,16 @@ def prepare_listops(
     if source is None and not check_counts:
         raise ValueError("--no-check-counts is given, but without --from there are no files to count: leave it out.")
     if source is None:
-        _generate(to, PUBLISHED_SETTINGS | given, workers or cores(), progress)
+        _generate(to, PUBLISHED_SETTINGS | given, workers or cores())
     elif given:
         raise ValueError(
             f"{', '.join(given)} cannot be chosen for published files: leave it out, or leave --from out to generate"
             " expressions."
         )
     else:
-        import_tsv(Path(source), to, check_counts=check_counts, progress=progress)
+        import_tsv(Path(source), to, check_counts=check_counts)
     if tsv:
-        export_tsv(to, progress=progress)
+        export_tsv(to)
     return to
 
 
@@ -134,7 +132,7 @@ def first_operator_share(train: ListOps, test: ListOps) -> float:
     return float(np.mean(counts.argmax(1)[test.firsts] == test.labels)) if len(test) else 0.0
 
 
-def _generate(to: Path, settings: Mapping[str, int], workers: int, progress: bool) -> None:
+def _generate(to: Path, settings: Mapping[str, int], workers: int) -> None:
     """Generate the data set of these settings, unless the folder holds it."""
     sizes = {split: settings[split] for split in ("test", "val", "train")}
     for name, size in sizes.items():
@@ -149,7 +147,7 @@ def _generate(to: Path, settings: Mapping[str, int], workers: int, progress: boo
     if holds(to, task=TASK, settings=named):
         return
     with new_folder(to, task=TASK, settings=named) as partial:
-        sequences, labels = _distinct(sum(sizes.values()), settings["seed"], limits, workers, progress)
+        sequences, labels = _distinct(sum(sizes.values()), settings["seed"], limits, workers)
         start = 0
         for split, size in sizes.items():
             end = start + size
@@ -158,14 +156,14 @@ def _generate(to: Path, settings: Mapping[str, int], workers: int, progress: boo
 
 
 def _distinct(
-    total: int, seed: int, limits: Limits, workers: int, progress: bool
+    total: int, seed: int, limits: Limits, workers: int
 ) -> tuple[list[NDArray[np.unsignedinteger]], list[int]]:
     """Draw until there are `total` different expressions."""
     sequences: list[NDArray[np.unsignedinteger]] = []
     labels: list[int] = []
     seen: set[bytes] = set()
     drawn = 0
-    bar = Progress("ListOps", total, unit="samples", shown=progress)
+    bar = Progress("ListOps", total, unit="samples")
     with bar, closing(_chunks(seed, limits, workers)) as chunks:
         for chunk in chunks:
             before = len(sequences)

@@ -57,14 +57,13 @@ def tsv_name(split: str) -> str:
     return f"basic_{split}.tsv"
 
 
-def import_tsv(source: Path, to: Path, *, check_counts: bool = True, progress: bool = True) -> None:
+def import_tsv(source: Path, to: Path, *, check_counts: bool = True) -> None:
     """Turn the official ListOps files into a data set that `ListOps` opens.
 
     Args:
         source: Folder of basic_train.tsv, basic_val.tsv and basic_test.tsv, or the release around it.
         to: Folder to make. If it already holds the data of these very files it is used as it is.
         check_counts: Incomplete files are an error; otherwise they are a warning.
-        progress: Say how far it is.
 
     Raises:
         ValueError: A file is missing, duplicated, incomplete or wrong (the line is named), or `to` is in use or cannot
@@ -72,7 +71,7 @@ def import_tsv(source: Path, to: Path, *, check_counts: bool = True, progress: b
     """
     files = _find_files(source.expanduser())
     folder = files["train"].parent
-    digests = sha256_of_splits(files, progress=progress)
+    digests = sha256_of_splits(files)
     settings = {"origin": "official files"} | {f"{split}_sha256": digest for split, digest in digests.items()}
     if holds(to, task=TASK, settings=settings):
         _raise_for(to, _differences(folder, _counts(read_header(to, TASK))) if check_counts else [])
@@ -81,7 +80,7 @@ def import_tsv(source: Path, to: Path, *, check_counts: bool = True, progress: b
     with new_folder(to, task=TASK, settings=settings, facts=facts) as partial:
         counts = {}
         for split, path in files.items():
-            samples = read_tsv(path, progress=progress)
+            samples = read_tsv(path)
             counts[split] = samples.labels.size
             write_split(partial, split, samples)
         differences = _differences(folder, counts)
@@ -138,14 +137,14 @@ def _find_files(source: Path) -> dict[str, Path]:
     )
 
 
-def export_tsv(folder: Path, *, progress: bool = True) -> None:
+def export_tsv(folder: Path) -> None:
     """Write the official files of a data set into its folder; files that are there stay as they are."""
     for split in SPLITS:
         if not (path := folder / tsv_name(split)).exists():
-            write_tsv(path, open_split(folder, split, task=TASK), progress=progress)
+            write_tsv(path, open_split(folder, split, task=TASK))
 
 
-def read_tsv(path: Path, *, progress: bool = False) -> TokenSamples:
+def read_tsv(path: Path) -> TokenSamples:
     """Read one official file.
 
     Raises:
@@ -157,7 +156,7 @@ def read_tsv(path: Path, *, progress: bool = False) -> TokenSamples:
     size = path.stat().st_size
     with (
         path.open("rb") as file,
-        Progress(path.name, size, unit="B", shown=progress) as bar,
+        Progress(path.name, size, unit="B") as bar,
     ):
         header = file.readline().rstrip(b"\r\n")
         if header != COLUMNS:
@@ -186,13 +185,13 @@ def read_tsv(path: Path, *, progress: bool = False) -> TokenSamples:
     return gather(sequences, labels)
 
 
-def write_tsv(path: Path, samples: TokenSamples, *, progress: bool = False) -> None:
+def write_tsv(path: Path, samples: TokenSamples) -> None:
     """Write one official file."""
     count = samples.labels.size
     # The official writer ends its lines as csv files do.
     with whole_file(path) as partial, partial.open("w", encoding="utf-8", newline="\r\n") as file:
         file.write(COLUMNS.decode() + "\n")
-        for i in Progress(path.name, count, unit="samples", shown=progress).over(range(count)):
+        for i in Progress(path.name, count, unit="samples").over(range(count)):
             source = to_official(samples.tokens[samples.offsets[i] : samples.offsets[i + 1]])
             file.write(f"{source}\t{samples.labels[i]}\n")
 

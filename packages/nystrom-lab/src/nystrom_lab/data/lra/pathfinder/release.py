@@ -54,7 +54,7 @@ class PictureLine(NamedTuple):
     label: int
 
 
-def import_release(source: Path, to: Path, *, size: int, difficulty: str, seed: int, progress: bool) -> Path:
+def import_release(source: Path, to: Path, *, size: int, difficulty: str, seed: int) -> Path:
     """Convert published pictures to a data set that `Pathfinder` opens; arguments as in `prepare_pathfinder`.
 
     Raises:
@@ -72,7 +72,7 @@ def import_release(source: Path, to: Path, *, size: int, difficulty: str, seed: 
     cuts = {"test": order[:tenth], "val": order[tenth : 2 * tenth], "train": order[2 * tenth :]}
     with (
         new_folder(to, task=TASK, settings=settings) as partial,
-        Progress(folder.name, len(rows), unit="pictures", shown=progress) as bar,
+        Progress(folder.name, len(rows), unit="pictures") as bar,
     ):
         for split, mine in cuts.items():
             parts = _parts(folder, [rows[i] for i in mine], size, bar)

@@ -50,7 +50,6 @@ def prepare_pathfinder(
     test: int | None = None,
     seed: int = 0,
     workers: int | None = None,
-    progress: bool = True,
 ) -> Path:
     """Generate the Pathfinder data set of the Long Range Arena, or read the published one.
 
@@ -69,7 +68,6 @@ def prepare_pathfinder(
         test: Pictures for the test; 20,000 if not given.
         seed: Determines the pictures, or the split of published ones.
         workers: Processes to draw with; all cores if not given. They do not change the result.
-        progress: Say how far it is.
 
     Returns:
         The folder, ready for `Pathfinder`.
@@ -92,7 +90,7 @@ def prepare_pathfinder(
                 f"{', '.join(given)} cannot be chosen for published pictures, which are split 80 / 10 / 10: leave it"
                 " out, or leave --from out to have pictures drawn."
             )
-        return import_release(Path(source), to, size=size, difficulty=difficulty, seed=seed, progress=progress)
+        return import_release(Path(source), to, size=size, difficulty=difficulty, seed=seed)
     sizes = {name: PUBLISHED_SIZES[name] if count is None else count for name, count in asked.items()}
     if not any(sizes.values()):
         raise ValueError("train, val and test are all 0: ask for at least one picture.")
@@ -106,7 +104,7 @@ def prepare_pathfinder(
     with (
         new_folder(to, task=TASK, settings=settings) as partial,
         closing(_chunks(seed, geometry, total, workers or cores())) as chunks,
-        Progress("Pathfinder", total, unit="pictures", shown=progress) as bar,
+        Progress("Pathfinder", total, unit="pictures") as bar,
     ):
         stream = _Stream(chunks, bar)
         for split, count in sizes.items():

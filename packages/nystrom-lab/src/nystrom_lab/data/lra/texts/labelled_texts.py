@@ -255,7 +255,6 @@ def prepare_texts(
     held_out: HeldOut,
     skip_empty: bool,
     check_counts: bool,
-    progress: bool,
 ) -> Path:
     """Prepare a data set from a source.
 
@@ -268,7 +267,6 @@ def prepare_texts(
         held_out: How missing splits are made.
         skip_empty: Leave out samples with an empty text; otherwise they are an error.
         check_counts: An incomplete published data set is an error; otherwise it is a warning.
-        progress: Say how far it is.
 
     Raises:
         ValueError: The source is broken (the location is named), or `to` is in use or cannot be written.
@@ -291,7 +289,7 @@ def prepare_texts(
         tempfile.TemporaryFile(dir=partial) as scratch,
     ):
         gathered = Gathered(scratch, texts=texts, max_length=max_length, seed=held_out.seed)
-        skipped = _gather(gathered, source.rows(progress), skip_empty)
+        skipped = _gather(gathered, source.rows(), skip_empty)
         names, labels = gathered.classes()
         splits = dict(held_out.draw(gathered.splits(), gathered.hashes(), there))
         if val_is_test:

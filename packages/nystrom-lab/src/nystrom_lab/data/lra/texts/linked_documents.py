@@ -76,7 +76,6 @@ def linked_source(
     seed: int,
     val_share: float | None = None,
     test_share: float | None = None,
-    max_unpacked: float | None = None,
 ) -> Source:
     """Draw the pairs of a folder.
 
@@ -86,14 +85,13 @@ def linked_source(
         seed: Seed of the splits and of the pairs that are not linked.
         val_share: Share of the documents whose links become val. Default: a tenth.
         test_share: The same for the test split.
-        max_unpacked: Limit on the unpacked size of a compressed file, in gigabytes.
 
     Raises:
         ValueError: A duplicate document, a link to an unknown document or from a document to itself, or a split without
             links.
     """
-    texts = _documents(files.documents, max_unpacked)
-    links = _links(files.links, texts, max_unpacked)
+    texts = _documents(files.documents)
+    links = _links(files.links, texts)
     shares = {"test": _SHARE if test_share is None else test_share, "val": _SHARE if val_share is None else val_share}
     pairs = _drawn(files.links, links, shares, seed)
     first = first_of_text(texts, max_length)
@@ -106,7 +104,7 @@ def linked_source(
     kept = sum(pair.linked for of in pairs.values() for pair in of)
     baseline = overlap_accuracy(pairs, texts, max_length)
 
-    def rows(progress: bool) -> Iterator[LabelledSample]:
+    def rows() -> Iterator[LabelledSample]:
         for split in SPLITS:
             for pair in pairs[split]:
                 place = f"{files.links}, {pair.first} and {pair.second}"
@@ -116,7 +114,7 @@ def linked_source(
     return Source(
         kind="documents and links",
         settings={
-            **{f"{kind}_sha256": digest for kind, digest in sha256_of_splits(files._asdict(), progress=False).items()},
+            **{f"{kind}_sha256": digest for kind, digest in sha256_of_splits(files._asdict()).items()},
             "document_shares": f"val {shares['val']:g}, test {shares['test']:g}",
             **({"equal_texts": "one document"} if joins else {}),
         },
@@ -272,9 +270,9 @@ def _drawn(
     }
 
 
-def _documents(path: Path, max_unpacked: float | None) -> dict[str, bytes]:
+def _documents(path: Path) -> dict[str, bytes]:
     texts: dict[str, bytes] = {}
-    for line, (name, text) in read_fields(path, _FIELDS, max_unpacked=max_unpacked):
+    for line, (name, text) in read_fields(path, _FIELDS):
         key = name.decode("utf-8", errors="replace").strip()
         if key in texts:
             raise ValueError(f"{path}, line {line}: the document {key[:40]!r} comes twice: remove one.")
@@ -282,10 +280,10 @@ def _documents(path: Path, max_unpacked: float | None) -> dict[str, bytes]:
     return texts
 
 
-def _links(path: Path, texts: Mapping[str, bytes], max_unpacked: float | None) -> list[tuple[str, str]]:
+def _links(path: Path, texts: Mapping[str, bytes]) -> list[tuple[str, str]]:
     """The links, each once regardless of direction."""
     links: dict[frozenset[str], tuple[str, str]] = {}
-    for line, ends in read_fields(path, _ENDS, max_unpacked=max_unpacked):
+    for line, ends in read_fields(path, _ENDS):
         first, second = (end.decode("utf-8", errors="replace").strip() for end in ends)
         if missing := [name for name in (first, second) if name not in texts]:
             raise ValueError(

@@ -19,7 +19,6 @@ def prepare_own(
     text_field: str | None = None,
     label_field: str | None = None,
     pair_field: str | None = None,
-    progress: bool = True,
 ) -> Path:
     """Prepare labelled texts, or pairs of them, in a folder named after the files and their content.
 
@@ -31,7 +30,6 @@ def prepare_own(
         text_field: Column or field of the texts, or of the first text of each pair.
         label_field: Column or field of the labels.
         pair_field: Column or field of the second text of each pair.
-        progress: Say how far it is.
 
     Returns:
         The folder; the same for the same content and fields, so it is created once.
@@ -48,7 +46,7 @@ def prepare_own(
                 f" {retrieval.TASK}."
             )
         wanted = chosen_fields(reviews.FIELDS, label_field=label_field, text_field=text_field)
-        found = reviews.find_texts(files, wanted, progress=progress)
+        found = reviews.find_texts(files, wanted)
     else:
         if files.is_dir() and (linked := find_linked(files)) is not None:
             raise ValueError(
@@ -57,7 +55,7 @@ def prepare_own(
                 f"data/{task}."
             )
         wanted = chosen_fields(retrieval.FIELDS, label_field=label_field, text_field=text_field, pair_field=pair_field)
-        found = retrieval.find_pairs(files, wanted, progress=progress)
+        found = retrieval.find_pairs(files, wanted)
     content = json.dumps([found.kind, dict(found.settings)], sort_keys=True)
     digest = hashlib.sha256(content.encode()).hexdigest()[:12]
     return prepare_texts(
@@ -69,5 +67,4 @@ def prepare_own(
         held_out=HeldOut(val_share=None, test_share=None, seed=0),
         skip_empty=False,
         check_counts=True,
-        progress=progress,
     )

@@ -57,8 +57,6 @@ def prepare_retrieval(
     seed: int = 0,
     skip_empty: bool = False,
     check_counts: bool = True,
-    max_unpacked: float | None = None,
-    progress: bool = True,
 ) -> Path:
     """Prepare labelled pairs of texts: the papers of the Long Range Arena, or your own.
 
@@ -80,8 +78,6 @@ def prepare_retrieval(
         seed: Decides which pairs those are.
         skip_empty: Leave out pairs with an empty text, and count them, ; otherwise they are an error.
         check_counts: Incomplete official files are an error; otherwise they are a warning.
-        max_unpacked: Gigabytes that a compressed file may unpack to; 20 times its size, and 1 at least, if not given.
-        progress: Say how far it is.
 
     Returns:
         The folder, ready for `Retrieval`.
@@ -96,11 +92,11 @@ def prepare_retrieval(
     source = Path(source).expanduser()
     if source.is_dir() and (files := find_linked(source)) is not None:
         shares = {"val_share": val_share, "test_share": test_share}
-        found = linked_source(files, max_length=max_length, seed=seed, max_unpacked=max_unpacked, **shares)
+        found = linked_source(files, max_length=max_length, seed=seed, **shares)
         # The shares are those of documents, and used.
         held_out = HeldOut(val_share=None, test_share=None, seed=seed)
     else:
-        found = find_pairs(source, wanted, max_unpacked=max_unpacked, progress=progress)
+        found = find_pairs(source, wanted)
     return prepare_texts(
         found,
         to,
@@ -110,19 +106,14 @@ def prepare_retrieval(
         held_out=held_out,
         skip_empty=skip_empty,
         check_counts=check_counts,
-        progress=progress,
     )
 
 
-def find_pairs(source: Path, wanted: Wanted, *, max_unpacked: float | None = None, progress: bool = False) -> Source:
-    """Recognise a file or folder, with a progress bar for slow checksums.
-
-    Raises:
-        ValueError: It has an unsupported format, or an official file is missing.
-    """
+def find_pairs(source: Path, wanted: Wanted) -> Source:
+    """Recognise a file or folder, or raise ValueError if it has an unsupported format or lacks an official file."""
     if official := published_files(source, OFFICIAL, folder="tsv_data", endings=("", *COMPRESSED)):
-        return _official_source(official, max_unpacked, progress)
-    if (own := own_source(source, wanted, max_unpacked=max_unpacked, progress=progress)) is not None:
+        return _official_source(official)
+    if (own := own_source(source, wanted)) is not None:
         return own
     came = "holds no readable pairs" if source.is_dir() else "has an unsupported format"
     raise ValueError(
@@ -133,18 +124,16 @@ def find_pairs(source: Path, wanted: Wanted, *, max_unpacked: float | None = Non
     )
 
 
-def _official_source(files: dict[str, Path], max_unpacked: float | None, progress: bool) -> Source:
+def _official_source(files: dict[str, Path]) -> Source:
     plain = labelled_source(
         {split: [path] for split, path in files.items()},
         {"label_field": ("label",), "text_field": ("text1",), "pair_field": ("text2",)},
         kind="official files",
         columns=COLUMNS,
-        max_unpacked=max_unpacked,
-        progress=progress,
     )
 
-    def rows(progress: bool) -> Iterator[LabelledSample]:
-        for row in plain.rows(progress):
+    def rows() -> Iterator[LabelledSample]:
+        for row in plain.rows():
             if (label := LABELS.get(row.label)) is None:
                 raise ValueError(
                     f"{row.place}: the label is {row.label[:40]!r}: it must be 0 or 1, so the file is damaged."

@@ -15,14 +15,13 @@ from pathlib import Path
 from typing import ClassVar
 
 from nystrom_lab.data.lra.texts.labelled_texts import HeldOut, prepare_texts
-from nystrom_lab.data.sources.acl_imdb import ARCHIVES, IMDB_COUNTS, archive_source, folder_source, is_acl_imdb
+from nystrom_lab.data.sources.acl_imdb import ARCHIVE, FOLDER, IMDB_COUNTS, find_imdb
 from nystrom_lab.data.sources.row_files import endings
 from nystrom_lab.data.sources.source import Source, Wanted, chosen_fields
 from nystrom_lab.data.sources.split_files import own_source
 from nystrom_lab.data.store.split import ByteSplit
 
 TASK = "text"
-ARCHIVE, FOLDER = "aclImdb_v1.tar.gz", "aclImdb"
 # Names that are looked for where none is given: those of tsv files in the style of the Long Range Arena among them.
 FIELDS = {
     "label_field": ("label", "Target", "sentiment", "class"),
@@ -43,8 +42,6 @@ def prepare_text(
     seed: int = 0,
     skip_empty: bool = False,
     check_counts: bool = True,
-    max_unpacked: float | None = None,
-    progress: bool = True,
 ) -> Path:
     """Prepare labelled texts: the IMDB reviews of the Long Range Arena, or your own.
 
@@ -63,8 +60,6 @@ def prepare_text(
         seed: Decides which texts those are.
         skip_empty: Leave out empty texts, and count them, ; otherwise they are an error.
         check_counts: Incomplete IMDB reviews are an error; otherwise they are a warning.
-        max_unpacked: Gigabytes that a compressed file may unpack to; 20 times its size, and 1 at least, if not given.
-        progress: Say how far it is.
 
     Returns:
         The folder, ready for `Text`.
@@ -75,7 +70,7 @@ def prepare_text(
     """
     held_out = HeldOut(val_share=val_share, test_share=test_share, seed=seed)
     wanted = chosen_fields(FIELDS, label_field=label_field, text_field=text_field)
-    found = find_texts(Path(source).expanduser(), wanted, max_unpacked=max_unpacked, progress=progress)
+    found = find_texts(Path(source).expanduser(), wanted)
     if imdb and not found.published:
         if {*found.splits} - {"val"} != {"train", "test"}:
             raise ValueError(f"--imdb is set, and the source has {', '.join(found.splits)}: IMDB has train and test.")
@@ -89,25 +84,14 @@ def prepare_text(
         held_out=held_out,
         skip_empty=skip_empty,
         check_counts=check_counts,
-        progress=progress,
     )
 
 
-def find_texts(source: Path, wanted: Wanted, *, max_unpacked: float | None = None, progress: bool = False) -> Source:
-    """Recognise a file or folder, with a progress bar for slow checksums.
-
-    Raises:
-        ValueError: It has an unsupported format.
-    """
-    if source.is_file() and source.name.lower().endswith(ARCHIVES):
-        return archive_source(source, max_unpacked=max_unpacked)
-    for folder in (source, source / FOLDER):
-        if is_acl_imdb(folder):
-            return folder_source(folder, progress=progress)
-    if (own := own_source(source, wanted, max_unpacked=max_unpacked, progress=progress)) is not None:
-        return own
-    if (source / ARCHIVE).is_file():
-        return archive_source(source / ARCHIVE, max_unpacked=max_unpacked)
+def find_texts(source: Path, wanted: Wanted) -> Source:
+    """Recognise a file or folder, or raise ValueError if it has an unsupported format."""
+    found = find_imdb(source) or own_source(source, wanted) or find_imdb(source / ARCHIVE)
+    if found is not None:
+        return found
     came = "holds no readable texts" if source.is_dir() else "has an unsupported format"
     raise ValueError(
         f"{source} {came if source.exists() else 'does not exist'}: name the folder {FOLDER} or the archive {ARCHIVE}"
