@@ -58,7 +58,10 @@ def test_the_version_is_that_of_the_package(capsys):
         (["train", "listops", "--attention", "softmax-8"], "attention method 'softmax-8' is unknown"),
         (["bench", "efficiency", "--methods", "magic"], "method 'magic' is unknown"),
         (["bench", "efficiency", "--lengths", "0"], "an entry of lengths is 0"),
-        (["data", "prepare", "listops", "--to", "x", "--train", "-1"], "train must be at least 0"),
+        (
+            ["data", "prepare", "listops", "--to", "x", "--train", "-1"],
+            "--train is -1; expected a whole number of at least 0",
+        ),
     ],
 )
 def test_a_mistake_ends_with_one_line_and_code_2(words, message, capsys, tmp_path, monkeypatch):

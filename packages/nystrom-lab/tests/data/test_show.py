@@ -59,7 +59,7 @@ def test_bytes_that_are_no_text_are_shown_by_number(tmp_path):
 def test_what_cannot_be_shown_raises(texts, tmp_path):
     for arguments, options, message in (
         (("texts", texts), {}, "task 'texts' is unknown; .* Perhaps you meant 'text'"),
-        (("text", texts), {"count": 0}, "--count is 0; expected at least 1"),
+        (("text", texts), {"count": 0}, "--count is 0; expected a whole number of at least 1"),
         (("text", texts), {"to": tmp_path / "a.png"}, "text is printed and makes no picture"),
         (("text", texts), {"split": "dev"}, "split is 'dev'; expected one of train, val, test"),
         (("retrieval", texts), {}, "holds the data of text, not of retrieval"),

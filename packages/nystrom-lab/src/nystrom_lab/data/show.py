@@ -8,7 +8,7 @@ from typing import cast
 import numpy as np
 from numpy.typing import NDArray
 
-from nystrom.checks import check_names
+from nystrom.checks import check_at_least, check_names
 from nystrom.whole_files import whole_file
 from nystrom_lab.data.language.mlm_sop.dataset import IGNORED, MlmSop
 from nystrom_lab.data.lra.image import Image
@@ -25,12 +25,7 @@ SHOWN_SIDE, GAP, CAPTION = 192, 12, 18
 
 
 def write_grid(pictures: Sequence[NDArray[np.uint8]], captions: Sequence[str], to: Path) -> None:
-    """Draw a grid of square pictures of one size.
-
-    Args:
-        pictures: Gray pixels.
-        captions: A line of text for each.
-        to: File to write; its name ends in .png.
+    """Draw a grid of square gray pictures of one size, each with a line of text, into a PNG file.
 
     Raises:
         ValueError: There is nothing to draw, the name has another ending, or the file exists and is not a picture of
@@ -86,8 +81,7 @@ def show(task: str, data: Path, *, split: str = "train", count: int = 4, to: Pat
         ValueError: The task is unknown, the folder holds no data of it, or `to` does not match the task.
     """
     check_names("task", [task], [*SPLIT_OF, MlmSop.task])
-    if count < 1:
-        raise ValueError(f"--count is {count}; expected at least 1.")
+    check_at_least("--count", count, 1)
     kind = SPLIT_OF.get(task, MlmSop)
     samples = kind(Path(data).expanduser(), split)
     numbers = np.linspace(0, len(samples) - 1, min(count, len(samples))).round().astype(int).tolist()

@@ -73,7 +73,7 @@ def test_the_command_trains(tmp_path, texts, capsys):
 
 def test_mistakes_are_named(tmp_path, texts):
     for options, message in (
-        ({"size": 20}, "--size is 20; expected at least 100"),
+        ({"size": 20}, "--size is 20; expected a whole number of at least 100"),
         ({"min_frequency": 0}, "--min-frequency is 0"),
     ):
         with pytest.raises(ValueError, match=message):

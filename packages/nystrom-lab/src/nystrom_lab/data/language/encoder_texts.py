@@ -28,12 +28,7 @@ _LENGTH = 512
 
 
 class Prose(NamedTuple):
-    """Running text.
-
-    Attributes:
-        name: Its name, with a checksum of the text.
-        text: The text.
-    """
+    """Running text, and its name with a checksum of the text."""
 
     name: str
     text: str
@@ -88,12 +83,7 @@ def _check_before(length: int | None, config: Any, folder: Path) -> None:
 
 
 def check_length(length: int | None, config: Any, folder: object = "FOLDER") -> int:
-    """The tokens of a text, special ones included.
-
-    Args:
-        length: What was asked for; None means the model's positions, but at most 512.
-        config: The model's.
-        folder: The model's folder, as errors name it.
+    """The tokens of a text, special ones included; None means the model's positions, but at most 512.
 
     Raises:
         ValueError: It is below 8, or beyond the model's positions.
@@ -120,15 +110,8 @@ def read_batches(
 ) -> list[dict[str, Int[Tensor, "1 n"]]]:
     """Cut running text into inputs of one length, spread evenly over it, each with the tokenizer's special tokens.
 
-    Args:
-        prose: The text.
-        tokenizer: The model's.
-        model: The model.
-        length: Tokens of an input, special ones included; None means the model's positions, but at most 512.
-        num_texts: How many.
-
     Raises:
-        ValueError: A length beyond the model's positions, or too little text.
+        ValueError: As `check_length`, or too little text.
     """
     check_at_least("num_texts", num_texts, 1)
     length = check_length(length, model.config)
@@ -150,13 +133,7 @@ def tokens_of(prose: Prose, tokenizer: PreTrainedTokenizerBase) -> Int[Tensor, "
 def windows_of(
     tokens: Int[Tensor, " tokens"], *, length: int, windows: int, name: str
 ) -> Int[Tensor, "windows length"]:
-    """Windows of consecutive tokens, spread evenly over a text.
-
-    Args:
-        tokens: The text.
-        length: Tokens n of a window.
-        windows: How many.
-        name: Name of the text, for errors.
+    """Windows of consecutive tokens, spread evenly over a text whose name is for errors.
 
     Raises:
         ValueError: The text has fewer than length * windows tokens.
@@ -176,11 +153,9 @@ _ENOUGH = 2_000_000
 
 
 def read_prose(files: Sequence[Path], *, most: int = _ENOUGH) -> Prose:
-    """Read running text, compressed or not.
+    """Read running text from UTF-8 files, compressed or not, up to so many characters.
 
-    Args:
-        files: UTF-8 files; none means the Python language reference (`pydoc_data.topics`).
-        most: Maximum number of characters to read.
+    Without files it is the Python language reference (`pydoc_data.topics`).
 
     Raises:
         ValueError: A file is missing, empty, damaged or not text.

@@ -5,26 +5,29 @@ its `spiece.model`: AutoTokenizer cannot read that file alone, so AlbertTokenize
 run.
 """
 
+import os
+import re
 from importlib.util import find_spec
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from transformers import AlbertTokenizer, AutoTokenizer, PreTrainedTokenizerBase
-
-from nystrom.models.files.json_object import read_json
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 _SENTENCEPIECE = "spiece.model"
 _VOCABULARIES = ("tokenizer.json", _SENTENCEPIECE, "vocab.txt", "vocab.json", "sentencepiece.bpe.model")
 
 
-def load_tokenizer(folder: str | Path) -> PreTrainedTokenizerBase:
-    """Load the tokenizer of a folder, or of a model on the Hugging Face Hub.
-
-    Args:
-        folder: The folder, or OWNER/NAME.
+def load_tokenizer(folder: str | Path) -> "PreTrainedTokenizerBase":
+    """Load the tokenizer of a folder, or of a model OWNER/NAME on the Hugging Face Hub.
 
     Raises:
         ValueError: There is none, it is broken, or the package that reads it is missing.
     """
+    from transformers import AlbertTokenizer, AutoTokenizer
+
+    from nystrom.models.files.json_object import read_json
+
     path = Path(folder)
     kind: type = AutoTokenizer
     if path.is_dir():
@@ -49,3 +52,14 @@ def load_tokenizer(folder: str | Path) -> PreTrainedTokenizerBase:
         return kind.from_pretrained(str(folder), trust_remote_code=False)
     except (ValueError, OSError, KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"the tokenizer of model {folder} cannot be read ({error}): fetch it again.") from error
+
+
+def save_tokenizer(tokenizer: "PreTrainedTokenizerBase", folder: Path) -> None:
+    """Write the files of a tokenizer into a folder, or raise OSError."""
+    try:
+        tokenizer.save_pretrained(str(folder))
+    except Exception as error:
+        # The package tokenizers raises an Exception with the number of the error in its text.
+        if (number := re.search(r"\(os error (\d+)\)", str(error))) is None:
+            raise
+        raise OSError(int(number[1]), os.strerror(int(number[1])), str(folder)) from error

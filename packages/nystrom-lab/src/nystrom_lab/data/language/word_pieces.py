@@ -15,8 +15,9 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from nystrom.checks import check_at_least
 from nystrom.progress import Progress
-from nystrom_lab.data.language.saved_tokenizer import save_tokenizer
+from nystrom_lab.data.language.tokenizer import save_tokenizer
 from nystrom_lab.data.sources.corpora import Corpus, find_corpora
 from nystrom_lab.data.store.prepared_folder import folder_to_fill
 
@@ -57,10 +58,8 @@ def train_tokenizer(
             be written.
     """
     to = Path(to).expanduser().resolve()
-    if size < LEAST_SIZE:
-        raise ValueError(f"--size is {size}; expected at least {LEAST_SIZE} tokens.")
-    if min_frequency < 1:
-        raise ValueError(f"--min-frequency is {min_frequency}; expected at least 1.")
+    check_at_least("--size", size, LEAST_SIZE)
+    check_at_least("--min-frequency", min_frequency, 1)
     if to.exists() and not (to.is_dir() and not any(to.iterdir())):
         raise ValueError(f"{to} already exists: name a folder that does not exist yet.")
     corpora, _ = find_corpora(source, text_field=text_field)

@@ -107,13 +107,9 @@ AROUND = ("", "lra_release", "lra_release/lra_release")
 def published_files(
     source: Path, names: Mapping[str, str], *, folder: str, endings: Sequence[str] = ("",)
 ) -> dict[str, Path]:
-    """Find the files of a task; empty if there is none of them.
+    """Find the file of each split in a folder or in the release around it; empty if there is none of them.
 
-    Args:
-        source: The folder of the files, or the release around it.
-        names: The file of each split.
-        folder: Their folder in the release.
-        endings: What may stand behind a name, such as that of a compressed file.
+    `folder` is theirs in the release, and `endings` may stand behind a name, such as that of a compressed file.
 
     Raises:
         ValueError: Some are missing, or the source is one of them.

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import numpy as np
 
+from nystrom.checks import check_at_least
 from nystrom_lab.data.sources.cifar_files import CLASSES, SIDE, WHERE_PUBLISHED, find_cifar
 from nystrom_lab.data.store.prepared_folder import holds, new_folder
 from nystrom_lab.data.store.split import Pictures, PictureSplit, write_pictures
@@ -49,8 +50,7 @@ def prepare_image(
     """
     source, to = Path(source).expanduser(), Path(to).expanduser().resolve()
     for name, value in (("val", val), ("seed", seed)):
-        if value < 0:
-            raise ValueError(f"--{name} is {value}; expected at least 0.")
+        check_at_least(f"--{name}", value, 0)
     found = find_cifar(source)
     settings = {"origin": found.name, "sha256": found.digest, "val": val, "seed": seed}
     if holds(to, task=TASK, settings=settings):

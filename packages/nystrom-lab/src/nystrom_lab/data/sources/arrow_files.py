@@ -24,15 +24,7 @@ _AT_ONCE = 1000
 
 @dataclass(frozen=True)
 class SavedPart:
-    """One split of a saved folder.
-
-    Attributes:
-        folder: The folder that was saved.
-        split: The name of the split; "train" if the folder is not divided.
-        files: Its files, in their order.
-        columns: Its columns.
-        classes: Names of the classes by column, if present.
-    """
+    """One split of a saved folder, "train" if it is not divided; `classes` are the names of classes by column."""
 
     folder: Path
     split: str
@@ -68,9 +60,6 @@ def arrow_fields(
     """Read the wanted fields of each row, with its number from 1; see `row_files.read_fields`.
 
     The number of a class becomes its name; one that has none, such as the -1 of a text without a label, stays.
-
-    Raises:
-        ValueError: A file is broken or lacks a field, or a value is neither text nor number.
     """
     names = find_columns(part, wanted)
     classes = [part.classes.get(name, ()) if isinstance(part, SavedPart) else () for name in names]

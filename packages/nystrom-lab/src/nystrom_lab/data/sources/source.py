@@ -9,6 +9,18 @@ from typing import NamedTuple
 NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)(e[+-]?\d+)?", re.ASCII | re.IGNORECASE)
 
 
+def check_share(name: str, share: float) -> None:
+    """Raise if a number is not a share of some texts that leaves others."""
+    if not 0 < share < 1:
+        raise ValueError(f"{name} is {share}; expected a share between 0 and 1.")
+
+
+def check_any_seed(seed: int) -> None:
+    """Raise if a number is no seed of the hashes that hold texts out."""
+    if not 0 <= seed < 2**63:
+        raise ValueError(f"--seed is {seed}; expected a whole number from 0 to {2**63 - 1}.")
+
+
 class LabelledSample(NamedTuple):
     """One sample of a source.
 
@@ -67,11 +79,7 @@ def has_field(fields: Sequence[str], names: Sequence[str]) -> bool:
 
 
 def find_names(columns: Sequence[str], wanted: Wanted) -> list[str]:
-    """Find the one name of each wanted field.
-
-    Raises:
-        ValueError: None of the names of a field is present, or several are.
-    """
+    """Find the one name of each wanted field, or raise ValueError: none of its names is there, or several are."""
     found = []
     for option, names in wanted.items():
         flag, there = f"--{option.replace('_', '-')}", _alike(columns, names)
@@ -101,14 +109,10 @@ def all_as_bytes(
 ) -> list[bytes]:
     """Convert the values of a row to the form that they would have in a tsv file; the numbers 1 and 1.0 are both 1.
 
-    Args:
-        values: The values of the wanted fields.
-        names: Their names in the file.
-        wanted: The fields.
-        may_be_null: The name in `wanted` of the field whose null becomes empty.
+    The null of the field `may_be_null` of the wanted ones becomes empty.
 
     Raises:
-        ValueError: One is neither a text nor a number.
+        ValueError: A value is neither a text nor a number.
     """
     return [
         b"" if value is None and option == may_be_null else _as_bytes(value, name)

@@ -94,11 +94,7 @@ def new_folder(
 ) -> Iterator[Path]:
     """Give a folder to write splits into, which becomes `to` when the block ends, and is removed if it fails.
 
-    Args:
-        to: Folder to make.
-        task: Task of the data.
-        settings: Settings that determine the data, known before the work.
-        facts: Facts found during the work, for the header; read when the block ends.
+    The settings determine the data and are known before the work; `facts` are found on the way, and read at its end.
 
     Raises:
         ValueError: `to` cannot be written; raised on entry, before any work.
@@ -128,12 +124,9 @@ def new_folder(
 def verify(
     folder: Path, *, task: str | None = None, report: Callable[[str, str | None], None] = lambda name, problem: None
 ) -> None:
-    """Read every file of a prepared folder and compare it with the recorded checksums.
+    """Read every file of a prepared folder, of a task if one is named, and compare it with the recorded checksums.
 
-    Args:
-        folder: The folder.
-        task: The task that it must be of; None for any.
-        report: Called for each file, with its name and what is wrong with it, or None.
+    `report` is called for each file, with its name and what is wrong with it, or None.
 
     Raises:
         ValueError: The folder is not prepared or of another task, or a file is missing or differs; the first is named.
@@ -162,9 +155,6 @@ def _problem(path: Path, wanted: Mapping[str, Any]) -> str | None:
 
 def sha256_of_splits(files: Mapping[str, Path]) -> dict[str, str]:
     """Hash the file of each split.
-
-    Args:
-        files: File of each split.
 
     Raises:
         ValueError: Two splits have the same file, or files with the same content.

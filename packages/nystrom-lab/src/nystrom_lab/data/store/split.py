@@ -71,11 +71,7 @@ class Split:
         return float(np.bincount(self.labels, minlength=1).max() / max(len(self), 1))
 
     def verify(self) -> None:
-        """Read all files of the data set and compare their checksums.
-
-        Raises:
-            ValueError: A file was modified; the message names it.
-        """
+        """Read all files of the data set, and raise ValueError that names one if its checksum differs."""
         verify(self.folder, task=self.task)
 
     def _input_ids(self, index: int) -> Any:
@@ -112,12 +108,7 @@ class ByteSplit(Split):
 
 
 class Pictures(NamedTuple):
-    """Some pictures.
-
-    Attributes:
-        pixels: Picture, row, column.
-        labels: Class of each.
-    """
+    """Some pictures, as pixels (picture, row, column), and the class of each."""
 
     pixels: NDArray[np.uint8]
     labels: NDArray[np.uint8]
@@ -148,15 +139,7 @@ class PictureSplit(Split):
 
 
 def write_pictures(folder: Path, split: str, parts: Iterable[Pictures], *, count: int, side: int) -> None:
-    """Write one split into a folder of `new_folder`, part by part.
-
-    Args:
-        folder: The folder.
-        split: One of train, val and test.
-        parts: Pictures; `count` of them in all.
-        count: How many there are.
-        side: Their rows and columns.
-    """
+    """Write `count` square pictures of one size, which come in parts, as a split in a folder of `new_folder`."""
     labels = np.zeros(count, dtype=np.uint8)
 
     def pixels() -> Iterator[NDArray[Any]]:

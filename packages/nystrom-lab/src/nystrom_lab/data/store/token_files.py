@@ -61,11 +61,7 @@ def write_header(folder: Path, header: Mapping[str, Any]) -> None:
 
 
 def read_header(folder: Path, task: str | None = None) -> dict[str, Any]:
-    """Read and check the header of a prepared folder.
-
-    Args:
-        folder: The folder.
-        task: The task that it must be of; None for any.
+    """Read and check the header of a prepared folder, of a task if one is named.
 
     Raises:
         ValueError: The folder is missing or not prepared, the header is damaged, or the data are of another task.
@@ -94,11 +90,7 @@ def read_header(folder: Path, task: str | None = None) -> dict[str, Any]:
 
 
 def read_facts(folder: Path, *, task: str) -> dict[str, Any]:
-    """Read the facts recorded when the data were prepared; empty if there are none.
-
-    Raises:
-        ValueError: The folder holds no complete data set of the task.
-    """
+    """The facts recorded when the data were prepared; empty if there are none. Raises as `read_header`."""
     return read_header(folder, task).get("facts", {})
 
 
@@ -167,10 +159,10 @@ def write_pieces(
     *,
     dtype: DTypeLike = np.uint8,
 ) -> None:
-    """Write one split whose tokens come in pieces.
+    """Write one split into a folder of `new_folder`.
 
     Args:
-        folder: Folder of `new_folder`.
+        folder: The folder.
         split: One of train, val and test.
         tokens: Pieces of the tokens of all sequences; they may come while they are written.
         offsets: Where each sequence begins, and the end of the last.
@@ -228,11 +220,7 @@ def open_split(folder: Path, split: str, *, task: str) -> TokenSamples:
 
 
 def open_members(folder: Path, split: str, *, task: str) -> NDArray[np.int64]:
-    """Open the sequences that the samples of a split are made of.
-
-    Raises:
-        ValueError: `split` is unknown, or the folder is not prepared, damaged, or of another task.
-    """
+    """Open the sequences that the samples of a split are made of. Raises as `open_split`."""
     header, counts = _described(folder, split, task)
     shape, sequences = (counts["samples"], counts.get("sequences_per_sample", 0)), counts.get("sequences", 0)
     members = np.array(_opened(folder, split, "members", header, [np.int64], shape))

@@ -226,7 +226,7 @@ def test_what_cannot_be_opened_is_named(folder, tmp_path, data):
     for arguments, options, message in (
         ((folder, "test"), {}, "test of .* is empty: documents are in train, those held out in val"),
         ((folder, "dev"), {}, "split is 'dev'"),
-        ((folder, "train"), {"length": 7}, "length is 7; expected at least 8"),
+        ((folder, "train"), {"length": 7}, "length is 7; expected a whole number of at least 8"),
         ((folder, "train"), {"seed": -1}, "seed is -1"),
         ((tmp_path / "gone", "train"), {}, "data prepare mlm-sop --from FILES --tokenizer FOLDER --to"),
     ):

@@ -109,9 +109,9 @@ def test_mistakes_are_named_before_the_work_and_leave_nothing(tmp_path, texts, w
     (tmp_path / "taken" / "mine").write_text("mine")
     there = sorted(tmp_path.rglob("*"))
     for source, options, message in (
-        (texts, {"length": 7}, "--length is 7; expected at least 8"),
+        (texts, {"length": 7}, "--length is 7; expected a whole number of at least 8"),
         (texts, {"held_out": 1.0}, "--held-out is 1.0; expected a share between 0 and 1"),
-        (texts, {"min_tokens": 1}, "--min-tokens is 1; expected at least 2"),
+        (texts, {"min_tokens": 1}, "--min-tokens is 1; expected a whole number of at least 2"),
         (texts, {"seed": -1}, "--seed is -1"),
         (
             texts,

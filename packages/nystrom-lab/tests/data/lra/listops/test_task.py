@@ -127,11 +127,11 @@ def test_a_link_and_a_relative_name_lead_to_the_folder(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"train": -1}, "train must be at least 0 samples, got -1"),
-        ({"val": -5}, "val must be at least 0 samples, got -5"),
+        ({"train": -1}, "--train is -1; expected a whole number of at least 0"),
+        ({"val": -5}, "--val is -5; expected"),
         ({"train": 0, "val": 0, "test": 0}, "all 0: ask for at least one"),
-        ({"seed": -1}, "seed must be at least 0, got -1"),
-        ({"workers": 0}, "workers must be at least 1, got 0: leave it out"),
+        ({"seed": -1}, "--seed is -1; expected"),
+        ({"workers": 0}, "--workers is 0; expected a whole number of at least 1"),
         ({"min_length": 60}, "--min-length 60 and --max-length 60 leave no room"),
         ({"max_depth": 2, "max_args": 2}, "fewer than one in a million"),
     ],

@@ -108,14 +108,14 @@ def test_a_contour_of_ones_own_has_so_many_dashes(made, tmp_path):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"size": 48}, "size must be one of 32, 64, 128, 256, got 48"),
-        ({"difficulty": "harder"}, "difficulty must be one of easy, intermediate, hard, got 'harder'"),
+        ({"size": 48}, "--size is 48; expected one of 32, 64, 128, 256"),
+        ({"difficulty": "harder"}, "--difficulty is 'harder'; expected one of 'easy', 'intermediate', 'hard'"),
         ({"contour": 2}, "contour must be 3 to 14 dashes, got 2: leave it out for 'hard'"),
         ({"contour": 4, "source": Path("x")}, "contour is 4, but published pictures are easy, intermediate or hard"),
-        ({"val": -1}, "val must be at least 0 pictures, got -1"),
+        ({"val": -1}, "--val is -1; expected a whole number of at least 0"),
         ({"train": 0, "val": 0, "test": 0}, "all 0: ask for at least one"),
-        ({"seed": -3}, "seed must be at least 0, got -3"),
-        ({"workers": 0}, "workers must be at least 1, got 0"),
+        ({"seed": -3}, "--seed is -3; expected"),
+        ({"workers": 0}, "--workers is 0; expected a whole number of at least 1"),
         ({"source": Path("x")}, "test, val, train cannot be chosen for published pictures"),
     ],
 )

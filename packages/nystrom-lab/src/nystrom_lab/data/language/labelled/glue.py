@@ -60,11 +60,7 @@ class LabelledTask:
     def with_fields(
         self, *, text_field: str | None = None, label_field: str | None = None, pair_field: str | None = None
     ) -> "LabelledTask":
-        """The same task with other column names; None for the usual ones.
-
-        Raises:
-            ValueError: A second text is given for a task on single texts.
-        """
+        """The same task with other column names; None for the usual ones. Single texts have no second (ValueError)."""
         if pair_field is not None and self.pairs is None:
             raise ValueError(f"pair_field is {pair_field!r}, but the task is on single texts: leave it out.")
         return replace(
@@ -174,13 +170,7 @@ def own_task(
     label_field: str | None = None,
     pair_field: str | None = None,
 ) -> LabelledTask:
-    """The task of a user's own texts.
-
-    Args:
-        text_field: Column of the texts, or of the first text of each pair; None for the usual names.
-        label_field: Column of the labels; None for the usual names.
-        pair_field: Column of the second text of each pair; None for single texts.
-    """
+    """The task of a user's own texts, or of pairs if `pair_field` names their second; None for the usual columns."""
     return LabelledTask(
         texts=(OWN_TEXTS if pair_field is None else OWN_FIRST) if text_field is None else (text_field,),
         pairs=None if pair_field is None else (pair_field,),
@@ -191,10 +181,6 @@ def own_task(
 
 
 def find_labelled(name: str) -> LabelledTask:
-    """Look up a task.
-
-    Raises:
-        ValueError: There is no task of that name.
-    """
+    """Look up a task, or raise ValueError."""
     check_names("task", [name], TASKS)
     return TASKS[name]

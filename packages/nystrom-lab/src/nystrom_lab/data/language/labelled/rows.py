@@ -48,12 +48,7 @@ class SplitRows:
 
 
 def read_rows(files: Sequence[RowsPart], task: LabelledTask, *, may_lack_labels: bool) -> SplitRows:
-    """Read a split.
-
-    Args:
-        files: Its files, in order; or a split of a folder saved by Hugging Face datasets.
-        task: The task, which defines the column names.
-        may_lack_labels: Whether labels may be missing, as in a test split.
+    """Read the parts of a split, whose labels may be missing if it is a test split.
 
     Raises:
         ValueError: A file is broken or lacks a column, or some rows have a label and others none; the line is named.
@@ -107,10 +102,7 @@ def read_rows(files: Sequence[RowsPart], task: LabelledTask, *, may_lack_labels:
 def read_texts(path: Path, task: LabelledTask, spoilt: list[int]) -> Iterator[tuple[str, ...]]:
     """The texts of a file, or pairs, one at a time; each line of a .txt file is a text, even an empty one.
 
-    Args:
-        path: The file.
-        task: The task, which defines the column names.
-        spoilt: List that receives the indices, from 0, of texts with invalid UTF-8.
+    The list `spoilt` receives the indices, from 0, of texts with invalid UTF-8.
 
     Raises:
         ValueError: The file is broken or lacks a column, or is plain text for a task on pairs.

@@ -24,7 +24,7 @@ import numpy as np
 from nystrom_lab.data.language.labelled.glue import LabelledTask
 from nystrom_lab.data.language.labelled.rows import SplitRows, read_rows
 from nystrom_lab.data.sources.acl_imdb import find_imdb
-from nystrom_lab.data.sources.source import NUMBER
+from nystrom_lab.data.sources.source import NUMBER, check_share
 from nystrom_lab.data.sources.split_files import find_splits
 
 LabelKind = Literal["auto", "classes", "numbers"]
@@ -33,13 +33,7 @@ _MOST_CLASSES = 1000
 
 
 class TextSplit(NamedTuple):
-    """A split, with labels as class indices or numbers.
-
-    Attributes:
-        texts: The texts, or the first of each pair.
-        pairs: The second of each pair; None for single texts.
-        labels: Their labels; None if there are none.
-    """
+    """The texts of a split, or the first of each pair, the second ones, and the labels: class indices or numbers."""
 
     texts: list[str]
     pairs: list[str] | None
@@ -101,8 +95,7 @@ def read_labelled(
     Raises:
         ValueError: Broken data, no training split, or labels outside the classes; the line is named.
     """
-    if val_share is not None and not 0 < val_share < 1:
-        raise ValueError(f"val_share is {val_share}; expected a share between 0 and 1.")
+    check_share("val_share", _SHARE if val_share is None else val_share)
     rows, remarks = _read(data, task, strict=own)
     for name in ("validation", "validation_mismatched"):
         if name in rows and rows[name].labels is None:

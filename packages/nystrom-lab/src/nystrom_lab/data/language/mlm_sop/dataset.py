@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from nystrom.checks import check_at_least
 from nystrom_lab.data.language.mlm_sop.draws import Keys, below, bits, keys, uniform
 from nystrom_lab.data.language.mlm_sop.task import SHORTEST, TASK
 from nystrom_lab.data.language.mlm_sop.vocabulary import Vocabulary, vocabulary_of
@@ -43,14 +44,7 @@ IS_SHORT, TARGET, START, SEGMENTS, SWAPPED, WORDS = range(6)
 
 
 class Stretches(NamedTuple):
-    """Where instances are.
-
-    Attributes:
-        document: Number of the document.
-        start: First token, counted in the document.
-        stop: Token after the last.
-        key: Decides everything else.
-    """
+    """Where instances are: document, first token, the token after the last, and the key of everything else."""
 
     document: NDArray[np.int64]
     start: NDArray[np.int64]
@@ -103,10 +97,8 @@ class MlmSop:
         if vocabulary is None or type(prepared) is not int:
             raise damaged(self.folder / HEADER, "describes no vocabulary", TASK)
         self.length = prepared if length is None else length
-        if self.length < SHORTEST:
-            raise ValueError(f"length is {self.length}; expected at least {SHORTEST} tokens.")
-        if seed < 0:
-            raise ValueError(f"seed is {seed}; expected at least 0.")
+        check_at_least("length", self.length, SHORTEST)
+        check_at_least("seed", seed, 0)
         if not samples.labels.size:
             raise ValueError(f"{split} of {self.folder} is empty: documents are in train, those held out in val.")
         self.vocabulary: Vocabulary = vocabulary
@@ -194,11 +186,7 @@ class MlmSop:
         return batch
 
     def verify(self) -> None:
-        """Read all files of the data set and compare their checksums.
-
-        Raises:
-            ValueError: A file was modified; the message names it.
-        """
+        """Read all files of the data set, and raise ValueError that names one if its checksum differs."""
         verify(self.folder, task=TASK)
 
     def _instance(self, start: int, stop: int, key: Keys) -> dict[str, Any]:

@@ -18,12 +18,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from nystrom.checks import check_at_least
 from nystrom.progress import Progress
 from nystrom.sums import sha256
 from nystrom_lab.data.language.mlm_sop.tokenising import BlockPlan, kept_folder, read_block, tokenise
 from nystrom_lab.data.language.mlm_sop.vocabulary import Vocabulary, open_tokenizer, read_vocabulary
-from nystrom_lab.data.language.saved_tokenizer import save_tokenizer
+from nystrom_lab.data.language.tokenizer import save_tokenizer
 from nystrom_lab.data.sources.corpora import Corpus, find_corpora
+from nystrom_lab.data.sources.source import check_any_seed, check_share
 from nystrom_lab.data.store.prepared_folder import holds, new_folder
 from nystrom_lab.data.store.token_files import SPLITS, write_pieces
 from nystrom_lab.measure.rows import cores
@@ -69,7 +71,15 @@ def prepare_mlm_sop(
             no document is long enough, or `to` is in use or cannot be written.
     """
     to = Path(to).expanduser().resolve()
-    _check(length, held_out, min_tokens, seed, workers)
+    for name, value, least in (
+        ("length", length, SHORTEST),
+        # One for each segment.
+        ("min-tokens", min_tokens, 2),
+        ("workers", cores() if workers is None else workers, 1),
+    ):
+        check_at_least(f"--{name}", value, least)
+    check_share("--held-out", held_out)
+    check_any_seed(seed)
     opened = open_tokenizer(tokenizer)
     corpora, left_out = find_corpora(source, text_field=text_field)
     backend = opened.backend_tokenizer.to_str()  # type: ignore[attr-defined]
@@ -100,19 +110,6 @@ def prepare_mlm_sop(
         save_tokenizer(opened, partial)
     _summarize(to, facts, left_out)
     return to
-
-
-def _check(length: int, held_out: float, min_tokens: int, seed: int, workers: int | None) -> None:
-    if length < SHORTEST:
-        raise ValueError(f"--length is {length}; expected at least {SHORTEST} tokens.")
-    if not 0 < held_out < 1:
-        raise ValueError(f"--held-out is {held_out}; expected a share between 0 and 1.")
-    if min_tokens < 2:
-        raise ValueError(f"--min-tokens is {min_tokens}; expected at least 2, one for each segment.")
-    if not 0 <= seed < 2**63:
-        raise ValueError(f"--seed is {seed}; expected a whole number from 0 to {2**63 - 1}.")
-    if workers is not None and workers < 1:
-        raise ValueError(f"--workers is {workers}; expected at least 1, or none for all cores.")
 
 
 def _digest(corpora: Sequence[Corpus]) -> str:

@@ -74,13 +74,9 @@ def is_held_out(text: bytes, plan: BlockPlan) -> bool:
 
 
 def tokenise(corpora: Sequence[Corpus], kept: Path, plan: BlockPlan, *, block_size: int = BLOCK) -> list[Path]:
-    """Write the blocks of all corpora, and return their files in order; those that are there are not made again.
+    """Write the blocks of all corpora into a folder of finished work, and return their files in order.
 
-    Args:
-        corpora: Corpora to read.
-        kept: Folder of finished work.
-        plan: How documents become a block.
-        block_size: Bytes of text in a block, at least.
+    Those that are there are not made again; a block has so many bytes of text, at least.
 
     Raises:
         ValueError: A corpus is broken, or its first documents are all too short.
@@ -129,11 +125,7 @@ def _check_length(first: Path, plan: BlockPlan) -> None:
 
 
 def write_block(path: Path, pieces: Sequence[tuple[TextPiece, bool]], plan: BlockPlan) -> None:
-    """Write pieces, each marked as held out or not, as a block.
-
-    Raises:
-        OSError: The file cannot be written.
-    """
+    """Write pieces, each marked as held out or not, as a block, or raise OSError."""
     parts: list[list[str]] = []
     broken = 0
     for piece, _ in pieces:
@@ -166,11 +158,7 @@ def write_block(path: Path, pieces: Sequence[tuple[TextPiece, bool]], plan: Bloc
 
 
 def read_block(path: Path, *parts: str) -> list[NDArray[Any]]:
-    """Read some parts of a block.
-
-    Raises:
-        OSError: The file is damaged; it is removed, so that it is created again.
-    """
+    """Read some parts of a block; a damaged one is removed, so that it is created again, and an OSError."""
     try:
         with path.open("rb") as file, np.load(file, allow_pickle=False) as stored:
             return [stored[part] for part in parts]

@@ -201,12 +201,7 @@ def _depth(tokens: NDArray[np.uint8]) -> NDArray[np.int32]:
 
 
 def shuffle_arguments(tokens: NDArray[np.unsignedinteger], rng: np.random.Generator) -> NDArray[np.unsignedinteger]:
-    """Put the arguments of every operator into a random order, all orders being equally likely.
-
-    Args:
-        tokens: One well-formed expression, see `is_expression`.
-        rng: Decides the orders.
-    """
+    """Put the arguments of every operator of one expression into a random order, all orders being equally likely."""
     keys = rng.random(len(tokens)).tolist()
     # The operators that are open, each with its arguments so far, and the key by which it will be sorted itself.
     opened: list[tuple[float, list[int], list[tuple[float, list[int]]]]] = [(0.0, [], [])]

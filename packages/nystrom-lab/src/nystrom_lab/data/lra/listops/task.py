@@ -23,6 +23,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from nystrom.checks import check_at_least
 from nystrom.progress import Progress
 from nystrom_lab.data.lra.chunks import child_generator, in_order
 from nystrom_lab.data.lra.listops.expressions import VOCABULARY, Limits, draw_expressions
@@ -83,8 +84,7 @@ def prepare_listops(
     asked = {"test": test, "val": val, "train": train, "seed": seed}
     asked |= {"min_length": min_length, "max_length": max_length, "max_depth": max_depth, "max_args": max_args}
     given = {name: value for name, value in asked.items() if value is not None}
-    if workers is not None and workers < 1:
-        raise ValueError(f"workers must be at least 1, got {workers}: leave it out to use all cores.")
+    check_at_least("--workers", 1 if workers is None else workers, 1)
     if source is None and not check_counts:
         raise ValueError("--no-check-counts is given, but without --from there are no files to count: leave it out.")
     if source is None:
@@ -135,13 +135,10 @@ def first_operator_share(train: ListOps, test: ListOps) -> float:
 def _generate(to: Path, settings: Mapping[str, int], workers: int) -> None:
     """Generate the data set of these settings, unless the folder holds it."""
     sizes = {split: settings[split] for split in ("test", "val", "train")}
-    for name, size in sizes.items():
-        if size < 0:
-            raise ValueError(f"{name} must be at least 0 samples, got {size}.")
+    for name, value in (*sizes.items(), ("seed", settings["seed"])):
+        check_at_least(f"--{name}", value, 0)
     if not any(sizes.values()):
         raise ValueError("train, val and test are all 0: ask for at least one sample.")
-    if settings["seed"] < 0:
-        raise ValueError(f"seed must be at least 0, got {settings['seed']}.")
     limits = Limits(**{field.name: settings[field.name] for field in fields(Limits)})
     named = {"origin": "generated", **settings}
     if holds(to, task=TASK, settings=named):

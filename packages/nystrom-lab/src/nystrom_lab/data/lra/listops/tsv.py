@@ -58,12 +58,7 @@ def tsv_name(split: str) -> str:
 
 
 def import_tsv(source: Path, to: Path, *, check_counts: bool = True) -> None:
-    """Turn the official ListOps files into a data set that `ListOps` opens.
-
-    Args:
-        source: Folder of basic_train.tsv, basic_val.tsv and basic_test.tsv, or the release around it.
-        to: Folder to make. If it already holds the data of these very files it is used as it is.
-        check_counts: Incomplete files are an error; otherwise they are a warning.
+    """Turn the official ListOps files into a data set that `ListOps` opens; arguments as in `prepare_listops`.
 
     Raises:
         ValueError: A file is missing, duplicated, incomplete or wrong (the line is named), or `to` is in use or cannot

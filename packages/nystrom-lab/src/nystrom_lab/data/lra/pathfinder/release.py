@@ -41,13 +41,7 @@ AT_ONCE = 1000
 
 
 class PictureLine(NamedTuple):
-    """One row of metadata.
-
-    Attributes:
-        place: Where the row is, for messages.
-        file: The picture, inside the folder of its difficulty.
-        label: Its class.
-    """
+    """One row of metadata: its place, for messages; the picture, inside the folder of its difficulty; and its class."""
 
     place: str
     file: str
@@ -81,11 +75,7 @@ def import_release(source: Path, to: Path, *, size: int, difficulty: str, seed: 
 
 
 def find_release(source: Path, *, size: int, difficulty: str) -> Path:
-    """Find the folder of a difficulty: the source itself, or a folder inside it.
-
-    Raises:
-        ValueError: There is none.
-    """
+    """Find the folder of a difficulty, the source itself or a folder inside it, or raise ValueError."""
     name = FOLDERS[difficulty]
     inside = [Path(around, f"pathfinder{size}", name) for around in AROUND]
     for folder in (source, source / name, *(source / each for each in inside)):
@@ -146,11 +136,7 @@ def check_files(folder: Path, rows: list[PictureLine]) -> list[PictureLine]:
 
 
 def read_picture(path: Path, size: int) -> NDArray[np.uint8]:
-    """Read one gray picture.
-
-    Raises:
-        ValueError: It is damaged, of another size, or not gray.
-    """
+    """Read one gray picture, or raise ValueError: it is damaged, of another size, or not gray."""
     from PIL import Image
 
     try:

@@ -24,6 +24,7 @@ from functools import partial
 from pathlib import Path
 from typing import Literal
 
+from nystrom.checks import check_at_least, check_choice
 from nystrom.progress import Progress
 from nystrom_lab.data.lra.chunks import child_generator, in_order
 from nystrom_lab.data.lra.pathfinder.curves import draw_pictures
@@ -124,22 +125,18 @@ def _check(
     size: int, difficulty: str, contour: int | None, sizes: dict[str, int | None], seed: int, workers: int | None
 ) -> None:
     if size not in GEOMETRIES:
-        raise ValueError(f"size must be one of {', '.join(map(str, GEOMETRIES))}, got {size}.")
-    if difficulty not in CONTOURS:
-        raise ValueError(f"difficulty must be one of {', '.join(CONTOURS)}, got {difficulty!r}.")
+        raise ValueError(f"--size is {size}; expected one of {', '.join(map(str, GEOMETRIES))}.")
+    check_choice("--difficulty", difficulty, CONTOURS)
     if contour is not None and not 3 <= contour <= CONTOURS["hard"]:
         raise ValueError(
             f"contour must be 3 to {CONTOURS['hard']} dashes, got {contour}: leave it out for {difficulty!r}."
         )
     if contour is not None and difficulty != "hard":
         raise ValueError(f"contour is {contour} and difficulty {difficulty!r}, which has its own: give one of the two.")
-    for name, count in sizes.items():
-        if count is not None and count < 0:
-            raise ValueError(f"{name} must be at least 0 pictures, got {count}.")
-    if seed < 0:
-        raise ValueError(f"seed must be at least 0, got {seed}.")
-    if workers is not None and workers < 1:
-        raise ValueError(f"workers must be at least 1, got {workers}: leave it out to use all cores.")
+    for name, value, least in (*((name, count, 0) for name, count in sizes.items()), ("workers", workers, 1)):
+        if value is not None:
+            check_at_least(f"--{name}", value, least)
+    check_at_least("--seed", seed, 0)
 
 
 class _Stream:

@@ -18,7 +18,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from nystrom_lab.data.sources.source import NUMBER, LabelledSample, Source
+from nystrom.checks import check_at_least
+from nystrom_lab.data.sources.source import NUMBER, LabelledSample, Source, check_any_seed, check_share
 from nystrom_lab.data.store.prepared_folder import holds, new_folder
 from nystrom_lab.data.store.token_files import SPLITS, read_facts, write_pieces
 
@@ -168,12 +169,7 @@ SHARE = 0.1
 
 @dataclass(frozen=True)
 class HeldOut:
-    """How missing splits are created.
-
-    Args:
-        val_share: Share of the training texts to hold out for validation. Default: a tenth.
-        test_share: Share of the training texts to hold out for the test. Default: a tenth.
-        seed: Determines which.
+    """How missing splits are created: shares of the training texts, a tenth for None, and the seed of the draw.
 
     Raises:
         ValueError: A share or the seed is impossible.
@@ -184,11 +180,9 @@ class HeldOut:
     seed: int
 
     def __post_init__(self) -> None:
-        if not 0 <= self.seed < 2**63:
-            raise ValueError(f"--seed is {self.seed}; expected a whole number from 0 to {2**63 - 1}.")
+        check_any_seed(self.seed)
         for flag, share in (("--val-share", self.val_share), ("--test-share", self.test_share)):
-            if share is not None and not 0 < share < 1:
-                raise ValueError(f"{flag} is {share}; expected a number between 0 and 1, or none for a tenth.")
+            check_share(flag, SHARE if share is None else share)
         if (self.val_share or 0.0) + (self.test_share or 0.0) >= 1:
             raise ValueError(
                 f"--val-share {self.val_share} and --test-share {self.test_share} leave nothing to train on: reduce "
@@ -196,13 +190,10 @@ class HeldOut:
             )
 
     def shares(self, there: Collection[str]) -> dict[str, float]:
-        """The share of the training texts for each missing split.
-
-        Args:
-            there: The splits that the source has.
+        """The share of the training texts for each split that is not there.
 
         Raises:
-            ValueError: It has no train, or a split for which a share was given.
+            ValueError: There is no train, or there is a split for which a share was given.
         """
         if "train" not in there:
             raise ValueError(f"there are texts for {' and '.join(there)} but none for training: add some.")
@@ -219,7 +210,7 @@ class HeldOut:
     def draw(
         self, splits: NDArray[np.uint8], hashes: NDArray[np.uint64], there: Collection[str]
     ) -> Mapping[str, NDArray[np.int64]]:
-        """The indices of the samples of each split, in ascending order.
+        """The indices of the samples of each split, in ascending order, where the source has the splits `there`.
 
         Args:
             splits: For each sample its split in the source, as an index into `SPLITS`.
@@ -256,23 +247,13 @@ def prepare_texts(
     skip_empty: bool,
     check_counts: bool,
 ) -> Path:
-    """Prepare a data set from a source.
-
-    Args:
-        source: The source to read.
-        to: Folder to create. If it already holds this data set, it is reused.
-        task: Task.
-        texts: Texts per sample.
-        max_length: Bytes that are kept of a text.
-        held_out: How missing splits are made.
-        skip_empty: Leave out samples with an empty text; otherwise they are an error.
-        check_counts: An incomplete published data set is an error; otherwise it is a warning.
+    """Prepare a data set of so many texts a sample from a source; the other arguments are those of `prepare_text`.
 
     Raises:
         ValueError: The source is broken (the location is named), or `to` is in use or cannot be written.
     """
     to = Path(to).expanduser().resolve()
-    check_length(max_length)
+    check_at_least("--max-length", max_length, 1)
     # Where val is test by rule, a share for val breaks the rule on purpose.
     val_is_test = source.val_is_test and held_out.val_share is None
     there = (*source.splits, "val") if val_is_test else source.splits
@@ -308,12 +289,6 @@ def prepare_texts(
         facts["also_in_train"] = {split: gathered.also_among(splits[split], splits["train"]) for split in own}
     _summarize({split: numbers.size for split, numbers in splits.items()}, facts, max_length)
     return to
-
-
-def check_length(max_length: int) -> None:
-    """Raise ValueError if no byte of a text would be kept."""
-    if max_length < 1:
-        raise ValueError(f"--max-length is {max_length}; expected at least 1 byte.")
 
 
 def _summarize(samples: Mapping[str, int], facts: Mapping[str, Any], max_length: int) -> None:

@@ -77,14 +77,7 @@ def linked_source(
     val_share: float | None = None,
     test_share: float | None = None,
 ) -> Source:
-    """Draw the pairs of a folder.
-
-    Args:
-        files: Its files.
-        max_length: Bytes that are kept of a text: those that are compared, and that the baseline sees.
-        seed: Seed of the splits and of the pairs that are not linked.
-        val_share: Share of the documents whose links become val. Default: a tenth.
-        test_share: The same for the test split.
+    """Draw the pairs of a folder; arguments as in `prepare_retrieval`, the shares those of the documents.
 
     Raises:
         ValueError: A duplicate document, a link to an unknown document or from a document to itself, or a split without
@@ -137,12 +130,7 @@ def first_of_text(texts: Mapping[str, bytes], max_length: int) -> dict[str, str]
 
 
 def mixes_texts(pairs: Mapping[str, Sequence[tuple[str, str, bool]]], first: Mapping[str, str]) -> bool:
-    """Whether a text is in two splits, a pair of texts has both labels, or a text is paired with itself.
-
-    Args:
-        pairs: Pairs of documents, and whether they are linked, for each split.
-        first: For each document, the one that represents its text.
-    """
+    """Whether a text is in two splits, a pair of texts has both labels, or a text is paired with itself."""
     split_of: dict[str, str] = {}
     labels: dict[frozenset[str], bool] = {}
     for split, of in pairs.items():
@@ -185,12 +173,7 @@ def split_documents(links: Sequence[tuple[str, str]], shares: Mapping[str, float
 
 
 def unlinked(links: Sequence[tuple[str, str]], known: Sequence[tuple[str, str]], seed: int) -> list[Pair]:
-    """Pairs that are not linked, from the same first and second documents.
-
-    Args:
-        links: Links of one split.
-        known: All links; none of them may be a pair, in either direction.
-        seed: Of the draws.
+    """As many pairs that are not linked, from the same first and second documents; none is of the known links.
 
     Raises:
         ValueError: The links are too dense to find that many other pairs.

@@ -20,23 +20,14 @@ def prepare_own(
     label_field: str | None = None,
     pair_field: str | None = None,
 ) -> Path:
-    """Prepare labelled texts, or pairs of them, in a folder named after the files and their content.
-
-    Args:
-        task: The task to train: text, or retrieval for pairs.
-        files: Files that `prepare_text` or `prepare_retrieval` can read.
-        under: Parent folder.
-        max_length: Bytes to keep of each text.
-        text_field: Column or field of the texts, or of the first text of each pair.
-        label_field: Column or field of the labels.
-        pair_field: Column or field of the second text of each pair.
+    """Prepare labelled texts, or pairs of them, under a folder; arguments as in `prepare_text` and `prepare_retrieval`.
 
     Returns:
         The folder; the same for the same content and fields, so it is created once.
 
     Raises:
         ValueError: Missing texts, documents and links instead of pairs, a missing field, or `pair_field` for single
-            texts; see `prepare_text` and `prepare_retrieval`.
+            texts.
     """
     files = Path(files).expanduser()
     if task == reviews.TASK:

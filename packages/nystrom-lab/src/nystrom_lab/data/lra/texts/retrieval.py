@@ -20,8 +20,9 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
+from nystrom.checks import check_at_least
 from nystrom_lab.data.lra.facts import published_files
-from nystrom_lab.data.lra.texts.labelled_texts import HeldOut, check_length, prepare_texts
+from nystrom_lab.data.lra.texts.labelled_texts import HeldOut, prepare_texts
 from nystrom_lab.data.lra.texts.linked_documents import find_linked, linked_source
 from nystrom_lab.data.sources.row_files import COMPRESSED, endings
 from nystrom_lab.data.sources.source import LabelledSample, Source, Wanted, chosen_fields
@@ -86,7 +87,7 @@ def prepare_retrieval(
         ValueError: The source is missing or broken (file and line are named), a setting is impossible, or `to` is in
             use or cannot be written.
     """
-    check_length(max_length)
+    check_at_least("--max-length", max_length, 1)
     held_out = HeldOut(val_share=val_share, test_share=test_share, seed=seed)
     wanted = chosen_fields(FIELDS, label_field=label_field, text_field=text_field, pair_field=pair_field)
     source = Path(source).expanduser()
