@@ -1,7 +1,7 @@
 """Training curves: reading them, and a panel for each kind of quantity."""
 
 import csv
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -58,28 +58,31 @@ def draw_curves(csv_path: Path, path: Path) -> None:
 
 
 @house_style()
-def draw_over_minutes(csv_path: Path, path: Path, quantity: str) -> None:
-    """Draw one quantity of training curves over the minutes of training.
+def draw_over_minutes(runs: Mapping[str, Path], path: Path, quantity: str) -> None:
+    """Draw one quantity of the curves of trainings over their minutes.
 
     Args:
-        csv_path: As for `draw_curves`, with seconds.
+        runs: Their names, each with a file as for `draw_curves`, with seconds.
         path: The file, .png or .svg.
         quantity: Its name.
 
     Raises:
         ValueError: As for `draw_curves`, or the quantity is not there.
     """
-    curves = read_curves(csv_path)
-    check_names("quantity", [quantity], curves)
-    values, seconds = zip(*[point[1:] for point in sorted(curves[quantity])], strict=True)
     figure = figure_of(3.4, 2.6)
     axes = figure.subplots()
-    colour, marker = look(0)
-    axes.plot([each / 60 for each in seconds], values, color=colour, marker=marker)
+    for place, (name, csv_path) in enumerate(runs.items()):
+        curves = read_curves(csv_path)
+        check_names("quantity", [quantity], curves)
+        values, seconds = zip(*[point[1:] for point in sorted(curves[quantity])], strict=True)
+        colour, marker = look(place)
+        axes.plot([each / 60 for each in seconds], values, color=colour, marker=marker, label=name)
     axes.set_ylim(0, None)
     axes.set_ylabel(quantity)
     axes.set_xlabel("minutes")
     axes.grid(True)
+    if len(runs) > 1:
+        axes.legend(loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=2)
     save_figure(figure, path)
 
 
