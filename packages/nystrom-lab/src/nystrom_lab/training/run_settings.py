@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, get_args
 from nystrom.attention.method_names import DROPS_WEIGHTS, NO_ATTENTION
 from nystrom.attention.registry import METHODS
 from nystrom.checks import check_at_least, check_choice, check_flag, check_names
-from nystrom_lab.config import Arena, LearningRateSchedule, Resolved, TrainOptions, option_words
+from nystrom_lab.config import Arena, LearningRateSchedule, Loop, Resolved, TrainOptions, option_words
 from nystrom_lab.data.lra.facts import LRA
 from nystrom_lab.training.hardware import processes, usable_device, usable_precision
 from nystrom_lab.training.presets import PLAIN, MethodSetting, Preset, find_preset
@@ -247,9 +247,6 @@ def settle(
 ) -> Settings:
     """Combine a preset with its changes, and with the encoder that the run starts from.
 
-    If only the steps are changed, the warm-up keeps its proportion, and the run is evaluated at least at its end. A
-    shorter interval of evaluation shortens the interval of the curve.
-
     Args:
         asked: The requested options; the preset is not None.
         positions: Number of positions of the model, see `nystrom_lab.training.run_settings`; None for the preset's.
@@ -288,8 +285,8 @@ def settle(
     if start is not None:
         start.check_longest(longest)
     device = asked.device if elsewhere else usable_device(asked.device)
-    given: dict[str, Any] = {entry.name: getattr(asked, entry.name) for entry in fields(TrainOptions)}
-    given |= values | {
+    given: dict[str, Any] = vars(asked) | values
+    given |= {
         "attention": attention,
         "options": fit_options(attention, method.options, options, longest if start is None else None),
         "conv_kernel_size": method.conv_kernel_size if taps is None else taps or None,
@@ -317,10 +314,25 @@ def _preset_values(
     values["positions"] = method.positions or base.positions
     if (positions or values["positions"]) != "rotary":
         values |= {"rotary_share": 1.0, "rotary_across_heads": False}
+    return values | in_proportion(base, steps, base.steps, evaluate_every)
+
+
+def in_proportion(base: Loop, steps: int, whole: int, evaluate_every: int | None) -> dict[str, Any]:
+    """The warm-up and intervals of a run of another number of steps.
+
+    The warm-up keeps its proportion, and the run is evaluated at least at its end. A shorter interval of evaluation
+    shortens the interval of the curve.
+
+    Args:
+        base: The preset.
+        steps: Steps of the run.
+        whole: Steps that the preset's warm-up is meant for.
+        evaluate_every: The requested interval; None for the preset's.
+    """
     every = min(base.evaluate_every, steps) if evaluate_every is None else evaluate_every
-    return values | {
+    return {
         "steps": steps,
-        "warmup_steps": min(base.warmup_steps, int(base.warmup_steps * steps // base.steps)),
+        "warmup_steps": min(base.warmup_steps, int(base.warmup_steps * steps // whole)),
         "evaluate_every": every,
         "log_every": base.log_every if every % base.log_every == 0 else every,
     }

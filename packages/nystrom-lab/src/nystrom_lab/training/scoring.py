@@ -4,9 +4,10 @@ Every sample counts once, including those of the last batch.
 """
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch.utils.data import DataLoader
@@ -26,14 +27,7 @@ from nystrom_lab.training.finite import check_outputs
 from nystrom_lab.training.hardware import usable_device, usable_precision
 from nystrom_lab.training.results import Place, accuracy_row
 from nystrom_lab.training.run_progress import no_file_bars
-from nystrom_lab.training.tasks import (
-    Model,
-    Task,
-    check_data,
-    check_lengths,
-    find_task,
-    prepared_folder,
-)
+from nystrom_lab.training.tasks import Model, Task, check_data, check_lengths, find_task, prepared_folder
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -139,7 +133,6 @@ def is_right(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
     return logits.argmax(dim=-1) == labels
 
 
-@torch.no_grad()
 def accuracy(model: Model, split: Split, task: Task, *, batch_size: int, device: str, precision: str) -> float:
     """The share of samples that a model classifies correctly.
 
@@ -154,18 +147,47 @@ def accuracy(model: Model, split: Split, task: Task, *, batch_size: int, device:
     Raises:
         NotFinite: A logit is not a finite number.
     """
-    model.to(device)  # pyright: ignore[reportArgumentType] (transformers hides its type)
-    model.eval()
-    right = 0
-    loader = DataLoader(
-        split,  # pyright: ignore[reportArgumentType] (a dataset by its methods)
-        batch_size=batch_size,
-        sampler=shortest_first(split.lengths),
-        collate_fn=partial(task.collate, most=model.config.max_position_embeddings),
-    )
-    for batch in Progress("scoring", len(loader), unit="batches").over(loader):
+    collate = partial(task.collate, most=model.config.max_position_embeddings)
+
+    def score(batch: dict[str, torch.Tensor]) -> torch.Tensor:
+        return is_right(check_outputs(model(**batch).logits), batch["labels"])
+
+    right = score_batches(model, split, collate, score, batch_size=batch_size, device=device, precision=precision)
+    return int(right.sum()) / len(split)
+
+
+@torch.no_grad()
+def score_batches(
+    model: Any,
+    samples: Any,
+    collate: Callable[..., dict[str, torch.Tensor]],
+    score: Callable[[dict[str, torch.Tensor]], torch.Tensor],
+    *,
+    batch_size: int,
+    device: str,
+    precision: str,
+    progress: Progress | None = None,
+) -> torch.Tensor:
+    """The scores of all samples on the CPU, from the shortest sample to the longest.
+
+    Args:
+        model: The model; it is moved to the device, and left in evaluation mode.
+        samples: The samples, with their `lengths`.
+        collate: Makes a batch of samples.
+        score: Scores the samples of a batch.
+        batch_size: Samples per batch; affects only speed and memory.
+        device: "cpu" or "cuda".
+        precision: Precision to compute in.
+        progress: Counts the samples, where these are some of more; None for one of these alone.
+    """
+    model.to(device).eval()
+    sampler, scores = shortest_first(samples.lengths), list[torch.Tensor]()
+    counted = Progress("scoring", len(samples), unit="samples") if progress is None else progress
+    for batch in DataLoader(samples, batch_size=batch_size, sampler=sampler, collate_fn=collate):
         batch = {name: value.to(device) for name, value in batch.items()}
         with torch.autocast(device, DTYPES[precision], enabled=precision != "float32"):
-            logits = check_outputs(model(**batch).logits)
-        right += int(is_right(logits, batch["labels"]).sum())
-    return right / len(split)
+            scores.append(score(batch).cpu())
+        counted.update(len(scores[-1]))
+    if progress is None:
+        counted.close()
+    return torch.cat(scores)

@@ -74,35 +74,21 @@ class Material:
     words: tuple[str, ...]
 
 
-@dataclass(frozen=True)
-class Request:
-    """A fine-tuning, or a search for the best one.
+def read_texts(asked: FinetuneOptions, words: tuple[str, ...]) -> Material:
+    """Read the texts of a fine-tuning.
 
-    Attributes:
-        asked: The user's options, with device and precision already resolved from "auto".
-        folder: Folder of the run, or of the search.
-        grid: Values to try; None for one run.
-        words: The command, after `nystrom`.
+    Args:
+        asked: The user's options.
+        words: The command of the run, after `nystrom`.
+
+    Raises:
+        ValueError: Broken or missing texts or labels.
     """
-
-    asked: FinetuneOptions
-    folder: Path
-    grid: SearchGrid | None
-    words: tuple[str, ...]
-
-    def read(self) -> Material:
-        """Read the texts.
-
-        Raises:
-            ValueError: Broken or missing texts or labels.
-        """
-        asked, task = self.asked, chosen_task(self.asked)
-        found = read_labelled(asked.data, task, own=asked.task is None, kind=asked.labels, val_share=asked.val_share)
-        if asked.task is None and found.classes is None:
-            task = replace(task, metrics=NUMBER_METRICS)
-        return Material(
-            asked.task or OWN, task, found, ", ".join(str(path.resolve()) for path in asked.data), self.words
-        )
+    task = chosen_task(asked)
+    found = read_labelled(asked.data, task, own=asked.task is None, kind=asked.labels, val_share=asked.val_share)
+    if asked.task is None and found.classes is None:
+        task = replace(task, metrics=NUMBER_METRICS)
+    return Material(asked.task or OWN, task, found, ", ".join(str(path.resolve()) for path in asked.data), words)
 
 
 def chosen_task(asked: FinetuneOptions) -> LabelledTask:
@@ -146,10 +132,9 @@ def finetune(asked: FinetuneOptions) -> Path:
             f"search asks for the paper's grid, and {', '.join(f'search.{name}' for name in asked.grid.values())} for "
             "another: leave one out."
         )
-    wanted = asked.grid or (PAPER_GRID if asked.search else None)
-    if wanted is not None:
-        _check_searched(wanted, asked)
-    _check_jobs(asked, searches=wanted is not None)
+    grid = PAPER_GRID if asked.search else asked.grid
+    _check_searched(grid, asked)
+    _check_jobs(asked, searches=bool(grid))
     method = asked.attention if planned is None else "plan"
     name = "-".join(
         ["finetune", asked.task or OWN, model_name(asked.model).replace("/", "-"), *([method] if method else [])]
@@ -166,12 +151,12 @@ def finetune(asked: FinetuneOptions) -> Path:
         cluster = Jobs(run.path, slurm, cpus=asked.threads or 1, at_once=asked.jobs)
     if planned is not None:
         asked = replace(asked, attention=PLAN, options=planned.options, plan=None)
-    request = Request(asked, run.path if cluster is None else cluster.to, wanted, words)
-    material = request.read()
+    material = read_texts(asked, words)
     if is_main():
         for remark in material.data.remarks:
             print(f"notice: {remark}.", flush=True)
-    finetune_model(request, material, resume=run.is_resumed(asked.resume), cluster=cluster)
+    asked = replace(asked, grid=grid, resume=run.is_resumed(asked.resume))
+    finetune_model(asked, run, material, cluster)
     return run.path
 
 
@@ -205,33 +190,32 @@ _UNLABELLED = ("submission", "submission_mismatched")
 
 
 @leaving_the_group
-def finetune_model(request: Request, material: Material, *, resume: bool, cluster: Jobs | None) -> None:
+def finetune_model(asked: FinetuneOptions, run: RunFolder, material: Material, cluster: Jobs | None) -> None:
     """Fine-tune a model on loaded texts, or search; see `finetune`.
 
     Args:
-        request: The user's request.
+        asked: The user's options, with device and precision resolved from "auto".
+        run: The folder of the run, or of the search.
         material: The texts.
-        resume: Continue the run in the folder.
         cluster: Cluster on which the trials of a search run as jobs; None for this machine.
     """
-    asked = request.asked
     if asked.threads is not None and cluster is None:
         torch.set_num_threads(asked.threads)
     with no_file_bars():
         start = find_classifier(asked.model, attention=asked.attention, options=asked.options)
-        if request.grid is not None:
+        if asked.grid:
             from nystrom_lab.training.finetune.search import search, search_in_jobs
 
             if cluster is None:
-                search(request, start, material, resume=resume)
+                search(asked, start, material)
             else:
-                search_in_jobs(request, start, material, cluster, resume=resume)
+                search_in_jobs(asked, start, material, cluster)
             return
-        settings, run = settle(start, material, asked), RunFolder(request.folder)
-        with run.held(settings, resume=resume, main=is_main()):
+        settings = settle(start, material, asked)
+        with run.held(settings, resume=asked.resume, main=is_main()):
             run.check_data(material.data.fingerprint())
-            if not run.is_done(resume=resume):
-                run_once(start, material, settings, run, resume=resume)
+            if not run.is_done(resume=asked.resume):
+                run_once(start, material, settings, run, resume=asked.resume)
 
 
 def settle(start: StartClassifier, material: Material, asked: FinetuneOptions) -> FinetuneSettings:
@@ -250,14 +234,17 @@ def settle(start: StartClassifier, material: Material, asked: FinetuneOptions) -
         )
     check_pieces(asked.context_parallel, partial(blank_classifier, start))
     check_backend_device(start.options.get("backend", "auto"), torch.device(asked.device))
-    given: dict[str, Any] = {entry.name: getattr(asked, entry.name) for entry in fields(FinetuneOptions)}
-    given |= in_steps(asked, len(material.data.splits["train"].texts)) | {
-        "task": material.name,
-        "model": start.name,
-        "attention": start.attention,
-        "options": start.options,
-        "max_length": max_length,
-    }
+    given: dict[str, Any] = (
+        vars(asked)
+        | in_steps(asked, len(material.data.splits["train"].texts))
+        | {
+            "task": material.name,
+            "model": start.name,
+            "attention": start.attention,
+            "options": start.options,
+            "max_length": max_length,
+        }
+    )
     return FinetuneSettings(**given, weights=start.weights, processes=processes())
 
 

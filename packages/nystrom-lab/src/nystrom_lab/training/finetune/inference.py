@@ -4,7 +4,6 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
@@ -12,10 +11,9 @@ from nystrom.progress import Progress
 from nystrom_lab.training.batches import shortest_first
 from nystrom_lab.training.finetune.encoding import EncodedSplit
 from nystrom_lab.training.finite import check_outputs
-from nystrom_lab.training.scoring import DTYPES
+from nystrom_lab.training.scoring import score_batches
 
 
-@torch.no_grad()
 def logits_of(
     model: nn.Module,
     split: EncodedSplit,
@@ -40,19 +38,13 @@ def logits_of(
     Raises:
         NotFinite: A logit is not a finite number.
     """
-    model.to(device).eval()
-    order, parts = shortest_first(split.lengths), []
-    counted = Progress("texts", len(order)) if progress is None else progress
-    for start in range(0, len(order), batch_size):
-        batch = collate([split[i] for i in order[start : start + batch_size]])
-        batch.pop("labels", None)
-        with torch.autocast(device, DTYPES[precision], enabled=precision != "float32"):
-            logits = check_outputs(model(**{name: value.to(device) for name, value in batch.items()}).logits)
-        parts.append(logits.float().cpu())
-        counted.update(len(logits))
-    if progress is None:
-        counted.close()
-    found = torch.cat(parts).numpy()
+
+    def score(batch: dict[str, Tensor]) -> Tensor:
+        return check_outputs(model(**{name: x for name, x in batch.items() if name != "labels"}).logits).float()
+
+    found = score_batches(
+        model, split, collate, score, batch_size=batch_size, device=device, precision=precision, progress=progress
+    ).numpy()
     out = np.empty_like(found)
-    out[order] = found
+    out[shortest_first(split.lengths)] = found
     return out

@@ -20,6 +20,7 @@ another order, does not try those again that failed, and trains one anew when a 
 import json
 import shutil
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -27,10 +28,10 @@ import torch
 
 from nystrom.sums import check_sums
 from nystrom.whole_files import write_whole
-from nystrom_lab.config import command_line
+from nystrom_lab.config import FinetuneOptions, command_line
 from nystrom_lab.measure.rows import read_rows, write_rows
 from nystrom_lab.training.finetune.classifier import StartClassifier, find_classifier
-from nystrom_lab.training.finetune.finetune import Material, Request, run_once, settle
+from nystrom_lab.training.finetune.finetune import Material, read_texts, run_once, settle
 from nystrom_lab.training.finetune.finetune_settings import FinetuneSettings
 from nystrom_lab.training.finetune.results import ResultRows
 from nystrom_lab.training.grid.slurm import Jobs, Work, alive_jobs, check_no_jobs
@@ -60,7 +61,7 @@ class Search:
     """A search; `open` comes before all else.
 
     Args:
-        request: The user's request.
+        asked: The user's options; `to` is the folder of the search.
         start: The model.
         material: The texts.
 
@@ -71,15 +72,15 @@ class Search:
         ValueError: Several processes share the run, or values cannot be used.
     """
 
-    def __init__(self, request: Request, start: StartClassifier, material: Material):
+    def __init__(self, asked: FinetuneOptions, start: StartClassifier, material: Material):
         if processes() > 1:
             raise ValueError(f"search is on, but {processes()} processes share the run: start it without torchrun.")
-        assert request.grid is not None
-        self.folder, self.grid, self.start, self.material = request.folder, request.grid, start, material
+        assert asked.to is not None
+        self.folder, self.grid, self.start, self.material = asked.to, asked.grid, start, material
         self.trials: dict[str, Trial] = {}
-        for values in request.grid.trials():
+        for values in asked.grid.trials():
             name = "_".join(f"{key}-{value}" for key, value in values.items())
-            settings = settle(start, material, request.asked.changed(values))
+            settings = settle(start, material, asked.changed(values))
             self.trials[name] = Trial(values, settings, RunFolder(self.folder / TRIALS / name))
 
     def open(self, *, resume: bool) -> None:
@@ -184,22 +185,16 @@ class Search:
         print(f"table  {folder / TABLE}\nrows   {folder / 'rows.csv'}")
 
 
-def search(request: Request, start: StartClassifier, material: Material, *, resume: bool) -> None:
-    """Train each combination of a grid, and evaluate the one that is best on validation.
-
-    Args:
-        request: The user's request.
-        start: The model.
-        material: The texts.
-        resume: Continue the search in the folder.
+def search(asked: FinetuneOptions, start: StartClassifier, material: Material) -> None:
+    """Train each combination of a grid, and evaluate the one that is best on validation; see `Search`.
 
     Raises:
         ValueError: Several processes, invalid values, or a folder that holds something else or another search.
         NotFinite: No trial ended with finite numbers.
     """
-    found = Search(request, start, material)
+    found = Search(asked, start, material)
     with alone(found.folder, "`nystrom finetune --search`"):
-        found.open(resume=resume)
+        found.open(resume=asked.resume)
         check_no_jobs(found.folder)
         for name in found.trials:
             if name not in found.scored():
@@ -213,31 +208,22 @@ def search(request: Request, start: StartClassifier, material: Material, *, resu
 _WAIT_SECONDS = 120
 
 
-def search_in_jobs(
-    request: Request, start: StartClassifier, material: Material, cluster: Jobs, *, resume: bool
-) -> None:
-    """Train each trial of a search in a job, then evaluate the best in another, and wait for them.
+def search_in_jobs(asked: FinetuneOptions, start: StartClassifier, material: Material, cluster: Jobs) -> None:
+    """Train each trial of a search in a job, then evaluate the best in another, and wait for them; see `search`.
 
     The same command continues an interrupted search; while earlier jobs are in the queue, it waits for them.
 
-    Args:
-        request: The user's request.
-        start: The model.
-        material: The texts.
-        cluster: The jobs of the folder.
-        resume: The folder must hold this search.
-
     Raises:
-        ValueError: What `search` raises, or jobs that failed, with their
-            logs.
+        ValueError: What `search` raises, or jobs that failed, with their logs.
         NotFinite: No trial had finite numbers.
     """
-    search, folder, since = Search(request, start, material), request.folder, 0
+    folder, since, given = cluster.to, 0, [replace(asked, to=cluster.to), material.words]
+    search = Search(given[0], start, material)
     if alive_jobs(folder):
         search.open(resume=True)
     else:
         with alone(folder, "`nystrom finetune --search`"):
-            search.open(resume=resume or (folder / STUDY).is_file())
+            search.open(resume=asked.resume or (folder / STUDY).is_file())
             since = len(search.study.trials)
     (folder / TRIALS).mkdir(exist_ok=True)
 
@@ -250,8 +236,8 @@ def search_in_jobs(
         lines = table.read_text(encoding="utf-8").splitlines() if table.is_file() else []
         return "the best trial is scored" if len(lines) == 1 + len(search.scored()) else ""
 
-    trials = [Work(f"{TRIALS}/{name}", train_in_job, [request, name], partial(ended, name)) for name in search.trials]
-    for works in (trials, [Work(SEARCH, finish_in_job, [request], scored)]):
+    trials = [Work(f"{TRIALS}/{name}", train_in_job, [*given, name], partial(ended, name)) for name in search.trials]
+    for works in (trials, [Work(SEARCH, finish_in_job, given, scored)]):
         if failures := cluster.run(works):
             said = "; ".join(f"{failure.name} failed, {failure.reason}, log: {failure.log}" for failure in failures)
             raise ValueError(f"{said}. The same command tries again.")
@@ -261,29 +247,28 @@ def search_in_jobs(
     search.print_results()
 
 
-def train_in_job(request: Request, name: str) -> None:
+def train_in_job(asked: FinetuneOptions, words: tuple[str, ...], name: str) -> None:
     """Train a trial of a search, from its last checkpoint if there is one."""
     with no_file_bars():
-        search = _planned(request)
+        search = _planned(asked, words)
         search.open(resume=True)
         search.trials[name].run.wait(_WAIT_SECONDS)
         search.train(name)
 
 
-def finish_in_job(request: Request) -> None:
+def finish_in_job(asked: FinetuneOptions, words: tuple[str, ...]) -> None:
     """Evaluate the best trial of a search whose trials are trained."""
     with no_file_bars():
-        search = _planned(request)
-        with alone(request.folder, "`nystrom finetune --search`", _WAIT_SECONDS):
+        search = _planned(asked, words)
+        with alone(search.folder, "`nystrom finetune --search`", _WAIT_SECONDS):
             search.open(resume=True)
             search.finish()
 
 
-def _planned(request: Request) -> Search:
+def _planned(asked: FinetuneOptions, words: tuple[str, ...]) -> Search:
     """Read in a job what the submitting command has already read and checked."""
-    asked = request.asked
     assert asked.threads is not None
     torch.set_num_threads(asked.threads)
     usable_precision(asked.precision, usable_device(asked.device))
     start = find_classifier(asked.model, attention=asked.attention, options=asked.options)
-    return Search(request, start, request.read())
+    return Search(asked, start, read_texts(asked, words))

@@ -29,7 +29,7 @@ from nystrom.integrations.bert_names import longest_input
 from nystrom_lab.config import EncoderSize, Loop, Optimizer, PretrainOptions, Resolved
 from nystrom_lab.training.hardware import processes
 from nystrom_lab.training.presets import Methods, MethodSetting, linformer
-from nystrom_lab.training.run_settings import fit_options
+from nystrom_lab.training.run_settings import fit_options, in_proportion
 from nystrom_lab.training.start import StartModel
 
 
@@ -176,8 +176,6 @@ class PretrainingSettings(Resolved, PretrainOptions):
 def settle(base: PretrainingPreset, source: StartModel | None, asked: PretrainOptions) -> PretrainingSettings:
     """Combine a preset with its changes and with the model that the run starts from.
 
-    If only the steps are changed, the warm-up keeps its proportion, and the run is evaluated at least at its end.
-
     Args:
         base: The preset.
         source: The model that it starts from; None for none.
@@ -191,13 +189,8 @@ def settle(base: PretrainingPreset, source: StartModel | None, asked: PretrainOp
     whole = base.steps if source is None else base.steps_from_model or base.steps
     steps = whole if asked.steps is None else asked.steps
     check_at_least("steps", steps, 1)
-    every = min(base.evaluate_every, steps) if asked.evaluate_every is None else asked.evaluate_every
-    values: dict[str, Any] = {entry.name: getattr(base, entry.name) for entry in fields(Loop)} | {
-        "steps": steps,
-        "warmup_steps": min(base.warmup_steps, int(base.warmup_steps * steps // whole)),
-        "evaluate_every": every,
-        "log_every": base.log_every if every % base.log_every == 0 else every,
-    }
+    values = {entry.name: getattr(base, entry.name) for entry in fields(Loop)}
+    values |= in_proportion(base, steps, whole, asked.evaluate_every)
     positions = _positions(base, source, length)
     # The attention of a BERT is exact: what takes its place is chosen as if it started from nothing.
     config = source.config if source is not None and source.own else None
@@ -208,7 +201,7 @@ def settle(base: PretrainingPreset, source: StartModel | None, asked: PretrainOp
         method = source.method
     kept = None if config is None else config.conv_kernel_size
     taps = kept or method.conv_kernel_size if asked.conv_kernel_size is None else asked.conv_kernel_size or None
-    given: dict[str, Any] = {entry.name: getattr(asked, entry.name) for entry in fields(PretrainOptions)}
+    given: dict[str, Any] = {**vars(asked)}
     given |= {name: value for name, value in values.items() if given[name] is None}
     given |= _sizes(base, source, given) | {
         "attention": attention,

@@ -7,6 +7,7 @@ accuracy are means over instances. Only masked tokens are scored.
 
 import math
 from collections.abc import Mapping
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -14,7 +15,6 @@ import torch
 import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
-from torch.utils.data import DataLoader
 
 from nystrom.models import EncoderConfig
 from nystrom.models.embeddings import check_mask
@@ -23,13 +23,11 @@ from nystrom.models.heads.losses import IGNORED
 from nystrom.models.heads.sequences import pool
 from nystrom.parallel.agreement import check_group
 from nystrom.precision import at_least_float32
-from nystrom.progress import Progress
 from nystrom_lab.measure.rows import Row
-from nystrom_lab.training.batches import shortest_first
 from nystrom_lab.training.finite import check_outputs
 from nystrom_lab.training.pretrain.data import HeldOutInstances
 from nystrom_lab.training.results import Place, result_row, wilson
-from nystrom_lab.training.scoring import DTYPES
+from nystrom_lab.training.scoring import score_batches
 
 STUDY = "pretrain mlm-sop"
 
@@ -122,20 +120,12 @@ def score_model(
         device: "cpu" or "cuda".
         precision: Precision to compute in.
     """
-    model.to(device)  # pyright: ignore[reportArgumentType] (transformers hides its type)
-    model.eval()
-    loader = DataLoader(
-        held_out,  # pyright: ignore[reportArgumentType] (a dataset by its methods)
-        batch_size=batch_size,
-        sampler=shortest_first(held_out.lengths),
-        collate_fn=held_out.data.collate,
+    collate, score = held_out.data.collate, partial(score_batch, model)
+    return sum_up(
+        score_batches(
+            model, held_out, collate, score, batch_size=batch_size, device=device, precision=precision
+        ).numpy()
     )
-    scores = []
-    for batch in Progress("scoring", len(loader), unit="batches").over(loader):
-        batch = {name: value.to(device) for name, value in batch.items()}
-        with torch.autocast(device, DTYPES[precision], enabled=precision != "float32"):
-            scores.append(score_batch(model, batch).cpu())
-    return sum_up(torch.cat(scores).numpy())
 
 
 def score_rows(config: EncoderConfig, scores: Scores, place: Place, *, length: int) -> list[Row]:
