@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.testing import assert_close
 
 from nystrom_lab.measure.rows import read_rows
-from nystrom_lab.training.arena import EncoderTrainer
+from nystrom_lab.training.run_trainer import RunTrainer
 from nystrom_lab.training.train import train
 
 _RANK = Path(__file__).with_name("rank.py")
@@ -101,17 +101,20 @@ def torchrun(tmp_path) -> Callable[..., subprocess.CompletedProcess[str]]:
 
 
 @pytest.fixture(scope="session")
-def interrupt_at() -> Callable[[pytest.MonkeyPatch, int], None]:
-    """Interrupt a run in a step, as Ctrl-C does."""
-    inner = EncoderTrainer.training_step
+def interrupted() -> Callable[..., None]:
+    """Start a run, and interrupt it in a step, as Ctrl-C does."""
+    inner = RunTrainer.training_step
 
-    def interrupt(patch: pytest.MonkeyPatch, step: int) -> None:
-        def training_step(self, *given):
+    def interrupt(step: int, run: Callable[..., Path], *given, **changes) -> None:
+        def training_step(self, *inputs):
             if self.state.global_step + 1 == step:
                 raise KeyboardInterrupt
-            return inner(self, *given)
+            return inner(self, *inputs)
 
-        patch.setattr(EncoderTrainer, "training_step", training_step)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(RunTrainer, "training_step", training_step)
+            with pytest.raises(KeyboardInterrupt):
+                run(*given, **changes)
 
     return interrupt
 

@@ -90,13 +90,10 @@ def test_one_graph_serves_all_steps_and_one_each_size_of_evaluation(small_run, t
 
 
 @pytest.mark.slow
-def test_a_compiled_run_continues_where_it_was_cut_off(small_run, tmp_path, monkeypatch, weights, curves, interrupt_at):
+def test_a_compiled_run_continues_where_it_was_cut_off(small_run, tmp_path, weights, curves, interrupted):
     changes = {**SOFTMAX, "steps": 6}
     whole = small_run(tmp_path / "whole", compile=True, **changes)
-    with monkeypatch.context() as patch:
-        interrupt_at(patch, 5)
-        with pytest.raises(KeyboardInterrupt):
-            small_run(tmp_path / "broken", compile=True, **changes)
+    interrupted(5, small_run, tmp_path / "broken", compile=True, **changes)
     assert json.loads((tmp_path / "broken" / "run.json").read_text())["settings"]["compile"] is True
     with pytest.raises(ValueError, match="compile is False but was True"):
         small_run(tmp_path / "broken", resume=True, **changes)

@@ -202,13 +202,6 @@ def start(run, settings):
     run.start(settings, folder="data", fingerprint="00000000")
 
 
-def test_a_folder_that_holds_a_run_is_only_resumed(run, settings):
-    start(run, settings)
-    hold(run, settings, resume=True)
-    with pytest.raises(ValueError, match="holds a run: continue it with --resume, or choose another folder with --to"):
-        hold(run, settings, resume=False)
-
-
 def test_a_run_is_resumed_with_its_own_settings_only(run, settings):
     start(run, settings)
     other = dataclasses.replace(settings, seed=1, learning_rate=0.5)
@@ -238,13 +231,6 @@ def test_a_run_that_began_with_a_setting_of_its_curves_that_is_gone_is_resumed(r
     (run.path / "run.json").write_text(json.dumps(content))
     hold(run, settings, resume=True)
     assert run.read()["settings"]["track_error"] is tracked
-
-
-def test_a_run_is_resumed_with_its_own_data_only(run, settings):
-    start(run, settings)
-    run.check_data("00000000")
-    with pytest.raises(ValueError, match=r"holds a run on data, whose data were different.*now 12345678.*--data"):
-        run.check_data("12345678")
 
 
 def test_a_run_of_before_the_files_were_summed_goes_on(run, settings):

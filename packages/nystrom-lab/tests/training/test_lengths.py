@@ -45,7 +45,7 @@ def noise(to: Path, side: int) -> Path:
 
 
 @pytest.mark.long
-def test_a_model_of_larger_pictures_has_a_position_for_each_pixel(root, small_run, tmp_path, monkeypatch, interrupt_at):
+def test_a_model_of_larger_pictures_has_a_position_for_each_pixel(root, small_run, tmp_path, interrupted):
     pictures = root / "pathfinder-demo"
     assert Pathfinder(pictures, "train").picture(0).shape == (64, 64)
     run = small_run(tmp_path / "run", task="pathfinder", data=pictures, **SHORT)
@@ -56,10 +56,7 @@ def test_a_model_of_larger_pictures_has_a_position_for_each_pixel(root, small_ru
     tested = {row.quantity: row for row in read_rows(run / "rows.csv")}["test accuracy"]
     assert (tested.n, tested.repeats) == (4096, 5)
     assert evaluate("pathfinder", model=run / "best", data=pictures, device="cpu").value == tested.value
-    with monkeypatch.context() as patch:
-        interrupt_at(patch, 2)
-        with pytest.raises(KeyboardInterrupt):
-            small_run(tmp_path / "cut", task="pathfinder", data=pictures, **SHORT)
+    interrupted(2, small_run, tmp_path / "cut", task="pathfinder", data=pictures, **SHORT)
     # The run records its data, and so its positions.
     cut = small_run(tmp_path / "cut", task="pathfinder", data=None, resume=True, **SHORT)
     best = [load_file(each / "checkpoint-2" / "model.safetensors") for each in (cut, run)]

@@ -64,22 +64,6 @@ def test_the_loss_is_that_of_the_masked_tokens_alone(small_run, tmp_path, monkey
     assert 2.0 < logged[0] < 4.0
 
 
-@pytest.mark.parametrize("accumulation", [1, 2])
-@pytest.mark.long
-def test_an_interrupted_run_is_resumed_exactly(
-    small_run, tmp_path, monkeypatch, weights, curves, interrupt_at, accumulation
-):
-    changes = SHORT | {"augment": True, "accumulation": accumulation}
-    whole = small_run(tmp_path / "whole", **changes)
-    with monkeypatch.context() as patch:
-        interrupt_at(patch, 5)
-        with pytest.raises(KeyboardInterrupt):
-            small_run(tmp_path / "broken", **changes)
-    broken = small_run(tmp_path / "broken", resume=True, **changes)
-    assert_close(weights(broken, 6), weights(whole, 6), rtol=0, atol=0)
-    assert curves(broken) == curves(whole)
-
-
 def test_the_test_split_is_not_read(small_run, data, tmp_path, monkeypatch):
     from nystrom_lab.data.lra.listops.task import ListOps
     from nystrom_lab.training import tasks

@@ -37,11 +37,8 @@ def test_pairs_are_trained_and_scored_each_counted_once(paired, pairs):
 
 
 @pytest.mark.long
-def test_a_killed_run_on_pairs_resumes(paired, pairs, small_run, tmp_path, monkeypatch, interrupt_at, weights, curves):
-    with monkeypatch.context() as patch:
-        interrupt_at(patch, 8)
-        with pytest.raises(KeyboardInterrupt):
-            small_run(tmp_path / "run", task="retrieval", data=pairs, dropout=0.0)
+def test_a_killed_run_on_pairs_resumes(paired, pairs, small_run, tmp_path, interrupted, weights, curves):
+    interrupted(8, small_run, tmp_path / "run", task="retrieval", data=pairs, dropout=0.0)
     run = small_run(tmp_path / "run", task="retrieval", data=pairs, dropout=0.0, resume=True)
     assert_close(weights(run), weights(paired), rtol=0, atol=0)
     assert curves(run) == curves(paired)

@@ -46,16 +46,6 @@ def check_fixed_values(run, data):
     assert_close(variance, seen[0].var(dim=0, correction=0), rtol=1e-3, atol=1e-6)
 
 
-def test_an_interrupted_run_is_that_of_one_sitting(small_run, tmp_path, weights, interrupt_at):
-    whole = small_run(tmp_path / "whole", **SHORT)
-    with pytest.MonkeyPatch.context() as patch:
-        interrupt_at(patch, 5)
-        with pytest.raises(KeyboardInterrupt):
-            small_run(tmp_path / "run", **SHORT)
-    small_run(tmp_path / "run", resume=True, **SHORT)
-    assert_close(weights(tmp_path / "run", 6), weights(whole, 6), rtol=0, atol=0)
-
-
 def test_one_sample_at_a_time_is_refused(small_run, tmp_path):
     with pytest.raises(ValueError, match="pooled_norm is 'batch', but a process computes one sample at a time"):
         small_run(tmp_path / "run", accumulation=8, **SHORT)

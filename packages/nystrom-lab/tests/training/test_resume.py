@@ -12,6 +12,8 @@ from torch.testing import assert_close
 
 from nystrom_lab.data.lra.listops.task import prepare_listops
 
+SHORT = {"steps": 6, "warmup_steps": 2, "evaluate_every": 3}
+
 
 @pytest.mark.long
 def test_a_killed_run_continues_to_the_same_result(whole, small_run, data, tmp_path, weights, curves):
@@ -51,41 +53,39 @@ train("listops", options={{"num_landmarks": 8}}, preset="demo", data=Path({str(d
     assert_close(best[0], best[1], rtol=0, atol=0)
 
 
+@pytest.mark.parametrize(
+    ("step", "changes"),
+    [
+        pytest.param(2, {}, id="before its first checkpoint"),
+        pytest.param(8, {"attention": "skyformer", "options": {"num_landmarks": 6}}, id="with random landmarks"),
+        pytest.param(5, SHORT | {"pooled_norm": "batch"}, id="with a pooled norm"),
+        pytest.param(5, SHORT | {"denoise": 1.0, "augment": True}, id="denoised"),
+        pytest.param(5, SHORT | {"mask_share": 0.1, "augment": True}, id="masked"),
+        pytest.param(5, SHORT | {"mask_share": 0.1, "augment": True, "accumulation": 2}, id="masked in parts"),
+    ],
+)
 @pytest.mark.long
-def test_random_landmarks_survive_an_interruption(small_run, tmp_path, monkeypatch, weights, interrupt_at):
-    settings = {"attention": "skyformer", "options": {"num_landmarks": 6}}
-    whole = small_run(tmp_path / "whole", **settings)
-    with monkeypatch.context() as patch:
-        interrupt_at(patch, 8)
-        with pytest.raises(KeyboardInterrupt):
-            small_run(tmp_path / "broken", **settings)
-    broken = small_run(tmp_path / "broken", resume=True, **settings)
-    assert_close(weights(broken), weights(whole), rtol=0, atol=0)
-
-
-def test_an_interrupted_run_can_be_resumed(
-    whole, small_run, tmp_path, monkeypatch, capsys, weights, curves, interrupt_at
+def test_an_interrupted_run_ends_as_one_of_one_sitting(
+    small_run, interrupted, tmp_path, weights, curves, step, changes
 ):
-    with monkeypatch.context() as patch:
-        interrupt_at(patch, 8)
-        with pytest.raises(KeyboardInterrupt):
-            small_run(tmp_path / "run")
+    whole, run = small_run(tmp_path / "whole", **changes), tmp_path / "run"
+    interrupted(step, small_run, run, **changes)
+    small_run(run, resume=True, **changes)
+    last = changes.get("steps", 12)
+    assert_close(weights(run, last), weights(whole, last), rtol=0, atol=0)
+    assert curves(run) == curves(whole)
+    best = [load_file(folder / "best" / "model.safetensors") for folder in (run, whole)]
+    assert_close(best[0], best[1], rtol=0, atol=0)
+
+
+def test_an_interrupted_run_can_be_resumed(whole, small_run, tmp_path, capsys, weights, curves, interrupted):
+    interrupted(8, small_run, tmp_path / "run")
     assert "Stopped in step 8 of 12; continue with --resume, from step 6." in capsys.readouterr().out
     assert [step for step, quantity, _ in curves(tmp_path / "run") if quantity == "train loss"] == [1, 2, 3, 4, 5, 6]
     run = small_run(tmp_path / "run", resume=True)
     assert "Continuing after step 6." in capsys.readouterr().out
     assert_close(weights(run), weights(whole), rtol=0, atol=0)
     assert curves(run) == curves(whole)
-
-
-def test_a_run_that_stopped_before_its_first_checkpoint_starts_again(
-    whole, small_run, tmp_path, monkeypatch, weights, interrupt_at
-):
-    with monkeypatch.context() as patch:
-        interrupt_at(patch, 2)
-        with pytest.raises(KeyboardInterrupt):
-            small_run(tmp_path / "run")
-    assert_close(weights(small_run(tmp_path / "run", resume=True)), weights(whole), rtol=0, atol=0)
 
 
 def test_a_half_written_checkpoint_is_passed_over(whole, small_run, tmp_path, capsys, weights, curves):
@@ -99,21 +99,15 @@ def test_a_half_written_checkpoint_is_passed_over(whole, small_run, tmp_path, ca
     assert curves(run) == curves(whole)
 
 
-def test_a_resumed_run_knows_its_data(whole, small_run, tmp_path, monkeypatch, weights, interrupt_at):
+def test_a_resumed_run_knows_its_data(whole, small_run, tmp_path, monkeypatch, weights, interrupted):
     monkeypatch.chdir(tmp_path)
-    with monkeypatch.context() as patch:
-        interrupt_at(patch, 5)
-        with pytest.raises(KeyboardInterrupt):
-            small_run(tmp_path / "run")
+    interrupted(5, small_run, tmp_path / "run")
     assert_close(weights(small_run(tmp_path / "run", resume=True, data=None)), weights(whole), rtol=0, atol=0)
     assert not (tmp_path / "data").exists()
 
 
-def test_a_run_folder_may_move(whole, small_run, tmp_path, monkeypatch, interrupt_at):
-    with monkeypatch.context() as patch:
-        interrupt_at(patch, 8)
-        with pytest.raises(KeyboardInterrupt):
-            small_run(tmp_path / "run")
+def test_a_run_folder_may_move(whole, small_run, tmp_path, interrupted):
+    interrupted(8, small_run, tmp_path / "run")
     (tmp_path / "run").rename(tmp_path / "moved")
     run = small_run(tmp_path / "moved", resume=True)
     assert_close(

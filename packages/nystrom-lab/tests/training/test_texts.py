@@ -42,15 +42,10 @@ def test_labelled_texts_of_three_classes_are_trained_on(own, small_run, tmp_path
 
 
 @pytest.mark.slow
-def test_a_run_on_own_texts_resumes_with_or_without_their_name(
-    own, small_run, tmp_path, monkeypatch, interrupt_at, weights
-):
+def test_a_run_on_own_texts_resumes_with_or_without_their_name(own, small_run, tmp_path, interrupted, weights):
     whole = small_run(tmp_path / "whole", task="text", data=own)
     for name, data in (("named", own), ("known", None)):
-        with monkeypatch.context() as patch:
-            interrupt_at(patch, 8)
-            with pytest.raises(KeyboardInterrupt):
-                small_run(tmp_path / name, task="text", data=own)
+        interrupted(8, small_run, tmp_path / name, task="text", data=own)
         run = small_run(tmp_path / name, task="text", data=data, resume=True)
         assert weights(run).keys() == weights(whole).keys()
         assert all((weight == weights(whole)[key]).all() for key, weight in weights(run).items())

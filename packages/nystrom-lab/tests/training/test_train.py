@@ -126,8 +126,6 @@ def test_the_demo_beats_the_largest_class_by_twelve_points(tmp_path, monkeypatch
 @pytest.mark.parametrize(
     ("wrong", "says"),
     [
-        ({"preset": "demos"}, "preset 'demos' is unknown"),
-        ({"attention": "nystorm"}, "attention 'nystorm' is unknown"),
         (
             {"data": Path("nowhere")},
             "data is nowhere, which does not exist.*nystrom data prepare listops --to nowhere",

@@ -11,7 +11,6 @@ import sys
 from collections.abc import Callable, Sequence
 from importlib import import_module
 
-from nystrom_lab.cli.faults import expected
 from nystrom_lab.cli.streams import plain_warnings, standing_streams
 
 # Options that name files to write.
@@ -82,6 +81,8 @@ def _guarded(act: Callable[[list[str]], int | None], name: str, words: list[str]
         print("\nnystrom: interrupted.", file=sys.stderr)
         return 130
     except Exception as error:
+        from nystrom_lab.cli.faults import expected
+
         if (fault := expected(error, name, words)) is None:
             raise
         print(f"nystrom: {fault.line}", file=sys.stderr)

@@ -26,7 +26,6 @@ from nystrom_lab.measure.rows import read_rows
 from nystrom_lab.training.finetune import finetune as finetune_module
 from nystrom_lab.training.finetune.predict import SavedClassifier, predict
 from nystrom_lab.training.finetune.results import write_predictions
-from nystrom_lab.training.run_trainer import RunTrainer
 
 
 def table(path, delimiter="\t"):
@@ -100,18 +99,8 @@ def test_predict_counts_the_texts_with_other_bytes_than_utf_8(whole, tmp_path, c
     assert "texts.txt hold bytes that are not UTF-8, which became \ufffd (the first: 1)." in said
 
 
-def test_an_interrupted_run_ends_as_an_unbroken_one(whole, tuned, tmp_path, monkeypatch):
-    inner = RunTrainer.training_step
-
-    def training_step(self, *given):
-        if self.state.global_step == 4:
-            raise KeyboardInterrupt
-        return inner(self, *given)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(RunTrainer, "training_step", training_step)
-        with pytest.raises(KeyboardInterrupt):
-            tuned(tmp_path / "run")
+def test_an_interrupted_run_ends_as_an_unbroken_one(whole, tuned, tmp_path, interrupted):
+    interrupted(5, tuned, tmp_path / "run")
     with pytest.raises(ValueError, match=r"learning_rate is 0\.002 but was 0\.001"):
         tuned(tmp_path / "run", resume=True, learning_rate=2e-3)
     assert_equal_runs(tuned(tmp_path / "run", resume=True), whole)

@@ -158,32 +158,24 @@ def test_text_comes_in_the_length_of_the_tables_and_in_that_of_the_released_code
             find_preset("listops", f"{name}-1000")
 
 
-def test_nystromformer_trains_as_its_code_does():
-    preset = find_preset("listops", "nystromformer")
-    assert (preset.batch_size, preset.learning_rate, preset.warmup_steps, preset.steps) == (32, 1e-4, 1000, 5000)
-    assert (preset.clip_value, preset.best_after, preset.evaluate_every) == (None, 0, 50)
-    config = settled("nystromformer").encoder_config()
-    assert (config.attention_options, config.conv_kernel_size) == ({"num_landmarks": 128, "pinv_steps": 6}, 35)
-
-
-def test_skyformer_trains_as_its_code_does():
-    preset = find_preset("listops", "skyformer")
-    assert (preset.batch_size, preset.learning_rate, preset.warmup_steps, preset.steps) == (32, 1e-4, 1000, 50_000)
-    assert (preset.clip_value, preset.best_after, preset.evaluate_every) == (1, 0.2, 500)
-    config = settled("skyformer", "skyformer").encoder_config()
-    assert (config.attention_options, config.conv_kernel_size) == (
-        {"num_landmarks": 128, "gamma": 0.1, "pinv_steps": 6},
-        None,
-    )
-    config = settled("skyformer", "nystrom").encoder_config()
-    assert (config.attention_options, config.conv_kernel_size) == ({"num_landmarks": 128, "pinv_steps": 6}, None)
+@pytest.mark.parametrize(
+    ("name", "attention", "options", "taps", "every"),
+    [
+        ("nystromformer", "nystrom", {"num_landmarks": 128, "pinv_steps": 6}, 35, 50),
+        ("skyformer", "nystrom", {"num_landmarks": 128, "pinv_steps": 6}, None, 500),
+        ("skyformer", "skyformer", {"num_landmarks": 128, "gamma": 0.1, "pinv_steps": 6}, None, 500),
+    ],
+)
+def test_each_method_has_the_options_of_its_code(name, attention, options, taps, every):
+    config = settled(name, attention).encoder_config()
+    assert (config.attention_options, config.conv_kernel_size) == (options, taps)
+    assert find_preset("listops", name).evaluate_every == every
 
 
 @pytest.mark.parametrize("name", ["nystromformer", "skyformer"])
 def test_listops_has_the_sizes_of_the_long_range_arena(name):
     data = find_preset("listops", name).data
     assert (data.train, data.val, data.test, data.min_length, data.max_length) == (96_000, 2_000, 2_000, 500, 2_000)
-    assert settled(name).encoder_config().max_position_embeddings == 2_000
 
 
 @pytest.mark.parametrize(

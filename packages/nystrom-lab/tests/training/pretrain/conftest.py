@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 
 from nystrom_lab.data.language.mlm_sop.task import prepare_mlm_sop
-from nystrom_lab.training.pretrain.masked_language import PretrainingTrainer
 from nystrom_lab.training.pretrain.pretrain import pretrain
 
 SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
@@ -67,19 +66,3 @@ def short_run(documents) -> Callable[..., Path]:
 def unbroken(tmp_path_factory, short_run) -> Path:
     """An unbroken run, with dropout; tests look at it and change nothing."""
     return short_run(tmp_path_factory.mktemp("unbroken") / "run")
-
-
-@pytest.fixture
-def stop_in_step(monkeypatch) -> Callable[[int], None]:
-    """Interrupt a run in a step, as Ctrl-C does."""
-    inner = PretrainingTrainer.training_step
-
-    def stop(step: int) -> None:
-        def training_step(self, *given):
-            if self.state.global_step + 1 == step:
-                raise KeyboardInterrupt
-            return inner(self, *given)
-
-        monkeypatch.setattr(PretrainingTrainer, "training_step", training_step)
-
-    return stop

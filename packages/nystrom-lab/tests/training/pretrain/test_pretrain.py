@@ -28,12 +28,9 @@ def test_the_loss_falls_on_documents_that_repeat_themselves(short_run, tmp_path,
 
 
 def test_a_run_that_was_interrupted_ends_as_one_that_was_not(
-    short_run, tmp_path, monkeypatch, stop_in_step, unbroken, weights, curves
+    short_run, tmp_path, interrupted, unbroken, weights, curves
 ):
-    stop_in_step(6)
-    with pytest.raises(KeyboardInterrupt):
-        short_run(tmp_path / "run")
-    monkeypatch.undo()
+    interrupted(6, short_run, tmp_path / "run")
     short_run(tmp_path / "run", resume=True)
     broken, whole = weights(tmp_path / "run", 8), weights(unbroken, 8)
     assert all(broken[name].equal(weight) for name, weight in whole.items())
