@@ -10,6 +10,10 @@ from nystrom.checks import check_choice
 from nystrom_lab.config import Device, Precision
 
 
+class LostRanks(ConnectionError):
+    """Other processes of the run no longer respond; the message says which, if known, and how to continue."""
+
+
 def usable_device(device: str) -> Device:
     """The device to run on: "auto" means an accelerator if there is one.
 

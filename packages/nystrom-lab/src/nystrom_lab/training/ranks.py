@@ -35,6 +35,7 @@ from torch.distributed.rendezvous import rendezvous
 from torch.utils.data import DataLoader
 
 from nystrom.parallel import parallelize
+from nystrom_lab.training.hardware import LostRanks
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -43,10 +44,6 @@ R = TypeVar("R")
 _GRACE = 10.0
 _SIGNED = "nystrom/answers"
 _DRAWN = "nystrom/drawn"
-
-
-class LostRanks(ConnectionError):
-    """Other processes of the run no longer respond; the message says which, if known, and how to continue."""
 
 
 def connect(device: str, timeout: timedelta) -> None:

@@ -24,6 +24,7 @@ import math
 import pickle
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
@@ -54,8 +55,7 @@ from nystrom_lab.measure.rows import Row
 from nystrom_lab.report.plots.curves import draw_curves
 from nystrom_lab.training.batches import TrainingOrder, shortest_first
 from nystrom_lab.training.finite import NotFinite, check_outputs
-from nystrom_lab.training.hardware import is_main
-from nystrom_lab.training.ranks import LostRanks, Pieces, connect, naming_lost_ranks
+from nystrom_lab.training.hardware import LostRanks, is_main
 from nystrom_lab.training.run_folder import Point, RunFolder, written
 from nystrom_lab.training.run_progress import QUANTITIES, RunProgress
 from nystrom_lab.whole_folders import whole_folder
@@ -123,6 +123,8 @@ class RunTrainer(Trainer):
         judge = preprocess_logits_for_metrics
         self.pieces = None
         if settings.context_parallel > 1:
+            from nystrom_lab.training.ranks import Pieces
+
             self.pieces = Pieces(settings.context_parallel, device=settings.device, timeout=arguments.ddp_timeout_delta)
             parallelize(model, self.pieces.tokens)
             collate = self.pieces.collate(collate)
@@ -387,6 +389,8 @@ def training_arguments(
     if reports is None:
         reports = ["tensorboard"] if importlib.util.find_spec("tensorboard") else []
     if settings.processes > 1:
+        from nystrom_lab.training.ranks import connect
+
         connect(settings.device, timedelta(seconds=settings.timeout))
     arguments = TrainingArguments(
         output_dir=str(run.path),
@@ -469,7 +473,7 @@ def run_to_the_end(trainer: RunTrainer, *, resume: bool, command: str, score: bo
             )
     trainer.accelerator.wait_for_everyone()
     try:
-        with naming_lost_ranks(lambda: f"in step {trainer.state.global_step + 1}", trainer.remedy):
+        with _naming_lost_ranks(trainer, lambda: f"in step {trainer.state.global_step + 1}"):
             trainer.train(resume_from_checkpoint=None if step is None else str(run.checkpoint(step)))
     except NotFinite as error:
         good = run.last_step()
@@ -502,9 +506,17 @@ def run_to_the_end(trainer: RunTrainer, *, resume: bool, command: str, score: bo
                 f"from step {run.last_step() or 0}."
             )
         raise
-    with naming_lost_ranks(lambda: "while it scored", trainer.remedy):
+    with _naming_lost_ranks(trainer, lambda: "while it scored"):
         if score and (is_main() or (trainer.pieces is not None and trainer.pieces.with_main)):
             trainer.finish(command)
+
+
+def _naming_lost_ranks(trainer: RunTrainer, where: Callable[[], str]) -> AbstractContextManager[None]:
+    if trainer.settings.processes == 1:
+        return nullcontext()
+    from nystrom_lab.training.ranks import naming_lost_ranks
+
+    return naming_lost_ranks(where, trainer.remedy)
 
 
 def _refused(checkpoint: Path) -> Path:

@@ -17,7 +17,6 @@ from nystrom_lab.config import TrainOptions, command_line
 from nystrom_lab.training.arena import EncoderTrainer
 from nystrom_lab.training.hardware import is_main
 from nystrom_lab.training.presets import Preset, find_preset
-from nystrom_lab.training.ranks import check_pieces, leaving_the_group
 from nystrom_lab.training.run_folder import RunFolder
 from nystrom_lab.training.run_progress import no_file_bars
 from nystrom_lab.training.run_settings import Settings, data_positions, lengthened, settle
@@ -79,10 +78,13 @@ def train(asked: TrainOptions) -> Path:
     )
     with run.held(settings, resume=settings.resume, main=is_main()):
         train_model(settings, preset, run)
+        if settings.processes > 1:
+            from nystrom_lab.training.ranks import leave
+
+            leave()
     return run.path
 
 
-@leaving_the_group
 def train_model(settings: Settings, preset: Preset, run: RunFolder) -> None:
     """Train with checked settings, and write the results.
 
@@ -96,9 +98,11 @@ def train_model(settings: Settings, preset: Preset, run: RunFolder) -> None:
         FloatingPointError: The loss or a weight is no longer finite.
         OSError: A file could not be written; the message names the folder and how to continue.
     """
-    check_pieces(
-        settings.context_parallel, lambda: _new_model(settings, settings.encoder_config()), compile=settings.compile
-    )
+    if settings.context_parallel > 1:
+        from nystrom_lab.training.ranks import check_pieces
+
+        config = settings.encoder_config()
+        check_pieces(settings.context_parallel, lambda: _new_model(settings, config), compile=settings.compile)
     if settings.threads is not None:
         torch.set_num_threads(settings.threads)
     arguments = training_arguments(settings, settings, run, adam_epsilon=preset.adam_epsilon)

@@ -24,6 +24,8 @@ from numpy.typing import NDArray
 from nystrom_lab.data.store.token_files import TokenSamples
 
 PAD, OOV = 0, 16
+TASK = "listops"
+PUBLISHED_COUNTS = {"train": 96_000, "val": 2_000, "test": 2_000}
 VOCABULARY = ("<pad>", *"0123456789", "[MIN", "[MAX", "[MED", "[SM", "X", "<oov>")
 ZERO = VOCABULARY.index("0")
 MIN, MAX, MED, SM = (VOCABULARY.index(word) for word in ("[MIN", "[MAX", "[MED", "[SM"))

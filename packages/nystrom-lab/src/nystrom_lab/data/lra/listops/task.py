@@ -25,9 +25,7 @@ from numpy.typing import NDArray
 
 from nystrom.checks import check_at_least
 from nystrom.progress import Progress
-from nystrom_lab.data.lra.chunks import child_generator, in_order
-from nystrom_lab.data.lra.listops.expressions import VOCABULARY, Limits, draw_expressions
-from nystrom_lab.data.lra.listops.tsv import PUBLISHED_COUNTS, TASK, export_tsv, import_tsv
+from nystrom_lab.data.lra.listops.expressions import PUBLISHED_COUNTS, TASK, VOCABULARY, Limits, draw_expressions
 from nystrom_lab.data.store.prepared_folder import holds, new_folder
 from nystrom_lab.data.store.split import Split
 from nystrom_lab.data.store.token_files import TokenSamples, damaged, gather, write_split
@@ -95,8 +93,12 @@ def prepare_listops(
             " expressions."
         )
     else:
+        from nystrom_lab.data.lra.listops.tsv import import_tsv
+
         import_tsv(Path(source), to, check_counts=check_counts)
     if tsv:
+        from nystrom_lab.data.lra.listops.tsv import export_tsv
+
         export_tsv(to)
     return to
 
@@ -187,6 +189,8 @@ def _distinct(
 
 def _chunks(seed: int, limits: Limits, workers: int) -> Generator[TokenSamples, None, None]:
     """Yield the chunks of attempts in order, drawn a little ahead; numpy lets threads run side by side."""
+    from nystrom_lab.data.lra.chunks import child_generator, in_order
+
     attempts = min(2**14, max(16, 2**24 // limits.max_length))
 
     def chunk(number: int) -> TokenSamples:

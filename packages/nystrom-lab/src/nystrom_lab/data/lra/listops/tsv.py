@@ -24,6 +24,8 @@ from nystrom_lab.data.lra.listops.expressions import (
     CLOSE,
     DEEPEST,
     MIN,
+    PUBLISHED_COUNTS,
+    TASK,
     VOCABULARY,
     ZERO,
     evaluate_expressions,
@@ -40,8 +42,6 @@ from nystrom_lab.data.store.token_files import (
     write_split,
 )
 
-TASK = "listops"
-PUBLISHED_COUNTS = {"train": 96_000, "val": 2_000, "test": 2_000}
 # Where the official files are inside the release.
 FOLDER = "listops-1000"
 COLUMNS = b"Source\tTarget"
