@@ -55,8 +55,8 @@ def kernels_markdown(rows: Sequence[Row]) -> str:
     """Tables of both passes as Markdown, with the command that compiled the kernels."""
     text = []
     for timed in _PASSES:
-        lines = ([name, *cells] for name, cells in kernel_lines(rows, timed))
-        text += [markdown_table((timed, *_HEADS), lines), kernel_notes(rows, timed), ""]
+        lines = [[name, *cells] for name, cells in kernel_lines(rows, timed)]
+        text += [markdown_table(Table("", (timed, *_HEADS), lines)), kernel_notes(rows, timed), ""]
     return "\n".join([*text, "Counted by", "", f"    {rows[0].command}", "", f"{_title(rows)}."]) + "\n"
 
 

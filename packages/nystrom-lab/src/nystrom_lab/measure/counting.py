@@ -78,10 +78,7 @@ _WITHOUT_FORMULA = {
 
 
 def count_multiplications(call: Callable[[], object]) -> int:
-    """Multiplications of one call.
-
-    Args:
-        call: Function to count; only the shapes of its tensors matter, not their values.
+    """Multiplications of one call; only the shapes of its tensors matter, not their values.
 
     Raises:
         ValueError: It runs an operator without a known count: one outside of torch, such as a Triton kernel, or an
@@ -95,13 +92,7 @@ def count_multiplications(call: Callable[[], object]) -> int:
 def count_stored_numbers(
     call: Callable[[], object], *, dtype: torch.dtype = torch.float32, device: torch.device = _CPU
 ) -> int:
-    """The peak count of numbers that one call holds, beyond what was allocated before.
-
-    Args:
-        call: Function to measure.
-        dtype: The dtype of one number.
-        device: Device on which it computes.
-    """
+    """The peak count of numbers of a dtype that one call holds, beyond what was allocated before."""
     return peak_bytes(call, device) // dtype.itemsize
 
 

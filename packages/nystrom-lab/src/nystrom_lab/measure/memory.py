@@ -46,11 +46,7 @@ def free_bytes(device: torch.device) -> int:
 
 
 def peak_megabytes(device: str) -> float:
-    """The peak since the process began, in MB (10^6 bytes); 0 where the system does not report it.
-
-    Args:
-        device: "cpu" or "cuda".
-    """
+    """The peak since the process began, on "cpu" or "cuda", in MB (10^6 bytes); 0 where it is not reported."""
     if device == "cuda":
         return torch.cuda.max_memory_allocated() / 1e6
     # getrusage also counts the peak of the process that started this one, and psutil has no peak on Linux.
@@ -67,7 +63,7 @@ def peak_megabytes(device: str) -> float:
 
 
 def check_memory(*, layers: int, width: int, intermediate: int, vocabulary: int, numbers: int) -> None:
-    """Check, before it is made, that an encoder fits in the memory of this machine.
+    """Check, before it is made, that an encoder fits in the memory of this machine, or raise ValueError.
 
     Args:
         layers: Layers.
@@ -75,9 +71,6 @@ def check_memory(*, layers: int, width: int, intermediate: int, vocabulary: int,
         intermediate: Width inside the feed-forward blocks.
         vocabulary: Tokens of the vocabulary.
         numbers: Numbers of 4 bytes that are kept for each weight: 1 for the model alone, 4 for a training by Adam.
-
-    Raises:
-        ValueError: It cannot.
     """
     weights = 2 * layers * width * intermediate + vocabulary * width
     wanted, there = 4 * numbers * weights + _MODULES * layers, os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")

@@ -311,7 +311,7 @@ def _parsed(path: Path, content: bytes) -> list[Row]:
 
 
 def check_rows(path: Path) -> None:
-    """Check, before the work, that rows can be written to a file: it is new or holds rows, in a writable folder.
+    """Check, before the work, that rows can be written: the file is new or holds rows, in a writable folder.
 
     Raises:
         ValueError: They cannot; the message names the folder, or the file and the line.

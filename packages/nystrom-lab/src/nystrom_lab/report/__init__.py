@@ -7,16 +7,9 @@ from nystrom_lab.measure.rows import Row
 
 
 def check_place(study: str, folder: Path) -> None:
-    """Check, before the work, that `show_study` will overwrite no picture of others.
+    """Check, before the work, that `show_study` will overwrite no picture of others, or raise ValueError.
 
     Pictures next to the rows of a study are taken to be its own.
-
-    Args:
-        study: Name of the study.
-        folder: Folder that it will write to.
-
-    Raises:
-        ValueError: There is a file that this project did not draw.
     """
     from nystrom_lab.report.plots.mark import check_free
 
@@ -26,12 +19,7 @@ def check_place(study: str, folder: Path) -> None:
 
 
 def show_study(rows: Sequence[Row], folder: Path) -> None:
-    """Print the table of a study, and plot it next to its rows as PNG and SVG.
-
-    Args:
-        rows: What `run_efficiency`, `run_model` or `run_training` in `nystrom_lab.bench` returned.
-        folder: Folder of its rows, such as efficiency.csv; efficiency.png and efficiency.svg are written there as well.
-    """
+    """Print the table of a study of `nystrom_lab.bench`, and plot it next to its rows as PNG and SVG."""
     from nystrom_lab.report.plots.speed import draw_study
     from nystrom_lab.report.tables import print_study
 

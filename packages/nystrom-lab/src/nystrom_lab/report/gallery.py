@@ -30,13 +30,8 @@ def check_gallery(path: Path) -> None:
 def write_gallery(folders: Mapping[str, Path], missing: Mapping[str, str], path: Path) -> None:
     """Write the page of studies: each with its claims and what decides them, its figures, its tables and its setting.
 
-    Args:
-        folders: Folders of studies, by name; those without a summary are left out.
-        missing: Why studies were not run, by name.
-        path: The file.
-
-    Raises:
-        ValueError: As `check_gallery`, also for a file that came since that was called.
+    Folders without a summary are left out; `missing` says why studies were not run, by name. Raises as `check_gallery`,
+    also for a file that came since that was called.
     """
     check_gallery(path)
     found = {name: summary for name, folder in folders.items() if (summary := read_summary(folder)) is not None}
@@ -79,22 +74,19 @@ def gallery_markdown(summaries: Sequence[Summary], missing: Mapping[str, str], *
 
 def tables_markdown(tables: Sequence[Table]) -> str:
     """The tables of a study."""
-    return "\n".join(
-        (f"{table.title}:\n\n" if table.title else "") + markdown_table(table.heads, table.lines, left=table.left)
-        for table in tables
-    )
+    return "\n".join(map(markdown_table, tables))
 
 
 def verdicts_markdown(verdicts: Sequence[Verdict]) -> str:
     """The verdicts of a study as a table, a line each; "" for none."""
-    lines = ((verdict.claim, _ANSWERS[verdict.agrees], verdict.numbers) for verdict in verdicts)
-    return markdown_table(("claim", "verdict", "what decides"), lines, left=3) if verdicts else ""
+    lines = [(verdict.claim, _ANSWERS[verdict.agrees], verdict.numbers) for verdict in verdicts]
+    return markdown_table(Table("", ("claim", "verdict", "what decides"), lines, 3)) if verdicts else ""
 
 
 def claims_markdown(summary: Summary) -> str:
     """The claims of a study with their verdicts, those of this library under a paper's name marked; "" for none."""
-    lines = ((verdict.claim, _ANSWERS[verdict.agrees]) for verdict in _marked(summary))
-    return markdown_table(("claim", "verdict"), lines, left=2) if summary.verdicts else ""
+    lines = [(verdict.claim, _ANSWERS[verdict.agrees]) for verdict in _marked(summary)]
+    return markdown_table(Table("", ("claim", "verdict"), lines, 2)) if summary.verdicts else ""
 
 
 def _marked(summary: Summary) -> list[Verdict]:

@@ -55,11 +55,7 @@ def layer_errors(rows: Sequence[Row]) -> dict[str, dict[int, tuple[float, float,
 
 
 def inspection_text(rows: Sequence[Row], *, model: str) -> str:
-    """The verdict on a model, at most 80 columns wide.
-
-    Args:
-        rows: Rows of one inspection.
-        model: Name of the model.
+    """The verdict on a model by the rows of one inspection, at most 80 columns wide.
 
     Raises:
         ValueError: The rows hold no method.

@@ -4,7 +4,7 @@ import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from nystrom_lab.report.table import markdown_table
+from nystrom_lab.report.table import Table, markdown_table
 
 
 @dataclass(frozen=True)
@@ -63,5 +63,5 @@ def _fact(name: str, text: str, width: int) -> str:
 def methods_markdown(lines: Sequence[MethodLine]) -> str:
     """The methods as a Markdown table, without their options."""
     heads = ("name", "what it is", "time", "exact limit", "source")
-    cells = ((f"`{line.name}`", line.summary, line.cost, line.exact_limit, line.source) for line in lines)
-    return markdown_table(heads, cells, left=len(heads))
+    cells = [(f"`{line.name}`", line.summary, line.cost, line.exact_limit, line.source) for line in lines]
+    return markdown_table(Table("", heads, cells, left=len(heads)))

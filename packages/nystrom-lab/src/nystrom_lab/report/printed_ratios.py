@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from nystrom_lab.measure.rows import Row
-from nystrom_lab.report.table import markdown_table
+from nystrom_lab.report.table import Table, markdown_table
 from nystrom_lab.report.tables import once_each
 
 BASE = "softmax-materialised"
@@ -96,7 +96,7 @@ PRINTED_RATIOS: dict[str, dict[tuple[str, str, str], float]] = {
 
 @dataclass(frozen=True)
 class Compared:
-    """One ratio, measured and printed: how many times less than exact attention with its matrix.
+    """A measured and a printed ratio of "time" or "memory": how many times less than exact attention with its matrix.
 
     Attributes:
         what: "time" or "memory".
@@ -114,10 +114,7 @@ class Compared:
 
 
 def compare_with_paper(rows: Sequence[Row]) -> list[Compared]:
-    """Ratios of the rows next to those of the corresponding table of the paper.
-
-    Args:
-        rows: Rows of the study "efficiency" (its forward passes are compared) or "training".
+    """Ratios of the forward passes of "efficiency", or of "training", next to those of the paper's table.
 
     Raises:
         ValueError: Rows of another study, of two measurements, or none that the papers have a number for.
@@ -149,11 +146,7 @@ def compare_with_paper(rows: Sequence[Row]) -> list[Compared]:
 
 
 def paper_markdown(rows: Sequence[Row]) -> str:
-    """The comparison as Markdown: a table each for time and memory, "measured / printed" in each cell.
-
-    Raises:
-        ValueError: As `compare_with_paper`.
-    """
+    """`compare_with_paper` as Markdown: a table each for time and memory, "measured / printed" in each cell."""
     compared = compare_with_paper(rows)
     columns = list(dict.fromkeys(each.column for each in compared))
     sources = dict.fromkeys(("time", "memory"), f"printed in {_TABLE_1}")
@@ -164,11 +157,11 @@ def paper_markdown(rows: Sequence[Row]) -> str:
         cells = {(each.method, each.column): each for each in compared if each.what == what}
         if not cells:
             continue
-        lines = (
+        lines = [
             [method, *(_pair(cells.get((method, column))) for column in columns)]
             for method in dict.fromkeys(method for method, _ in cells)
-        )
-        tables.append(markdown_table((f"{what}: times less than {BASE}, here / {source}", *columns), lines))
+        ]
+        tables.append(markdown_table(Table("", (f"{what}: times less than {BASE}, here / {source}", *columns), lines)))
     return "\n".join(tables)
 
 

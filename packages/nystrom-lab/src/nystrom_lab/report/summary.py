@@ -110,11 +110,7 @@ def write_summary(summary: Summary, folder: Path, name: str = SUMMARY) -> None:
 
 
 def read_summary(folder: Path, name: str = SUMMARY) -> Summary | None:
-    """The summary of a study in a folder; None if there is none.
-
-    Raises:
-        ValueError: The file is damaged, or of another version.
-    """
+    """The summary of a study in a folder; None if there is none, ValueError if it is damaged or of another version."""
     path = folder / name
     if not path.is_file():
         return None

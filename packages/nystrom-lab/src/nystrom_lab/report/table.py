@@ -1,6 +1,6 @@
 """A table of text, and its two writers: for the terminal and as Markdown."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
@@ -29,18 +29,15 @@ class Table(NamedTuple):
     notes: str = ""
 
 
-def markdown_table(heads: Sequence[str], lines: Iterable[Sequence[str]], *, left: int = 1) -> str:
-    """Write a table as Markdown.
-
-    Args:
-        heads: Heads of the columns.
-        lines: Cells of each line.
-        left: Number of leading columns aligned to the left; all others are aligned to the right.
+def markdown_table(table: Table) -> str:
+    """Write a table as Markdown, its title above it, without its notes.
 
     Raises:
         ValueError: A line with another number of cells than there are columns.
     """
-    text = [_line(heads), "|" + "---|" * left + "---:|" * (len(heads) - left)]
+    _, heads, lines, left, _ = table
+    text = [f"{table.title}:\n"] if table.title else []
+    text += [_line(heads), "|" + "---|" * left + "---:|" * (len(heads) - left)]
     for cells in lines:
         if len(cells) != len(heads):
             raise ValueError(f"a line has {len(cells)} cells; expected {len(heads)}: {', '.join(cells)}.")
@@ -54,12 +51,7 @@ def _line(cells: Sequence[str]) -> str:
 
 
 def print_table(table: Table, console: "Console | None" = None) -> None:
-    """Print a table without breaking words and numbers: on a narrower terminal, lines are longer than it.
-
-    Args:
-        table: The table.
-        console: Output; None means standard output.
-    """
+    """Print a table without breaking words and numbers: on a narrower terminal, lines are longer than it."""
     from rich import box
     from rich.console import Console
     from rich.markup import escape

@@ -23,10 +23,7 @@ STUDIES = ("efficiency", "model", "training")
 
 
 def study_table(rows: Sequence[Row]) -> Table:
-    """Time and memory of methods, by number of tokens or by task.
-
-    Args:
-        rows: Rows of one study; the first method in them is the one that ratios refer to.
+    """Time and memory of methods, by number of tokens or by task; ratios refer to the first method in the rows.
 
     Raises:
         ValueError: No rows, or rows of another study.
@@ -38,29 +35,14 @@ def study_table(rows: Sequence[Row]) -> Table:
 
 
 def print_study(rows: Sequence[Row], console: "Console | None" = None) -> None:
-    """Print `study_table`.
-
-    Args:
-        rows: Rows of one study.
-        console: Output; None means standard output.
-
-    Raises:
-        ValueError: No rows, or rows of another study.
-    """
+    """Print `study_table`."""
     print_table(study_table(rows), console)
 
 
 def study_markdown(rows: Sequence[Row]) -> str:
-    """The table as Markdown, one per quantity, with the command that measured it.
-
-    Args:
-        rows: Rows of one study.
-
-    Raises:
-        ValueError: No rows, or rows of another study.
-    """
+    """The table as Markdown, one per quantity, with the command that measured it. Raises as `study_table`."""
     text = [
-        markdown_table((f"{quantity} ({unit})", *_columns(rows)), ([method, *cells] for method, cells in lines))
+        markdown_table(Table("", [f"{quantity} ({unit})", *_columns(rows)], [[name, *cells] for name, cells in lines]))
         for quantity, unit, lines in _parts(rows)
     ]
     commands = dict.fromkeys(row.command for row in rows)
@@ -70,31 +52,19 @@ def study_markdown(rows: Sequence[Row]) -> str:
 
 
 def only_quantities(rows: Sequence[Row], wanted: Sequence[str]) -> list[Row]:
-    """The rows of some quantities; a study of tasks has these for each task.
-
-    Raises:
-        ValueError: A quantity that no row has.
-    """
+    """The rows of some quantities, each of which a row must have; a study of tasks has these for each task."""
     check_names("quantity", wanted, dict.fromkeys(_quantity(row) for row in rows))
     return [row for row in rows if _quantity(row) in wanted]
 
 
 def only_methods(rows: Sequence[Row], wanted: Sequence[str]) -> list[Row]:
-    """The rows of some methods, as they are called in the table.
-
-    Raises:
-        ValueError: A method that no row has.
-    """
+    """The rows of some methods, each of which a row must have, as they are called in the table."""
     check_names("method", wanted, dict.fromkeys(row.method for row in rows))
     return [row for row in rows if row.method in wanted]
 
 
 def of_device(rows: Sequence[Row], part: str) -> list[Row]:
-    """The rows of devices with this in their name.
-
-    Raises:
-        ValueError: There are none.
-    """
+    """The rows of devices with this in their name, or ValueError."""
     found = [row for row in rows if part in row.device]
     if not found:
         devices = ", ".join(dict.fromkeys(repr(row.device) for row in rows))

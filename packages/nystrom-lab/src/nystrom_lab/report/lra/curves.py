@@ -28,7 +28,7 @@ from nystrom_lab.report.plots.canvas import (
     method_looks,
     save_figure,
 )
-from nystrom_lab.report.plots.curves import csv_rows, read_curves
+from nystrom_lab.report.plots.curves import read_curves, read_points
 from nystrom_lab.report.printed import LRA_CLASSES, LRA_TASKS
 
 if TYPE_CHECKING:
@@ -65,14 +65,9 @@ _Settings = dict[tuple[str, str, str], tuple[Path, dict[str, Any]]]
 
 
 class ArenaRun(NamedTuple):
-    """A curve of a run.
+    """A curve of a run: its task, method with size, preset with the origin of its encoder, and the name of its folder.
 
-    Attributes:
-        task: Its task.
-        method: Its attention, with the size.
-        preset: Its preset, with the origin of its encoder.
-        curve: Seconds of training and value, by step.
-        name: Name of its folder.
+    The curve has seconds of training and value, by step.
     """
 
     task: str
@@ -96,8 +91,7 @@ def draw_lra_curves(
         over: "seconds" of training, or "steps".
 
     Raises:
-        ValueError: A source that does not exist or has no run with two points, a run that two sources hold, seeds of a
-            method that share fewer than two steps, curves without seconds, or a file of another format.
+        ValueError: As `read_lra_curves`, seeds of a method that share fewer than two steps, or another format.
     """
     check_figure(path)
     check_choice("quantity", quantity, get_args(Shown))
@@ -112,13 +106,7 @@ def draw_lra_curves(
 def lra_curves_figure(
     found: Sequence[ArenaRun], source: str, *, quantity: Shown = "accuracy", over: Axis = "seconds"
 ) -> "Figure":
-    """The figure of some runs.
-
-    Args:
-        found: The runs; one with a single point is left out.
-        source: Where they are from, for error messages.
-        quantity: The quantity of their curves.
-        over: "seconds" of training, or "steps".
+    """The figure of some runs, those with a single point left out; `source` is where they are from, for errors.
 
     Raises:
         ValueError: Seeds of a method share fewer than two steps.
@@ -161,11 +149,7 @@ def lra_curves_figure(
 
 
 def gather_curves(folder: Path, to: Path) -> None:
-    """Write the curves of all runs of a grid to one CSV file, with the name of the run in the first column.
-
-    Args:
-        folder: The folder of `nystrom lra run`.
-        to: The file; must not exist yet.
+    """Write the curves of all runs of a grid to a new CSV file, with the name of the run in the first column.
 
     Raises:
         ValueError: The folder holds no curves, or the file exists or cannot be written.
@@ -188,10 +172,6 @@ def gather_curves(folder: Path, to: Path) -> None:
 
 def read_lra_curves(sources: Sequence[Path], shown: Shown) -> list[ArenaRun]:
     """The runs of all sources; no run comes twice, and each source has at least one that can be drawn.
-
-    Args:
-        sources: Folders of `nystrom lra run`, and CSV files that `gather_curves` wrote.
-        shown: The quantity of the curves.
 
     Raises:
         ValueError: A source that does not exist or has no run with two points, a run that two sources hold, curves
@@ -313,20 +293,9 @@ def _preset(name: str, start: str | None, positions: str | int | None) -> str:
 
 def _read_gathered(path: Path, wanted: str) -> Iterator[ArenaRun]:
     runs: dict[str, _Curve] = {}
-    with path.open(encoding="utf-8", errors="replace", newline="") as file:
-        reader = csv.reader(file)
-        rows = csv_rows(path, reader)
-        if (header := tuple(next(rows, []))) != GATHERED:
-            raise ValueError(f"{path}, line 1 is {','.join(header)[:80]!r}; expected {','.join(GATHERED)}.")
-        for cells in rows:
-            try:
-                run, step, quantity, value, seconds = cells
-                if quantity == wanted:
-                    runs.setdefault(run, {})[int(step)] = (float(seconds), float(value))
-            except ValueError:
-                raise ValueError(
-                    f"{path}, line {reader.line_num} is {','.join(cells)[:80]!r}; expected {','.join(GATHERED)}."
-                ) from None
+    for point in read_points(path, GATHERED):
+        if point.quantity == wanted:
+            runs.setdefault(point.run, {})[int(point.step)] = (point.seconds, point.value)
     for run, curve in runs.items():
         if (named := _RUN_NAME.fullmatch(run)) is None:
             raise ValueError(f"{path} names the run {run!r}; expected TASK-METHOD-PRESET-seedSEED.")

@@ -106,10 +106,7 @@ def check_alike(line: Line, task: str, settings: Mapping[str, Iterable[object]])
 
 
 def lra_cells(rows: Sequence[Row]) -> dict[Line, dict[str, Accuracy]]:
-    """Cells of the table by line and task, in the order of the rows.
-
-    Args:
-        rows: Rows of `nystrom lra run` or `nystrom train`; only the accuracy on the test split and the steps are read.
+    """Cells of the table by line and task, in the order of the rows: accuracy on the test split, and the steps.
 
     Raises:
         ValueError: No accuracy on a test split, one that is not a finite number, two different runs of one seed, or

@@ -47,9 +47,6 @@ TableLine = tuple[str, list[str]]
 def lra_lines(rows: Sequence[Row]) -> list[TableLine]:
     """The lines of the accuracies: a name, a cell per task, and one for the mean over all five.
 
-    Args:
-        rows: Rows as for `nystrom_lab.report.lra.runs.lra_cells`.
-
     Raises:
         ValueError: As for `lra_cells`, or a task that is not in the Long Range Arena.
     """
@@ -74,12 +71,7 @@ def lra_lines(rows: Sequence[Row]) -> list[TableLine]:
 
 
 def cost_lines(rows: Sequence[Row], *, time: bool, memory: bool) -> list[TableLine]:
-    """The lines of the costs: a name, and a cell per task.
-
-    Args:
-        rows: Of `nystrom lra run` or `nystrom train`; training time, peak memory and steps are read.
-        time: Show hours.
-        memory: Show gigabytes; behind the hours if both are shown.
+    """The lines of the costs: a name, and a cell per task, of hours and, behind them, gigabytes.
 
     Raises:
         ValueError: No training time among the rows, a number that is not finite, two different runs of one seed, or
@@ -108,29 +100,17 @@ def cost_lines(rows: Sequence[Row], *, time: bool, memory: bool) -> list[TableLi
 
 
 def print_lra(rows: Sequence[Row]) -> None:
-    """Print the accuracies.
-
-    Raises:
-        ValueError: As `lra_lines`.
-    """
+    """Print the accuracies. Raises as `lra_lines`."""
     _print(_TITLE, (*LRA_TASKS, "mean"), lra_lines(rows), [_CAPTION, *_notes(rows)])
 
 
 def print_costs(rows: Sequence[Row], *, time: bool, memory: bool) -> None:
-    """Print the costs.
-
-    Raises:
-        ValueError: As `cost_lines`.
-    """
+    """Print the costs. Raises as `cost_lines`."""
     _print(_units(time, memory), LRA_TASKS, cost_lines(rows, time=time, memory=memory), _cost_notes(rows))
 
 
 def lra_markdown(rows: Sequence[Row]) -> str:
-    """The accuracies as Markdown, with the commands that measured them.
-
-    Raises:
-        ValueError: As `lra_lines`.
-    """
+    """The accuracies as Markdown, with the commands that measured them. Raises as `lra_lines`."""
     tested = [row for row in rows if row.quantity == "test accuracy"]
     text = [_markdown(_TITLE, (*LRA_TASKS, "mean"), lra_lines(rows))]
     text += [f"{_CAPTION[0].upper()}{_CAPTION[1:]}.", "", *(f"- {note}" for note in _notes(rows)), ""]
@@ -139,11 +119,7 @@ def lra_markdown(rows: Sequence[Row]) -> str:
 
 
 def cost_markdown(rows: Sequence[Row], *, time: bool, memory: bool) -> str:
-    """The costs as Markdown.
-
-    Raises:
-        ValueError: As `cost_lines`.
-    """
+    """The costs as Markdown. Raises as `cost_lines`."""
     table = _markdown(_units(time, memory), LRA_TASKS, cost_lines(rows, time=time, memory=memory))
     return "\n".join([table, *(f"- {note}" for note in _cost_notes(rows))]) + "\n"
 
@@ -158,8 +134,8 @@ def _print(title: str, columns: Iterable[str], lines: Iterable[TableLine], notes
 
 
 def _markdown(title: str, columns: Iterable[str], lines: Iterable[TableLine]) -> str:
-    marked = ([f"*{name.strip()}*" if name.startswith(" ") else f"**{name}**", *cells] for name, cells in lines)
-    return markdown_table((title, *columns), marked)
+    marked = [[f"*{name.strip()}*" if name.startswith(" ") else f"**{name}**", *cells] for name, cells in lines]
+    return markdown_table(Table("", (title, *columns), marked))
 
 
 def _any_seed(row: Row) -> str:

@@ -47,13 +47,7 @@ _STYLE: dict[Any, Any] = {
 
 
 class Look(NamedTuple):
-    """How a method looks in every figure.
-
-    Attributes:
-        colour: Its colour.
-        marker: Its marker.
-        line: The style of its line.
-    """
+    """How a method looks in every figure: its colour, its marker, and the style of its line."""
 
     colour: str
     marker: str
@@ -155,8 +149,7 @@ def figure_of(width: float, height: float) -> "Figure":
 def save_figure(figure: "Figure", path: Path) -> None:
     """Write a figure in the format that the file's name ends in; the same figure gives the same file.
 
-    Raises:
-        ValueError: As `check_figure`, also for a file that came since that was called.
+    Raises as `check_figure`, also for a file that came since that was called.
     """
     import matplotlib
 
@@ -173,12 +166,7 @@ def look(place: int) -> tuple[str, str]:
 
 
 def plain_numbers(axes: "Axes", which: str) -> None:
-    """Write 2000 rather than 2 x 10^3 along a logarithmic axis, between powers of ten where there is room.
-
-    Args:
-        axes: The panel.
-        which: "x" or "y".
-    """
+    """Write 2000, not 2 x 10^3, along the logarithmic axis "x" or "y", between powers of ten where there is room."""
     from matplotlib.ticker import FuncFormatter, LogFormatterSciNotation
 
     axis = axes.xaxis if which == "x" else axes.yaxis

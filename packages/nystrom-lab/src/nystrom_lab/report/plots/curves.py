@@ -1,9 +1,9 @@
 """Training curves: reading them, and a panel for each kind of quantity."""
 
 import csv
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import NamedTuple
 
 from nystrom.checks import check_names
 from nystrom_lab.report.plots.canvas import figure_of, house_style, look, save_figure
@@ -13,19 +13,22 @@ _COLUMNS_OF_PANELS = 3
 _SPLITS = ("train", "validation", "test")
 
 
+class CurvePoint(NamedTuple):
+    """A row of curves; run "" and seconds NaN where the file does not have them."""
+
+    run: str
+    step: float
+    quantity: str
+    value: float
+    seconds: float
+
+
 @house_style()
 def draw_curves(csv_path: Path, path: Path) -> None:
-    """Draw training curves: a panel for each kind of quantity, with a line per split.
+    """Draw the training curves of a file: a panel for each kind of quantity, with a line per split.
 
-    "train loss" and "validation loss" share a panel; "learning rate", which belongs to no split, has its own.
-
-    Args:
-        csv_path: A file with the columns step, quantity, value and, if any, seconds, such as
-            `100,train loss,2.31,12.5`.
-        path: The file, .png or .svg.
-
-    Raises:
-        ValueError: The file is missing, has other columns, a cell that is no number, or no rows.
+    "train loss" and "validation loss" share a panel; "learning rate", which belongs to no split, has its own. Raises
+    as `read_curves`.
     """
     # There may be dozens of layers; only their mean is drawn.
     shown = {name: points for name, points in read_curves(csv_path).items() if " of layer " not in name}
@@ -59,16 +62,7 @@ def draw_curves(csv_path: Path, path: Path) -> None:
 
 @house_style()
 def draw_over_minutes(runs: Mapping[str, Path], path: Path, quantity: str) -> None:
-    """Draw one quantity of the curves of trainings over their minutes.
-
-    Args:
-        runs: Their names, each with a file as for `draw_curves`, with seconds.
-        path: The file, .png or .svg.
-        quantity: Its name.
-
-    Raises:
-        ValueError: As for `draw_curves`, or the quantity is not there.
-    """
+    """Draw one quantity of trainings' curves with seconds, by their names, which must be there, over their minutes."""
     figure = figure_of(3.4, 2.6)
     axes = figure.subplots()
     for place, (name, csv_path) in enumerate(runs.items()):
@@ -92,44 +86,43 @@ def _kind(name: str) -> str:
     return rest if first in _SPLITS and rest else name
 
 
-def csv_rows(path: Path, reader: Any) -> Iterator[list[str]]:
-    """The rows of a `csv.reader`.
+def read_points(path: Path, *headers: Sequence[str]) -> Iterator[CurvePoint]:
+    """The rows of a CSV file that begins with one of these headers.
 
     Raises:
-        ValueError: The file is no CSV, such as a picture; the message names it.
+        ValueError: The file is missing or no CSV, such as a picture, has other columns, or a cell that is no number.
     """
-    try:
-        yield from reader
-    except csv.Error as error:
-        raise ValueError(f"{path}, line {reader.line_num} is no CSV ({error}): name another file.") from None
+    wanted = " or ".join(map(",".join, headers))
+    if not path.is_file():
+        raise ValueError(f"{path} is not a file; expected a CSV file with the columns {wanted}.")
+    with path.open(encoding="utf-8", errors="replace", newline="") as file:
+        reader = csv.reader(file)
+        try:
+            if (header := next(reader, [])) not in map(list, headers):
+                raise ValueError(f"{path}, line 1 is {','.join(header)[:80]!r}; expected {wanted}.")
+            for cells in reader:
+                try:
+                    cell = dict(zip(header, cells, strict=True))
+                    step, value, seconds = float(cell["step"]), float(cell["value"]), float(cell.get("seconds", "nan"))
+                except ValueError:
+                    place = f"{path}, line {reader.line_num} is {','.join(cells)[:80]!r}"
+                    raise ValueError(f"{place}; expected {','.join(header)}.") from None
+                yield CurvePoint(cell.get("run", ""), step, cell["quantity"].strip() or "value", value, seconds)
+        except csv.Error as error:
+            raise ValueError(f"{path}, line {reader.line_num} is no CSV ({error}): name another file.") from None
 
 
 def read_curves(csv_path: Path) -> dict[str, list[tuple[float, float, float]]]:
     """Steps, values and seconds of training of each quantity; NaN for the seconds where the file has none.
 
+    A line is such as `100,train loss,2.31,12.5`.
+
     Raises:
-        ValueError: The file is missing, has other columns, a cell that is no number, or no rows.
+        ValueError: As `read_points`, or there are no rows.
     """
-    columns = f"{','.join(_COLUMNS[:3])}, and {_COLUMNS[3]} if any"
-    if not Path(csv_path).is_file():
-        raise ValueError(f"{csv_path} is not a file; expected a CSV file with the columns {columns}.")
     curves: dict[str, list[tuple[float, float, float]]] = {}
-    with Path(csv_path).open(encoding="utf-8", errors="replace", newline="") as file:
-        reader = csv.reader(file)
-        rows = csv_rows(csv_path, reader)
-        header = tuple(next(rows, []))
-        if header not in (_COLUMNS, _COLUMNS[:3]):
-            raise ValueError(f"{csv_path}, line 1 is {','.join(header)!r}; expected {columns}.")
-        for cells in rows:
-            try:
-                step, quantity, value, seconds = cells if len(header) == 4 else (*cells, "nan")
-                quantity = quantity.strip() or "value"
-                curves.setdefault(quantity, []).append((float(step), float(value), float(seconds)))
-            except ValueError:
-                raise ValueError(
-                    f"{csv_path}, line {reader.line_num} is {','.join(cells)!r}; expected a step, a quantity, a value"
-                    f"{', seconds' if len(header) == 4 else ''}."
-                ) from None
+    for _, step, quantity, value, seconds in read_points(Path(csv_path), _COLUMNS, _COLUMNS[:3]):
+        curves.setdefault(quantity, []).append((step, value, seconds))
     if not curves:
         raise ValueError(f"{csv_path} holds no rows below its header; expected at least one.")
     return curves

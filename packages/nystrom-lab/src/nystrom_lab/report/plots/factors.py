@@ -24,10 +24,7 @@ _PANELS = {
 def draw_factors(matrices: "Mapping[str, np.ndarray]", *, title: str, bar: str) -> "Figure":
     """Draw S ≈ F × Z × B = their product; attention weights share one colour scale, the inverse has its own.
 
-    Args:
-        matrices: "exact", "left", "inverse", "right" and "nystrom".
-        title: Title of the figure.
-        bar: What a colour of the weights means.
+    The matrices are "exact", "left", "inverse", "right" and "nystrom"; `bar` is what a colour of the weights means.
     """
     figure = figure_of(PAGE, 2.75)
     widths = [width for _, width, _, _ in _PANELS.values()]

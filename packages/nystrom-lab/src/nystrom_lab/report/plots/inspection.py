@@ -31,12 +31,7 @@ FIGURES = ("errors", "attention", "sizes")
 
 
 def inspection_figures(rows: Sequence[Row], family: Callable[[str], str]) -> "Mapping[str, Figure]":
-    """All figures of an inspection, by name, see `FIGURES`.
-
-    Args:
-        rows: Rows of one inspection.
-        family: Function from the name of a method to that without its size.
-    """
+    """All figures of the rows of one inspection, by name, see `FIGURES`; `family` names a method without its size."""
     figures = {"errors": draw_errors(rows), "attention": draw_attention(rows)}
     if any(row.quantity == ERROR and row.m is not None for row in rows):
         figures["sizes"] = draw_sizes(rows, family)

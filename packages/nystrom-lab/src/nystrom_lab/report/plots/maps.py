@@ -106,16 +106,7 @@ def add_bar(
     *,
     below: bool = False,
 ) -> None:
-    """Draw the colour scale beside panels, or below them, with its meaning.
-
-    Args:
-        figure: The figure.
-        panels: The panels that share the scale.
-        norm: The scale.
-        style: The colour map.
-        label: What a colour means.
-        below: Draw it below the panels, which then stay where they are.
-    """
+    """Draw the colour scale and its meaning beside the panels that share it, or below them, which then stay."""
     from matplotlib.cm import ScalarMappable
 
     place: dict[str, Any] = {"aspect": 40}

@@ -17,11 +17,7 @@ _BEGINNING = 8192
 
 
 def check_free(path: Path) -> None:
-    """Check that a file does not exist, or is a picture drawn by this project.
-
-    Raises:
-        ValueError: The file is something else.
-    """
+    """Check that a file does not exist, or is a picture drawn by this project, or raise ValueError."""
     if os.path.lexists(path) and not _is_marked(path):
         raise ValueError(
             f"{path} already exists and is not a picture that nystrom drew: choose another name, or remove it first."

@@ -96,11 +96,7 @@ def _by_length(measured: Sequence[Row]) -> "Figure":
 
 
 def families(methods: Iterable[str]) -> dict[str, list[str]]:
-    """The methods of each panel, those of `REFERENCES` left out; a single panel holds whatever there is.
-
-    Args:
-        methods: As rows name them, such as "nystrom-64+skip".
-    """
+    """The methods of each panel, those of `REFERENCES` left out; a single panel holds whatever there is."""
     found: dict[str, list[str]] = {name: [] for name in (*_FAMILIES, _OTHERS)}
     for method in dict.fromkeys(methods):
         base = re.sub(r"-\d+$", "", method.removesuffix("+skip"))

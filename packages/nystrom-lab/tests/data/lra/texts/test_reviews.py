@@ -250,29 +250,6 @@ def test_equal_texts_stay_in_one_split(tmp_path):
     assert all(parts)
 
 
-@pytest.mark.parametrize(
-    ("labels", "classes"),
-    [
-        (["b", "a"], ["a", "b"]),
-        ([10, 9, -1], ["-1", "9", "10"]),
-        (["2.5", "10"], ["2.5", "10"]),
-        (["10", "9", "x"], ["10", "9", "x"]),
-        ([" pos ", "neg"], ["neg", "pos"]),
-        (["\u00fcber", "unter"], ["unter", "\u00fcber"]),
-        (["nan", "1"], ["1", "nan"]),
-    ],
-)
-def test_labels_are_words_or_numbers(tmp_path, labels, classes):
-    rows = [(f"{label} {i}", label) for label in labels for i in range(40)]
-    to = prepare_text(own(tmp_path / "a.csv", rows), tmp_path / "to")
-    assert header(to)["facts"]["classes"] == classes
-    data = Text(to, "train")
-    assert all(
-        classes[label] == text.decode().rsplit(" ", 1)[0].strip()
-        for text, label in zip(texts(data), data.labels, strict=True)
-    )
-
-
 def test_the_manifest_counts(tmp_path):
     source = own(tmp_path / "a.csv", [("x" * (i + 1), "ab"[i % 4 == 0]) for i in range(40)])
     to = prepare_text(source, tmp_path / "to", max_length=30)
