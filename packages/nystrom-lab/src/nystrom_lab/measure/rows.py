@@ -39,7 +39,7 @@ if sys.platform != "win32":
     import fcntl
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Row:
     """One measurement.
 
@@ -61,7 +61,7 @@ class Row:
         commit: Short hash of the checkout that holds the package, "+dirty" where tracked files were changed; ""
             outside of git.
         date: Day of the measurement, ISO 8601, UTC.
-        command: The command that measured it.
+        command: The command that measured it; without one, that which started this process, without local paths.
         note: Why it was not measured, or is not finite; otherwise "".
         facts: Further facts by name, such as {"b": "1", "layer": "3"}, stored in columns of their own. Values become
             text; those that are None or "" are left out.
@@ -75,20 +75,21 @@ class Row:
     method: str
     value: float
     unit: str
-    low: float | None
-    high: float | None
-    repeats: int
-    n: int | None
-    m: int | None
-    dtype: str
-    seed: int | None
+    low: float | None = None
+    high: float | None = None
+    repeats: int = 1
+    n: int | None = None
+    m: int | None = None
+    dtype: str = "float32"
+    seed: int | None = None
     device: str
-    torch: str
-    commit: str
-    date: str
-    command: str
-    note: str
-    facts: Mapping[str, str] = field(default_factory=dict, hash=False)
+    # What is not given of the rest is as of now.
+    torch: str = field(default_factory=lambda: _torch_version())
+    commit: str = field(default_factory=lambda: _commit())
+    date: str = field(default_factory=lambda: datetime.datetime.now(datetime.UTC).date().isoformat())
+    command: str = field(default_factory=lambda: started_as())
+    note: str = ""
+    facts: Mapping[str, Any] = field(default_factory=dict, hash=False)
 
     def __post_init__(self):
         if taken := [name for name in self.facts if name in HEADER]:
@@ -104,6 +105,7 @@ class Row:
                 )
         stated = {name: str(value) for name, value in self.facts.items() if value not in (None, "")}
         object.__setattr__(self, "facts", stated)
+        object.__setattr__(self, "value", float(self.value))
 
     @property
     def words(self) -> str:
@@ -119,64 +121,11 @@ class Row:
         return replace(self, facts={**self.facts, **facts})
 
 
+# A row as of now: what is not given of the version, commit, date and command is found.
+new_row = Row
 HEADER = tuple(each.name for each in fields(Row) if each.name != "facts")
 _NUMBERS = {"value": float, "low": float, "high": float, "repeats": int, "n": int, "m": int, "seed": int}
 _OPTIONAL = ("low", "high", "n", "m", "seed")
-
-
-def new_row(
-    *,
-    study: str,
-    quantity: str,
-    method: str,
-    value: float,
-    unit: str,
-    device: str,
-    low: float | None = None,
-    high: float | None = None,
-    repeats: int = 1,
-    n: int | None = None,
-    m: int | None = None,
-    facts: Mapping[str, Any] | None = None,
-    dtype: str = "float32",
-    seed: int | None = None,
-    command: str | None = None,
-    note: str = "",
-) -> Row:
-    """Make a row, and fill in the version of torch, the commit and the date.
-
-    Args:
-        study: See `Row` for this and all that follow.
-        value: The number; NaN if it was not measured, with a note.
-        facts: Further facts by name; those that are None are left out.
-        device: Name of the processor or accelerator; `cpu_name()` for this machine's processor.
-        command: The command that measured it; None means the command that started this process, without local paths.
-        note: Why it was not measured, or is not finite.
-
-    Raises:
-        ValueError: As for `Row`.
-    """
-    return Row(
-        study=study,
-        quantity=quantity,
-        method=method,
-        value=float(value),
-        unit=unit,
-        low=low,
-        high=high,
-        repeats=repeats,
-        n=n,
-        m=m,
-        facts=facts or {},
-        dtype=dtype,
-        seed=seed,
-        device=device,
-        torch=_torch_version(),
-        commit=_commit(),
-        date=datetime.datetime.now(datetime.UTC).date().isoformat(),
-        command=started_as() if command is None else command,
-        note=note,
-    )
 
 
 def append_rows(path: Path, rows: Iterable[Row]) -> None:

@@ -16,7 +16,7 @@ import torch
 
 from nystrom.attention.method_names import SIZES, sized_name
 from nystrom.models import EncoderConfig
-from nystrom_lab.measure.rows import Row, cpu_name, new_row
+from nystrom_lab.measure.rows import Row, cpu_name, new_row, started_as
 from nystrom_lab.training.run_settings import Settings
 
 # Changes of a preset that rows record elsewhere, or that affect when results are looked at but not what is trained.
@@ -109,7 +109,7 @@ def result_row(
         dtype=place.precision,
         seed=place.seed,
         device=torch.cuda.get_device_name() if place.device == "cuda" else cpu_name(),
-        command=place.command,
+        command=place.command or started_as(),
         note=note,
     )
 

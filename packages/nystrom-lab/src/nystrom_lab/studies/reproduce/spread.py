@@ -50,7 +50,7 @@ def spread_row(
         repeats=flat.numel(),
         n=n,
         m=m,
-        facts=facts,
+        facts=facts or {},
         dtype=dtype,
         seed=seed,
         device=cpu_name(),
