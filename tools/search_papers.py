@@ -46,7 +46,7 @@ def pages_of(tokenizer, length):
 def papers_of(path, tokenizer, count, length):
     """The last papers that have `length` tokens without a passage each, these, and for each the place of its paper."""
     corpora, _ = find_corpora([path])
-    pieces = (piece for corpus in corpora for piece in corpus.pieces(False))
+    pieces = (piece for corpus in corpora for piece in corpus.pieces())
     texts = [piece.text.decode() for piece in pieces if piece.begins]
     rows = (tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"] for text in reversed(texts))
     papers = [row[: length - 2] for row in islice((row for row in rows if len(row) >= length - 2), count)]
@@ -68,10 +68,11 @@ def embedding(model, tokenizer, tokens):
 
 
 def windows(model, tokenizer, tokens, most=None):
-    """The mean of the embeddings of windows."""
+    """The mean of the embeddings of windows, each as often as it has tokens: the last one may have few."""
     size = WINDOW - 2
     parts = [tokens[i : i + size] for i in range(0, len(tokens), size)][:most]
-    return torch.stack([embedding(model, tokenizer, part) for part in parts]).mean(0)
+    sums = [len(part) * embedding(model, tokenizer, part) for part in parts]
+    return torch.stack(sums).sum(0) / sum(map(len, parts))
 
 
 def main():
