@@ -69,6 +69,15 @@ def test_each_piece_has_a_job_that_runs_once_and_what_fails_is_named(cluster, wo
     assert (to / "one.log").read_text().count("starts") == 1
 
 
+def test_as_many_jobs_run_at_a_time_as_were_asked_for(cluster, works, tmp_path):
+    to = tmp_path / "to"
+    pieces = works(to, "one", "two", "three", "four")
+    (to / "go").touch()
+    assert Jobs(to, NO_SLURM, cpus=1, at_once=2, seconds=0.2).run(pieces) == []
+    scripts = [(to / PRIVATE / f"{job}_submission.sh").read_text().partition("--dependency=") for job in (1, 2, 3, 4)]
+    assert [rest.partition("\n")[0] for *_, rest in scripts] == ["", "", "afterany:1", "afterany:2"]
+
+
 def test_only_the_user_may_enter_the_folder_of_the_pickles(cluster, works, tmp_path):
     to = tmp_path / "to"
     (to / PRIVATE).mkdir(parents=True, mode=0o755)
