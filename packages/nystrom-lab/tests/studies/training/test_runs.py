@@ -1,13 +1,16 @@
 import json
 import signal
 import subprocess
+import sys
 import time
 
 import pytest
 
 from nystrom_lab.measure.rows import append_rows, new_row, read_rows
+from nystrom_lab.studies.training import runs
 from nystrom_lab.studies.training.runs import CHILD, Training, train
 from nystrom_lab.training.run_folder import RunFolder
+from nystrom_lab.training.study import open_study
 
 ROWS = [(f"{'good' if i % 2 else 'bad'} {'the ' * (i % 12)}", i % 2) for i in range(24)]
 
@@ -66,7 +69,7 @@ def test_a_run_with_other_settings_is_left_alone(training, tmp_path, name, value
         train(other, tmp_path / "runs")
 
 
-def test_a_finished_run_of_other_epochs_and_a_search_of_another_method_are_left_alone(training, tmp_path):
+def test_a_finished_run_of_other_epochs_and_a_search_of_another_method_are_left_alone(training, tmp_path, monkeypatch):
     folder = tmp_path / "runs" / training.name
     folder.mkdir(parents=True)
     command = "nystrom finetune sst2 --epochs 2 --to runs"
@@ -80,7 +83,13 @@ def test_a_finished_run_of_other_epochs_and_a_search_of_another_method_are_left_
         train(training._replace(arguments={"epochs": 4, "seed": 1}), tmp_path / "runs")
     (folder / "run.json").unlink()
     trials = [{"attention": "nystrom", "batch_size": size} for size in (8, 16)]
-    (folder / "search.json").write_text(json.dumps({"data": "", "trials": trials}))
-    assert train(training._replace(arguments={"attention": "nystrom", "search": True}), tmp_path / "runs").is_finished
+    open_study(folder).set_user_attr("search", {"data": "", "trials": trials})
+    searched = training._replace(arguments={"attention": "nystrom", "search": True})
+    assert train(searched, tmp_path / "runs").is_finished
     with pytest.raises(ValueError, match="attention = 'nystrom'"):
         train(training._replace(arguments={"attention": "softmax", "search": True}), tmp_path / "runs")
+    # One that was cut goes on.
+    (folder / "rows.csv").unlink()
+    resumed = "import json, sys; sys.exit(0 if json.loads(sys.argv[1])[1]['resume'] else 3)"
+    monkeypatch.setattr(runs, "CHILD", (sys.executable, "-c", resumed))
+    train(searched, tmp_path / "runs")

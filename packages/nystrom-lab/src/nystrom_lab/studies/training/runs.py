@@ -20,10 +20,9 @@ import torch
 from nystrom_lab.measure.rows import read_rows
 from nystrom_lab.training.grid.child import end_with_parent, exit_code
 from nystrom_lab.training.run_folder import RunFolder
+from nystrom_lab.training.study import STUDY, open_study
 
 CHILD = (sys.executable, "-m", "nystrom_lab.studies.training.runs")
-# The file that a search over settings keeps beside its trials.
-_SEARCH = "search.json"
 
 
 class Training(NamedTuple):
@@ -70,7 +69,7 @@ def train(training: Training, folder: Path) -> RunFolder:
     _check(run, training)
     if run.is_finished:
         return run
-    resume = run.is_started or (run.path / _SEARCH).is_file()
+    resume = run.is_started or (run.path / STUDY).is_file()
     arguments = {**training.arguments, "to": str(run.path), "resume": resume, "threads": torch.get_num_threads()}
     print(f"{training.name}: {'goes on' if resume else 'starts'} in {run.path}", flush=True)
     process = subprocess.Popen([*CHILD, json.dumps([training.engine, arguments])], stdin=subprocess.PIPE)
@@ -90,12 +89,11 @@ def train(training: Training, folder: Path) -> RunFolder:
 
 def _check(run: RunFolder, training: Training) -> None:
     """Raise ValueError if the folder of a run, or of a search, holds one with other settings."""
-    search = run.path / _SEARCH
     if run.is_started:
         settings = dict(run.read()["settings"])
-    elif search.is_file():
-        # The settings that its trials share.
-        trials = json.loads(search.read_text(encoding="utf-8"))["trials"]
+    elif (run.path / STUDY).is_file():
+        # The settings that the trials of a search share.
+        trials = open_study(run.path).user_attrs["search"]["trials"]
         settings = {name: value for name, value in trials[0].items() if all(each[name] == value for each in trials)}
     else:
         return
