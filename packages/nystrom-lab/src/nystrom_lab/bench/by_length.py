@@ -35,15 +35,7 @@ from nystrom_lab.measure.rows import Row, new_row, other_setting, rows_so_far
 
 @dataclass(frozen=True)
 class Cell:
-    """One method in one pass.
-
-    Attributes:
-        method: Its name in the rows.
-        contender: How it is built.
-        number: Its number of landmarks or the like; 0 for none.
-        skip: Whether its skip is included.
-        timed: The pass.
-    """
+    """One method in one pass."""
 
     method: str
     contender: Contender
@@ -83,13 +75,7 @@ def length_setup(
 ) -> LengthSetup:
     """The setup of a command.
 
-    Args:
-        options: Its options.
-        study: The study that the rows belong to.
-        cells: See `LengthSetup`, as for `sizes` and `bandwidth`.
-        shape: The sizes that rows record.
-        command: The command that measures them.
-        triton: The version of Triton where it computes, or "interpreted"; None for torch alone.
+    `shape` is the sizes that rows record.
     """
     blank = new_row(
         study=study, quantity="", method="", value=0.0, unit="", device=device_name(sizes.device), dtype=options.dtype,
@@ -110,13 +96,6 @@ def cells_of(
     find: Callable[[str], tuple[Contender, int]] = find_contender,
 ) -> tuple[Cell, ...]:
     """The named methods in each pass, without their skip, with it, or both.
-
-    Args:
-        methods: Their names; a repeated name is measured once.
-        passes: Passes.
-        skip: Which forms of a method that has a skip.
-        device: The device that they run on.
-        find: Function from a name to a contender and its number.
 
     Raises:
         ValueError: No method, one that is unknown, or one that the device cannot run.
@@ -183,10 +162,7 @@ def _probe(n: int, setup: LengthSetup) -> list[Row]:
 def measure(n: int, setup: LengthSetup, past: Sequence[Row]) -> list[Row]:
     """Measure all cells at one length.
 
-    Args:
-        n: Tokens.
-        setup: What to measure.
-        past: Rows of shorter lengths, in rising order, to estimate from.
+    `past` holds rows of shorter lengths, in rising order, to estimate from.
     """
     notes = {cell: _too_much(n, cell, setup, past) for cell in setup.cells}
     able = [cell for cell in setup.cells if not notes[cell]]

@@ -63,11 +63,7 @@ class Contender:
 class Ours:
     """Builder of a method of this library.
 
-    Attributes:
-        method: Its name in the registry.
-        more: Its options for n tokens, beside what its number sets.
-        compiled: Whether it is compiled by `torch.compile`, for its length only.
-        backend: The compiler's backend.
+    `more` are its options for n tokens, beside what its number sets; compiled it is for its length only.
     """
 
     method: str

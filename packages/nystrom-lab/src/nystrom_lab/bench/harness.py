@@ -70,12 +70,7 @@ def take_turns(
 ) -> dict[Key, tuple[list[float], int]]:
     """Seconds in each turn and peak bytes of each contender.
 
-    Args:
-        clocks: Functions that make one call and return its seconds.
-        peaks: Functions that make one call and return its peak bytes, of the same contenders.
-        repeats: Turns.
-        bar: Progress, a call at a time.
-        warm_up: Whether an extra first turn is discarded.
+    Both name the same contenders; with `warm_up` an extra first turn is discarded.
     """
     times = in_turns(clocks, repeats, warm_up=warm_up, tick=bar.update)
     found = {}
@@ -88,11 +83,7 @@ def take_turns(
 def time_and_memory(like: Row, what: str, taken: tuple[Sequence[float], int] | None, note: str) -> list[Row]:
     """The two rows of a contender.
 
-    Args:
-        like: A row of this contender.
-        what: What was called, the first words of the quantities.
-        taken: Seconds in each turn and peak bytes; None if it was not measured.
-        note: Why not.
+    `taken` is None if it was not measured, and `note` says why.
     """
     times, peak = taken or ([], math.nan)
     low, middle, high = quartiles([1e3 * time for time in times]) if times else (None, math.nan, None)

@@ -18,17 +18,7 @@ from nystrom_lab.bench.options import Layout
 
 @dataclass(frozen=True)
 class Sizes:
-    """Sizes that all contenders share.
-
-    Attributes:
-        batch: Sequences b.
-        heads: Heads h.
-        width: Width d of queries, keys and values in one head.
-        kernel_size: Odd size of the skip convolution.
-        dtype: Dtype of inputs and weights.
-        device: The device that everything runs on.
-        layout: Layout of inputs and outputs, see the module.
-    """
+    """Sizes that all contenders share."""
 
     batch: int
     heads: int
@@ -43,11 +33,7 @@ class Sizes:
 class Inputs:
     """Random queries, keys and values of n tokens, and the gradient that a backward pass starts from.
 
-    Attributes:
-        n: Tokens.
-        sizes: All other sizes.
-        leaves: Queries, keys and values in their layout; they require gradients.
-        grad: Gradient of the output, in the layout of the output.
+    `leaves` are queries, keys and values; the gradient has the layout of the output.
     """
 
     n: int
@@ -71,9 +57,7 @@ class Inputs:
 class Call:
     """A contender with its inputs.
 
-    Attributes:
-        forward: The forward pass.
-        leaves: The tensors that require gradients: inputs and weights.
+    `leaves` are the tensors that require gradients: inputs and weights.
     """
 
     forward: Callable[[], Tensor]

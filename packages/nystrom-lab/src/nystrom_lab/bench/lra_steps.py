@@ -36,13 +36,7 @@ _PROBE = 8
 
 @dataclass(frozen=True, kw_only=True)
 class StepSetup(Setup):
-    """What is measured in each task.
-
-    Attributes:
-        methods: Methods with their number.
-        batch: Samples of a step; None takes the paper's.
-        shapes: Facts of the tasks.
-    """
+    """What is measured in each task."""
 
     methods: tuple[str, ...]
     batch: int | None
@@ -50,13 +44,7 @@ class StepSetup(Setup):
 
 
 def step_setup(options: TrainingOptions, command: str, device: torch.device) -> StepSetup:
-    """The setup of `nystrom bench training`.
-
-    Args:
-        options: Its options.
-        command: The command that measures it.
-        device: The device that it runs on.
-    """
+    """The setup of `nystrom bench training`."""
     blank = new_row(
         study="training", quantity="", method="", value=0.0, unit="", device=device_name(device), seed=options.seed,
         dtype=options.precision, command=command,

@@ -105,15 +105,7 @@ def run_model(options: ModelOptions) -> list[Row]:
 
 @dataclass(frozen=True)
 class EncoderSizes:
-    """Sizes that all methods share; the defaults are those of BERT-base.
-
-    Attributes:
-        layers: Layers.
-        width: Width of a token, a multiple of the heads.
-        heads: Heads.
-        intermediate: Width inside the feed-forward block.
-        vocabulary: Tokens of the vocabulary.
-    """
+    """Sizes that all methods share; the defaults are those of BERT-base."""
 
     layers: int = 12
     width: int = 768
@@ -173,13 +165,7 @@ def _sizes_of(model: Path) -> EncoderSizes:
 
 @dataclass(frozen=True)
 class EncoderWith:
-    """Builder of an encoder with a method of this library, see `Contender.build`.
-
-    Attributes:
-        method: The method.
-        sizes: Sizes of the encoder.
-        seed: Seed of its weights and its tokens.
-    """
+    """Builder of an encoder with a method of this library, see `Contender.build`."""
 
     method: "Ours"
     sizes: EncoderSizes

@@ -39,13 +39,7 @@ CHUNK = 64
 
 
 class AuthorsAttention(nn.Module):
-    """The published formula over head-split tensors: no masks, n divisible by m.
-
-    Args:
-        num_heads: Heads h.
-        num_landmarks: Landmarks m.
-        kernel_size: Odd size of the convolution of the values; None for none.
-    """
+    """The published formula over head-split tensors: no masks, n divisible by m."""
 
     def __init__(self, num_heads: int, num_landmarks: int, kernel_size: int | None = None):
         super().__init__()
@@ -93,9 +87,7 @@ def authors_call(inputs: Inputs, number: int, skip: bool) -> Call:
 class Given(nn.Module):
     """A module in the place of a projection, which returns a given tensor (b, n, w).
 
-    Args:
-        x: The tensor.
-        tokens_first: Whether to return a copy (n, b, w): Longformer divides its queries in place.
+    Longformer divides its queries in place, and takes a copy (n, b, w), `tokens_first`.
     """
 
     def __init__(self, x: Tensor, *, tokens_first: bool = False):

@@ -13,11 +13,7 @@ Batch = dict[str, Tensor]
 class TrainingStep:
     """A model in training mode with its optimizer, and its training steps.
 
-    Args:
-        model: The model; its output has a loss. It is trained in place.
-        optimizer: The optimizer of its weights.
-        precision: float32, or the dtype of autocast.
-        clip_value: Maximum size of an entry of a gradient; None for no clipping.
+    The output of the model has a loss; `precision` is float32 or the dtype of autocast.
     """
 
     def __init__(

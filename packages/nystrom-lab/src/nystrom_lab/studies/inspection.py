@@ -89,9 +89,7 @@ def inspection_rows(found: Inspection, *, device: str | None = None) -> list[Row
 def plan_rows(plan: AttentionPlan, blank: Row) -> list[Row]:
     """The error and the time of a plan as rows.
 
-    Args:
-        plan: A plan from `choose_plan`.
-        blank: A row of the inspection, for the device and settings of the plan.
+    A row of the inspection, `blank`, has the device and settings.
     """
     found = plan.found
     mine = replace(blank, method=PLAN, m=None, low=None, high=None, unit="", note="", facts={})

@@ -89,14 +89,7 @@ def _plan(setting: Setting) -> Plan:
 
 
 def eigenvalue_rows(q: _Heads, k: _Heads, inputs: str, *, layer: int | None = None) -> Iterable[Row]:
-    """Rows of the smallest eigenvalues of the matrices of some heads.
-
-    Args:
-        q: Queries, in float64.
-        k: As many keys.
-        inputs: Their name in the rows.
-        layer: Their layer in an encoder.
-    """
+    """Rows of the smallest eigenvalues of the matrices of some heads."""
     for name, matrix in matrices(q, k).items():
         yield from _rows_of(name, matrix, torch.cat([q, k], dim=1), inputs, layer)
 
@@ -140,13 +133,7 @@ def _measure_searched(folder: Path) -> Iterable[Row]:
 
 
 def searched(x: Float[Tensor, "t s d"], which: str, *, steps: int = 100) -> Float[Tensor, "t s d"]:
-    """Queries and keys that Adam has moved towards a smaller least eigenvalue of a matrix.
-
-    Args:
-        x: Tokens to start from, the queries above the keys.
-        which: Name of the matrix.
-        steps: Number of steps.
-    """
+    """Queries and keys that Adam has moved towards a smaller least eigenvalue of a matrix."""
     x, half = x.clone().requires_grad_(), x.shape[1] // 2
     optimizer = torch.optim.Adam([x], lr=0.05)
     for _ in range(steps):

@@ -60,12 +60,7 @@ def _measure(n: int, sizes: Sequence[int], folder: Path) -> Iterable[Row]:
 
 
 def count_rows(n: int, sizes: Sequence[int]) -> Iterable[Row]:
-    """Rows of the counts of all methods at one length, and of the formulas.
-
-    Args:
-        n: Tokens.
-        sizes: Numbers m.
-    """
+    """Rows of the counts of all methods at one length, and of the formulas."""
     generator = torch.Generator().manual_seed(0)
     q, k, v = (torch.randn(1, 1, n, _WIDTH, generator=generator) for _ in range(3))
 

@@ -137,9 +137,7 @@ def attention_rows(layers: Sequence[LayerHeads], m: int, steps: int) -> Iterable
 def lemma(errors: Float[Tensor, "k t"], rounding: Float[Tensor, " t"]) -> tuple[Tensor, Tensor]:
     """Whether each step from an error below 1 ends within the cube of that error, and the observed orders.
 
-    Args:
-        errors: The error of each matrix after each number of steps.
-        rounding: The rounding error of each matrix; a matrix with 0.01 or more is left out.
+    The errors are those after each number of steps; a matrix with a rounding error of 0.01 or more is left out.
 
     Returns:
         1 or 0 for each step that starts below 1, and the orders of the steps that start below 1/2 and end above 100

@@ -50,12 +50,7 @@ def measure_draws(
 ) -> DrawErrors:
     """Approximate a completion from many draws of columns.
 
-    Args:
-        completion: The kernel matrix of queries and as many keys.
-        draw: Draws columns.
-        draws: Number of draws.
-        seed: Seed of the first draw; the others follow.
-        eigenvalues: Whether the error of the completion is measured too, which takes most of the time.
+    Without `eigenvalues` the error of the completion, which takes most of the time, is not measured.
     """
     n = completion.shape[-1] // 2
     generator = torch.Generator().manual_seed(seed)
@@ -80,11 +75,7 @@ def rounding(completion: Float[Tensor, "all all"]) -> float:
 def needed_draws(sizes: Sequence[int], errors: Sequence[Tensor], limit: float, delta: float) -> float | None:
     """The size at which a share delta of the draws has an error above a limit; None if no measured size is enough.
 
-    Args:
-        sizes: Numbers of columns drawn, rising.
-        errors: Errors of each draw, for each size.
-        limit: The error.
-        delta: The share.
+    The sizes rise.
     """
     exceeded = [values.quantile(1 - delta).item() for values in errors]
     if exceeded[0] <= limit:

@@ -118,14 +118,7 @@ def _inputs(layers: Sequence[LayerHeads]) -> tuple[list[Tensor], list[Tensor], l
 def proposition(
     heads: LayerHeads, output: Float[Tensor, "b h n e"], m: int, z: Float[Tensor, "b h m m"]
 ) -> dict[str, Float[Tensor, "b h"]]:
-    """The error of each head, and the bounds on it, relative to the norm of the values.
-
-    Args:
-        heads: The heads.
-        output: The exact outputs.
-        m: Number of landmarks.
-        z: Approximate inverses.
-    """
+    """The error of each head, and the bounds on it, relative to the norm of the values."""
     q_landmarks, k_landmarks = segment_means(heads.q, m), segment_means(heads.k, m)
     approximate = softmax_rows(heads.q, k_landmarks) @ (z @ (softmax_rows(q_landmarks, heads.k) @ heads.v))
     error = infinity_norm(output - approximate) / infinity_norm(heads.v)

@@ -61,12 +61,7 @@ _Square = Float[Tensor, "t m m"]
 
 
 def conjugate_gradient(a: _Square, *, steps: int = 24) -> _Square:
-    """Invert symmetric positive definite matrices by conjugate gradients, for all columns of I at once.
-
-    Args:
-        a: The matrices.
-        steps: How many, each of one product.
-    """
+    """Invert symmetric positive definite matrices by conjugate gradients, for all columns of I at once."""
     r = torch.eye(a.shape[-1], dtype=a.dtype, device=a.device).expand_as(a)
     x, p, square = torch.zeros_like(a), r, r.square().sum(dim=-2, keepdim=True)
     for _ in range(steps):
@@ -132,13 +127,7 @@ def _places() -> dict[str, torch.device]:
 
 
 def error_rows(matrix: _Square, methods: Sequence[str], facts: Mapping[str, object]) -> Iterable[Row]:
-    """Rows of the errors of float32 inverses, and of the rounding of their gradients, on every available device.
-
-    Args:
-        matrix: The matrices, in float64.
-        methods: Names of `METHODS`.
-        facts: What the rows say of them.
-    """
+    """Rows of the errors of float32 inverses, and of the rounding of their gradients, on every available device."""
     m, a = matrix.shape[-1], matrix.float()
     weights = torch.randn(a.shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
     inverse, condition = true_inverse(a), condition_number(torch.linalg.svdvals(a.double()))

@@ -44,14 +44,7 @@ _TURNS, _GOOD = 9, 0.1
 
 
 def error_rows(heads: LayerHeads, numbers: Sequence[int], inverses: Sequence[str], draws: int) -> Iterable[Row]:
-    """Errors of every method at each number of landmarks.
-
-    Args:
-        heads: The heads.
-        numbers: Numbers m of landmarks.
-        inverses: Names of `INVERSES`.
-        draws: How often tokens are drawn.
-    """
+    """Errors of every method at each number of landmarks."""
     s = heads.softmax()
     n, norms = s.shape[-1], _norms(s, s @ heads.v)
     for m in numbers:

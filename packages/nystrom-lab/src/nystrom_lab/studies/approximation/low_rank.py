@@ -78,13 +78,7 @@ def _measure(encoder: Encoder, weights: Weights, n: int, layer: int, texts: int,
 def spectrum_rows(
     q: Float[Tensor, "b h n d"], k: Float[Tensor, "b h n d"], *, facts: Mapping[str, object]
 ) -> Iterable[Row]:
-    """Rows of the singular values of the three matrices of each head.
-
-    Args:
-        q: Queries, in float64.
-        k: As many keys.
-        facts: Facts of the heads, for the rows.
-    """
+    """Rows of the singular values of the three matrices of each head."""
     n, scale = q.shape[2], q.shape[-1] ** -0.5
     limit = 1 / (n * torch.finfo(q.dtype).eps)
     matrices = {

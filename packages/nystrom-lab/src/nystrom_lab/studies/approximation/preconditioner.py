@@ -86,12 +86,7 @@ def _measure_made(name: str, folder: Path) -> Iterable[Row]:
 
 
 def singular_rows(kernels: Float[Tensor, "t m m"], landmarks: str) -> Iterable[Row]:
-    """Rows of the singular values of N over all matrices: their medians, and the extremes that decide.
-
-    Args:
-        kernels: Gaussian kernel matrices of landmarks, in float64.
-        landmarks: Their name in the rows.
-    """
+    """Rows of the singular values of N over all matrices: their medians, and the extremes that decide."""
     m = kernels.shape[-1]
     for gamma in _RIDGES:
         n, d = scaled(kernels, gamma)

@@ -142,13 +142,7 @@ def head_rows(
 ) -> Iterable[Row]:
     """Rows of one head: errors over draws, the dimension, the bound, and how many draws are needed.
 
-    Args:
-        q: Queries, in float64.
-        k: As many keys.
-        columns: Numbers of columns d, rising.
-        draws: Draws of each number.
-        leverage: Whether columns are drawn in proportion to their leverage scores too.
-        facts: Facts of the head, for the rows.
+    With `leverage` columns are drawn in proportion to their leverage scores too.
     """
     n, kernel = len(q), partial(gaussian_kernel, scale=q.shape[-1] ** -0.5)
     completion = complete(kernel, q, k)

@@ -10,13 +10,7 @@ from nystrom_lab.training.presets import DEPARTURES, DRAWN_BY_SEGMENTS, PRESETS
 class Ran(NamedTuple):
     """Runs of one method on one task that differ in the seed alone.
 
-    Attributes:
-        task: The task.
-        preset: Preset with its changes, such as "demo, learning_rate=0.001".
-        method: The registry's name.
-        seeds: How many seeds.
-        steps: Training steps; None where the rows do not say.
-        positions: Positions of the model; None where the rows do not say.
+    The preset is one with its changes, such as "demo, learning_rate=0.001"; None is what the rows do not say.
     """
 
     task: str
@@ -28,13 +22,7 @@ class Ran(NamedTuple):
 
 
 def what_ran(runs: Sequence[Ran], preset: str, methods: Collection[str]) -> str:
-    """What was run of a paper's tasks, steps, positions and methods, in a few words.
-
-    Args:
-        runs: The runs.
-        preset: The paper's preset.
-        methods: The methods that the paper prints.
-    """
+    """What was run of a paper's tasks, steps, positions and methods, in a few words."""
     said = []
     for task, of in dict.fromkeys((run.task, run.preset) for run in runs):
         here, paper = [run for run in runs if (run.task, run.preset) == (task, of)], PRESETS[task, preset]

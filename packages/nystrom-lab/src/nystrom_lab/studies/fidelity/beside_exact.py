@@ -38,14 +38,7 @@ def time_calls(
 ) -> Iterable[Row]:
     """Rows of the times of calls, in turns, and of their ratios to one of them within each turn: medians and quartiles.
 
-    Args:
-        calls: The calls by name.
-        rounds: Turns.
-        beside: The name of the call that ratios are taken to.
-        quantities: What rows call the times and the ratios.
-        memory: What rows call the peak memory; None measures none.
-        device: Where the calls run.
-        **shared: Other fields of the rows.
+    The quantities are the names of times and ratios in rows; `memory` is that of the peak memory, None for none.
     """
     shared |= {"study": "", "device": device_name(device)}
     taken = in_turns({name: partial(seconds, call, device) for name, call in calls.items()}, rounds)
@@ -67,13 +60,7 @@ def time_passes(
 ) -> Iterable[Row]:
     """Rows of the times of functions, forward and with the backward pass.
 
-    Args:
-        calls: The functions by name.
-        given: Queries, keys and values, which require gradients.
-        rounds: Turns.
-        beside: The name of the function that ratios are taken to.
-        what: What rows call that function: their quantities are "forward time / exact" and the like.
-        **shared: Other fields of the rows.
+    `what` is what rows call `beside`: their quantities are "forward time / exact" and the like.
     """
     for run, time in zip((forward, both), PASSES.values(), strict=True):
         timed = {name: partial(run, call, *given) for name, call in calls.items()}

@@ -108,14 +108,7 @@ class Slide(NamedTuple):
 
 
 def draw_slide(side: int, g: torch.Generator, *, together: bool, share: float = 0.6) -> Slide:
-    """A slide with tissue on about `share` of a grid, and some tumour, in one place or scattered.
-
-    Args:
-        side: Tiles along a side of the grid.
-        g: Source of the draw.
-        together: Whether the tumour is in one place.
-        share: Share of the grid that is tissue.
-    """
+    """A slide with tissue on about `share` of a grid, and some tumour, in one place or scattered."""
     kinds = torch.randn(KINDS, FEATURES, generator=torch.Generator().manual_seed(0))
     tumour_of = torch.randn(FEATURES, generator=torch.Generator().manual_seed(1))
     fields = torch.randn(1, KINDS + 1, 2 + side // 6, 2 + side // 6, generator=g)

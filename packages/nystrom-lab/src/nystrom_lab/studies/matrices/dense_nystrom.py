@@ -30,9 +30,7 @@ SquareInverse = Callable[[Tensor], Tensor]
 def nystrom_psd(c: Float[Tensor, "*b n n"], indices: Int[Tensor, "*#b m"]) -> Float[Tensor, "*b n n"]:
     """Approximate symmetric positive semidefinite matrices from some of their columns.
 
-    Args:
-        c: Matrices.
-        indices: Columns, the same for all matrices or different for each; a repeated column changes nothing.
+    Indices are the same for all matrices or different for each; a repeated column changes nothing.
     """
     rows = _rows(c, indices)
     return _through(rows.mT, _rows(rows.mT, indices), rows)
@@ -41,13 +39,7 @@ def nystrom_psd(c: Float[Tensor, "*b n n"], indices: Int[Tensor, "*#b m"]) -> Fl
 def nystrom_columns_and_rows(
     s: Float[Tensor, "*b n t"], indices: Int[Tensor, "*#b m"], *, inverse: SquareInverse = torch.linalg.pinv
 ) -> Float[Tensor, "*b n t"]:
-    """Approximate matrices from some of their columns and the rows of the same indices.
-
-    Args:
-        s: Matrices; they need not be symmetric.
-        indices: Columns and rows, the same for all matrices or different for each.
-        inverse: Inverse of A; by default the Moore-Penrose inverse.
-    """
+    """Approximate matrices from some of their columns and the rows of the same indices."""
     left, right = _rows(s.mT, indices).mT, _rows(s, indices)
     return left @ inverse(_rows(left, indices)) @ right
 

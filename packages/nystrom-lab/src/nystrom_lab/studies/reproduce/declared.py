@@ -306,9 +306,7 @@ class Claim:
     def decide(self, frame: pd.DataFrame, *, ours: bool) -> Verdict:
         """The verdict of the rule; "cannot tell" where it lacks rows.
 
-        Args:
-            frame: The rows.
-            ours: Whether a claim of this library is told from those of a paper.
+        `ours` tells a claim of this library from those of a paper.
         """
         try:
             agrees, numbers = self.rule(frame)

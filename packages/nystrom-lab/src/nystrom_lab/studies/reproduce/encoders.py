@@ -57,14 +57,7 @@ class Recording(NamedTuple):
 
 @dataclass(frozen=True)
 class Encoder:
-    """A pretrained encoder and the prose that it reads.
-
-    Attributes:
-        folder: Folder of the model.
-        name: Its name in rows.
-        prose: The text.
-        layers: Number of its layers.
-    """
+    """A pretrained encoder and the prose that it reads."""
 
     folder: Path
     name: str
@@ -84,12 +77,7 @@ class Encoder:
     ) -> dict[int, Recording]:
         """Queries, keys and values of layers, over windows of the prose.
 
-        Args:
-            length: Tokens n. More than the model's positions are read as pieces side by side.
-            windows: Sequences b.
-            layers: Numbers of layers, from 0.
-            weights: "pretrained", or "initialised" anew with the seed.
-            seed: Seed of the initialisation.
+        More tokens than the model's positions are read as pieces side by side.
         """
         ids, size = self.tokens(length, windows), min(length, self.positions)
         pieces = [piece for window in ids for piece in window.split(size)]

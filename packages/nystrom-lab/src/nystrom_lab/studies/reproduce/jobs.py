@@ -16,12 +16,6 @@ from nystrom_lab.training.grid.slurm import Jobs, Work
 def measure_in_jobs(studies: Sequence[Job], to: Path, slurm: Slurm, *, threads: int) -> list[Failure]:
     """Measure the missing parts of studies as jobs, and wait until they end.
 
-    Args:
-        studies: The studies.
-        to: Folder of all results.
-        slurm: Resources of each job.
-        threads: Cores of each job.
-
     Returns:
         The studies that were not measured.
 
@@ -48,11 +42,7 @@ def _result(study: Job) -> str:
 def measure_study(name: str, setting: Mapping[str, Any], to: str, threads: int) -> None:
     """Run a study, as a job does.
 
-    Args:
-        name: Its name.
-        setting: Fields of `nystrom_lab.studies.reproduce.study.Setting`.
-        to: Folder of all results.
-        threads: CPU threads.
+    `setting` has the fields of `nystrom_lab.studies.reproduce.study.Setting`.
     """
     import torch
 

@@ -28,12 +28,7 @@ _QUARTILE = 0.6745
 
 
 class Known(NamedTuple):
-    """The ends of the interval that is known to hold a number; NaN if it was not measured.
-
-    Attributes:
-        low: The lower end.
-        high: The upper end.
-    """
+    """The ends of the interval that is known to hold a number; NaN if it was not measured."""
 
     low: float
     high: float
@@ -69,13 +64,7 @@ def estimate(value: float, error: float) -> Known:
 
 
 def is_competitive(gap: float, error: float, margin: float = MARGIN) -> bool | None:
-    """Whether a score is at most a margin below another; None if that is within two standard errors of the gap.
-
-    Args:
-        gap: How far it is above the other.
-        error: Standard error of the gap.
-        margin: The margin, in the same units.
-    """
+    """Whether a score is at most a margin below another; None if that is within two standard errors of the gap."""
     return estimate(gap, error).within(least=-margin)
 
 
@@ -115,12 +104,7 @@ def roughly(value: float, part: float = 0.1) -> Known:
 
 
 def most(answers: Iterable[bool | None], share: float = 1.0) -> bool | None:
-    """Whether at least a share of the answers is True; None if answers of None decide that, or there are no answers.
-
-    Args:
-        answers: The answers.
-        share: The share; 1 means all of them.
-    """
+    """Whether at least a share of the answers is True; None if answers of None decide that, or there are no answers."""
     of = list(answers)
     yes, wanted = of.count(True), share * len(of)
     if not of:

@@ -29,15 +29,7 @@ SETTING, ROWS, SECONDS = "setting.json", "rows.csv", "seconds.json"
 
 
 class Job(NamedTuple):
-    """A study that is checked and ready to run.
-
-    Attributes:
-        name: Its name.
-        study: What it is.
-        plan: Its work.
-        setting: The setting.
-        folder: Its folder.
-    """
+    """A study that is checked and ready to run."""
 
     name: str
     study: Study
@@ -71,10 +63,6 @@ def folder_of(to: Path, name: str, size: str) -> Path:
 
 def run_study(job: Job, say: Callable[[str], None] = print) -> Summary:
     """Measure the parts that have no rows yet, draw the figures, and write and return the summary.
-
-    Args:
-        job: What `check_study` returned.
-        say: Called with a line for each finished part.
 
     Raises:
         ValueError: Another command is working in the folder, or a file there is damaged.

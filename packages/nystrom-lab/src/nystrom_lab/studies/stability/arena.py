@@ -29,10 +29,7 @@ PRESET = "skyformer"
 class ArenaTask:
     """Where the samples of a task come from.
 
-    Attributes:
-        task: The task.
-        folder: A prepared folder; None generates the samples in the folder of the study.
-        sizes: Sizes of what is generated, and the longest sample that the model takes.
+    Without a folder the samples are generated in that of the study, in these sizes.
     """
 
     task: str
@@ -46,12 +43,7 @@ class ArenaTask:
         return f"{self.task} ({drawn if self.folder is None else self.folder.name})"
 
     def open(self, split: str, study: Path) -> Split:
-        """Open a split, which is generated first if it has to be.
-
-        Args:
-            split: train, val or test.
-            study: Folder of the study.
-        """
+        """Open a split, which is generated first if it has to be."""
         folder, task = self.folder, find_task(self.task)
         if folder is None:
             sizes = self.sizes
@@ -65,10 +57,6 @@ class ArenaTask:
 
 def find_sources(data: Path | None, drawn: Mapping[str, DataSizes]) -> list[ArenaTask]:
     """The available tasks: those that a folder holds in subfolders of their names, and those that are generated.
-
-    Args:
-        data: The folder; None if there is none.
-        drawn: Sizes of the tasks to generate, unless the folder holds them.
 
     Raises:
         ValueError: The folder holds no task, or samples that are longer than the paper's.
@@ -101,13 +89,7 @@ def preset_of(task: str) -> Preset:
 
 
 def new_model(source: ArenaTask, method: str, *, seed: int) -> Model:
-    """A model of the paper's shape with random weights, which are the same for all methods with the same seed.
-
-    Args:
-        source: The task and the longest sample.
-        method: The attention, a name in the registry.
-        seed: Seed of the weights.
-    """
+    """A model of the paper's shape with random weights, which are the same for all methods with the same seed."""
     settings = settle(
         TrainOptions(
             source.task,
@@ -137,15 +119,7 @@ def new_optimizer(model: Model, preset: Preset, learning_rate: float) -> torch.o
 
 
 def random_batches(source: ArenaTask, split: Split, *, batch: int, count: int, seed: int) -> Iterator[Batch]:
-    """Batches of samples in random order; no sample comes again before all have come.
-
-    Args:
-        source: The task.
-        split: The samples.
-        batch: Samples per batch.
-        count: Batches.
-        seed: Seed of the order.
-    """
+    """Batches of samples in random order; no sample comes again before all have come."""
     rng, collate = np.random.default_rng(seed), find_task(source.task).collate
     passes = -(-batch * count // len(split))
     order = np.concatenate([rng.permutation(len(split)) for _ in range(passes)])

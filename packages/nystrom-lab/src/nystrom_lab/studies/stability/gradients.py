@@ -96,13 +96,7 @@ def _printed(q: Tensor, k: Tensor, v: Tensor, *, num_landmarks: int, generator: 
 def gradient_norms(
     attend: Callable[[Tensor, Tensor, Tensor], Tensor], given: Recording, out: Float[Tensor, "b h n e"]
 ) -> Float[Tensor, "b h"]:
-    """The norm of each head's gradient with respect to queries and keys.
-
-    Args:
-        attend: The attention.
-        given: Its queries, keys and values.
-        out: The gradient with respect to its output.
-    """
+    """The norm of each head's gradient with respect to queries and keys."""
     q, k = (x.detach().clone().requires_grad_() for x in given[:2])
     of_q, of_k = torch.autograd.grad(attend(q, k, given.v), (q, k), out)
     return torch.cat([of_q, of_k], dim=2).flatten(2).norm(dim=2)

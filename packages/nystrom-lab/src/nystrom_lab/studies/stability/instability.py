@@ -123,11 +123,7 @@ def _file(folder: Path, task: str, seed: int) -> Path:
 def instability_scores(model: Model, batches: Iterable[Batch], *, task: str, seed: int) -> Float[Tensor, " steps"]:
     """Train for one step on each batch, and return the score of each step.
 
-    Args:
-        model: The model; it is trained in place.
-        batches: One batch per step.
-        task: The task, whose settings are the paper's.
-        seed: Seed of dropout and the method's draws.
+    The settings are the paper's for the task; the seed is that of dropout and of the method's draws.
     """
     preset, scores = preset_of(task), []
     optimizer = new_optimizer(model, preset, preset.learning_rate)

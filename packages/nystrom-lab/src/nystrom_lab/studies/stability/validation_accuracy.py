@@ -133,8 +133,7 @@ def _runs(rows: pd.DataFrame) -> list[ArenaRun]:
 def find_limit(curve: Mapping[int, tuple[float, float]]) -> Plateau | None:
     """The limit of a run; None if it has too few evaluations or one that is not finite, or is still rising.
 
-    Args:
-        curve: Seconds and accuracy of each evaluation, by step.
+    The curve has seconds and accuracy of each evaluation, by step.
     """
     steps = sorted(curve)
     values = [curve[step][1] for step in steps]

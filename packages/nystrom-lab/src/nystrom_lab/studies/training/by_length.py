@@ -20,13 +20,7 @@ def rows_by_length(
 ) -> Iterable[Row]:
     """The accuracy on the texts of each part, with its interval; parts without texts have no row.
 
-    Args:
-        predictions: The file that a run wrote for a split, with the label and the true label of each text.
-        lengths: Tokens of each text, cut to the longest that the model takes.
-        split: Name of the split.
-        method: Name of the method, with its size.
-        precision: Precision of the run.
-        facts: Facts of the run.
+    The lengths are cut to the longest text that the model takes.
 
     Raises:
         ValueError: The predictions are of other texts.

@@ -57,10 +57,6 @@ def _words(arguments: Mapping[str, object]) -> str:
 def train(training: Training, folder: Path) -> RunFolder:
     """Start or continue a training until it is finished; a finished one is only checked.
 
-    Args:
-        training: The training.
-        folder: Folder of the runs.
-
     Raises:
         ValueError: The folder of the run holds a run with other settings.
         ChildProcessError: The training failed; it has printed why.

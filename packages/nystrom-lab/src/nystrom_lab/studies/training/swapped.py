@@ -23,17 +23,9 @@ def swapped_rows(
 ) -> Iterable[Row]:
     """Score a model with each method in turn, without any training.
 
-    The rows hold the task's metrics on the test texts, or
-    on the validation texts where the test labels are not published, and the share of predictions that differ from those
-    of the first method.
-
-    Args:
-        best: Folder of the model, as a fine-tuning leaves it.
-        task: Its task.
-        data: The files of the task.
-        methods: Methods by their names with sizes, the model's own first.
-        name: What rows call the model.
-        precision: "float32", "bfloat16" or "float16".
+    The rows hold the task's metrics on the test texts, or on the validation texts where the test labels are not
+    published, and the share of predictions that differ from those of the first method. The model's own method is the
+    first.
     """
     facts, found = (
         find_labelled(task),

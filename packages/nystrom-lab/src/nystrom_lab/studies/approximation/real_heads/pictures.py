@@ -17,10 +17,7 @@ _MOST = torch.finfo(torch.float32).max
 def save_pictures(heads: LayerHeads, maps: Mapping[str, Float[Tensor, "b h *shape"]], folder: Path) -> None:
     """Save, for the first text, what figures show of the heads of a layer, as arrays in the folder of the study.
 
-    Args:
-        heads: The heads of a layer.
-        maps: By name, a matrix or a number for each head; of a matrix, the means of its blocks are saved.
-        folder: Folder of the study.
+    `maps` has, by name, a matrix or a number for each head; of a matrix the means of its blocks are saved.
     """
     arrays = {
         f"{head}/{name}": block_means(values[0, head]).clamp(-_MOST, _MOST).float().numpy()

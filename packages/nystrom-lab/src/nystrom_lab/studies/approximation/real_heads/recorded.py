@@ -28,13 +28,7 @@ WEIGHTS: tuple[Weights, ...] = ("pretrained", "initialised")
 class LayerHeads:
     """The heads of one layer, in float64.
 
-    Attributes:
-        weights: Kind of weights.
-        layer: Number of the layer, from 0.
-        shown: Those of its heads that figures show; none with initialised weights.
-        q: Queries.
-        k: Keys.
-        v: Values.
+    Those of its heads that figures show are `shown`; none with initialised weights.
     """
 
     weights: Weights
@@ -59,11 +53,7 @@ class LayerHeads:
 class RealHeads:
     """All heads of an encoder over some texts.
 
-    Attributes:
-        encoder: The encoder.
-        size: The requested size.
-        texts: Number of windows of the prose.
-        shown: Layer and head of each head that figures show.
+    Figures show the heads `shown`, by layer and head.
     """
 
     encoder: Encoder
@@ -114,10 +104,6 @@ class RealHeads:
 
 def find_heads(setting: Setting, *, small_texts: int = 2) -> RealHeads:
     """The heads of a setting, checked. At the paper's size there are ten texts: the paper says only that they are real.
-
-    Args:
-        setting: Options of the study.
-        small_texts: Windows of the prose at the small size.
 
     Raises:
         ValueError: No encoder is available, the texts are too short, or the paper's size is requested without a model.
