@@ -78,9 +78,9 @@ def length_setup(
     `shape` is the sizes that rows record.
     """
     blank = new_row(
-        study=study, quantity="", method="", value=0.0, unit="", device=device_name(sizes.device), dtype=options.dtype,
-        facts={**shape, "threads": options.threads_used, "triton": triton, "allocator": allocator()},
-        seed=options.seed, command=command,
+        study=study, quantity="", method="", value=0.0, device=device_name(sizes.device), dtype=options.dtype,
+        facts={**shape, "threads": options.threads_used, "triton": triton, "allocator": allocator()}, seed=options.seed,
+        command=command,
     )  # fmt: skip
     return LengthSetup(
         blank=blank, device=sizes.device, repeats=options.repeats, threads=options.threads_used,

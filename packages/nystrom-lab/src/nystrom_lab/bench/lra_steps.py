@@ -46,7 +46,7 @@ class StepSetup(Setup):
 def step_setup(options: TrainingOptions, command: str, device: torch.device) -> StepSetup:
     """The setup of `nystrom bench training`."""
     blank = new_row(
-        study="training", quantity="", method="", value=0.0, unit="", device=device_name(device), seed=options.seed,
+        study="training", quantity="", method="", value=0.0, device=device_name(device), seed=options.seed,
         dtype=options.precision, command=command,
     )  # fmt: skip
     return StepSetup(

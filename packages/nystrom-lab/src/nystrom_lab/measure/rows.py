@@ -44,7 +44,7 @@ class Row:
     """One measurement.
 
     Attributes:
-        study: Name of the study, such as "efficiency".
+        study: Name of the study, such as "efficiency"; `nystrom reproduce` fills in its own.
         quantity: What was measured, such as "forward time".
         method: The method that was measured, such as "nystrom-64".
         value: The number; NaN if it was not measured.
@@ -56,7 +56,7 @@ class Row:
         m: Landmarks, features or other size of the method; None if not applicable.
         dtype: Such as "float32".
         seed: Seed of the random inputs; None if nothing was drawn.
-        device: Name of the processor or accelerator.
+        device: Name of the processor or accelerator; without one, that of this machine's processor.
         torch: Version of torch; "" if it is not installed.
         commit: Short hash of the checkout that holds the package, "+dirty" where tracked files were changed; ""
             outside of git.
@@ -70,11 +70,11 @@ class Row:
         ValueError: A fact has the name of another column, or a number is not finite and no note says why.
     """
 
-    study: str
+    study: str = ""
     quantity: str
     method: str
     value: float
-    unit: str
+    unit: str = ""
     low: float | None = None
     high: float | None = None
     repeats: int = 1
@@ -82,8 +82,8 @@ class Row:
     m: int | None = None
     dtype: str = "float32"
     seed: int | None = None
-    device: str
-    # What is not given of the rest is as of now.
+    # What is not given of the rest is of this machine, as of now.
+    device: str = field(default_factory=lambda: cpu_name())
     torch: str = field(default_factory=lambda: _torch_version())
     commit: str = field(default_factory=lambda: _commit())
     date: str = field(default_factory=lambda: datetime.datetime.now(datetime.UTC).date().isoformat())
@@ -121,7 +121,7 @@ class Row:
         return replace(self, facts={**self.facts, **facts})
 
 
-# A row as of now: what is not given of the version, commit, date and command is found.
+# A row as of now: what is not given of the device, version, commit, date and command is found.
 new_row = Row
 HEADER = tuple(each.name for each in fields(Row) if each.name != "facts")
 _NUMBERS = {"value": float, "low": float, "high": float, "repeats": int, "n": int, "m": int, "seed": int}

@@ -19,7 +19,7 @@ from nystrom.models.configuration import EncoderConfig
 from nystrom.models.files.loading import check_weights
 from nystrom.models.heads.language import EncoderForMaskedLM
 from nystrom_lab.data.language.tokenizer import load_tokenizer
-from nystrom_lab.measure.rows import Row, cpu_name, new_row
+from nystrom_lab.measure.rows import Row, new_row
 from nystrom_lab.report.table import Table
 from nystrom_lab.studies.reproduce.declared import Claim, Found, Lines, declare, each
 from nystrom_lab.studies.reproduce.study import Part, Plan, Setting
@@ -66,13 +66,10 @@ def _measure(model: Path, folder: Path) -> Iterable[Row]:
     fillings: Any = pipeline("fill-mask", **parts, device="cpu")(SENTENCE, top_k=len(PRINTED))
     return [
         new_row(
-            study="",
             quantity=_QUANTITY,
             method="nystrom",
             value=filling["score"],
-            unit="",
             facts={"rank": rank, "word": filling["token_str"].strip()},
-            device=cpu_name(),
         )
         for rank, filling in enumerate(fillings, start=1)
     ]

@@ -41,16 +41,9 @@ def inspection_rows(found: Inspection, *, device: str | None = None) -> list[Row
     """
     sizes = {each.name: each.size for each in found.candidates}
     blank = new_row(
-        study="inspect",
-        quantity="",
-        method="",
-        value=0,
-        unit="",
-        device=cpu_name() if device is None else device,
-        repeats=found.texts,
-        n=found.tokens,
-        dtype=str(found.dtype).removeprefix("torch."),
-    )
+        study="inspect", quantity="", method="", value=0, device=cpu_name() if device is None else device,
+        repeats=found.texts, n=found.tokens, dtype=str(found.dtype).removeprefix("torch."),
+    )  # fmt: skip
     rows = []
     for layer in found.layers:
         place = layer.layer, found.num_queries

@@ -36,7 +36,7 @@ from torch import Tensor
 
 from nystrom.attention.fused import softmax_rows
 from nystrom.kernels import gaussian_kernel, softmax_kernel
-from nystrom_lab.measure.rows import Row, cpu_name, new_row
+from nystrom_lab.measure.rows import Row, new_row
 from nystrom_lab.report.plots.canvas import MARKERS, PAGE, figure_of
 from nystrom_lab.studies.approximation.real_heads.recorded import LENGTH, WEIGHTS, LayerHeads, find_heads
 from nystrom_lab.studies.reproduce.declared import Claim, Found, Pivot, cells, declare, each, select
@@ -104,9 +104,8 @@ def _rows_of(
     yield spread_row(BELOW, name, (least < -rounding).double(), n=n, facts=facts, dtype="float64")
     for quantity, value in ((LEAST, least.min()), (ROUNDING, rounding.max())):
         yield new_row(
-            study="", quantity=quantity, method=name, value=value.item(), unit="", n=n, facts=facts, dtype="float64",
-            repeats=len(least), device=cpu_name(),
-        )  # fmt: skip
+            quantity=quantity, method=name, value=value.item(), n=n, facts=facts, dtype="float64", repeats=len(least)
+        )
 
 
 def made_heads(inputs: str) -> tuple[_Heads, _Heads]:

@@ -30,11 +30,11 @@ from nystrom.attention.heads import build_attention
 from nystrom.attention.method_names import SIZES, size_options
 from nystrom.attention.registry import METHODS
 from nystrom_lab.measure.counting import count_multiplications, count_stored_numbers
-from nystrom_lab.measure.rows import Row, cpu_name, new_row
+from nystrom_lab.measure.rows import Row, new_row
 from nystrom_lab.report.table import Table
 from nystrom_lab.studies.reproduce.declared import Claim, Found, Lines, declare, each
 from nystrom_lab.studies.reproduce.known import Known, most
-from nystrom_lab.studies.reproduce.study import Part, Plan, Setting
+from nystrom_lab.studies.reproduce.study import Part, Plan, Setting, in_words
 
 MULTIPLICATIONS, STORED = "multiplications", "stored numbers"
 PAPER, PAPER_STORED = "n + m^3 + n m^2 + m n d_v", "m d + 2 n m + m^2 + n d_v"
@@ -51,7 +51,7 @@ def _plan(setting: Setting) -> Plan:
     lengths = (512, 1024, 2048, 4096, 8192, 16384, 32768, 65536)
     sizes = (32, 64, 128, 256) if setting.size == "paper" else (32, 64, 128)
     parts = [Part(f"n={n}", partial(_measure, n, sizes)) for n in lengths]
-    said = {"lengths": " ".join(map(str, lengths)), "m": " ".join(map(str, sizes)), "width": f"d = d_v = {_WIDTH}"}
+    said = in_words(lengths=lengths, m=sizes, width=f"d = d_v = {_WIDTH}")
     return Plan(parts, said, "the papers give formulas and count nothing")
 
 
@@ -66,9 +66,8 @@ def count_rows(n: int, sizes: Sequence[int]) -> Iterable[Row]:
 
     def row(quantity: str, method: str, value: float, m: int | None) -> Row:
         return new_row(
-            study="", quantity=quantity, method=method, value=value, unit="", n=n, m=m,
-            facts={"b": 1, "h": 1, "d": _WIDTH}, seed=0, device=cpu_name(),
-        )  # fmt: skip
+            quantity=quantity, method=method, value=value, n=n, m=m, facts={"b": 1, "h": 1, "d": _WIDTH}, seed=0
+        )
 
     for method, m in _cells(n, sizes):
         options = _options(method, n, m)

@@ -78,15 +78,9 @@ def convergence_rows(layers: Sequence[LayerHeads], m: int, steps: int) -> Iterab
             [each[:1] for each in a], [landmark_matrix(each, m)[:1] for each in layers], steps
         ):
             yield spread_row(
-                quantity,
-                "paper",
-                found,
-                n=n,
-                m=m,
-                facts={**facts, "k": k},
-                dtype=name,
+                quantity, "paper", found, n=n, m=m, facts={**facts, "k": k}, dtype=name,
                 median=quantity not in (NEAR, CUBED),
-            )
+            )  # fmt: skip
 
 
 def _steps(

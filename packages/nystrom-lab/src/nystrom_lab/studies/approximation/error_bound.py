@@ -76,15 +76,9 @@ def _measure_proposition(real: RealHeads, weights: Weights, folder: Path) -> Ite
         for quantity, parts in found.items():
             values = torch.cat(parts)
             yield spread_row(
-                quantity,
-                "nystrom",
-                values,
-                n=outputs[0].shape[2],
-                m=m,
-                facts={"weights": weights, "inverse": kind},
-                dtype="float64",
-                median=quantity != _WITHIN,
-            )
+                quantity, "nystrom", values, n=outputs[0].shape[2], m=m, facts={"weights": weights, "inverse": kind},
+                dtype="float64", median=quantity != _WITHIN,
+            )  # fmt: skip
 
 
 def _measure_lemma(real: RealHeads, weights: Weights, folder: Path) -> Iterable[Row]:
@@ -100,15 +94,9 @@ def _measure_lemma(real: RealHeads, weights: Weights, folder: Path) -> Iterable[
             (_ALL_ERROR, error), (_ALL_BOUND, bound), (_ALL_WITHIN, (error <= bound).double())
         ):  # fmt: skip
             yield spread_row(
-                quantity,
-                "nystrom",
-                values,
-                n=_TOKENS,
-                m=_TOKENS,
-                facts={"weights": weights, "k": step},
-                dtype="float64",
-                median=quantity != _ALL_WITHIN,
-            )
+                quantity, "nystrom", values, n=_TOKENS, m=_TOKENS, facts={"weights": weights, "k": step},
+                dtype="float64", median=quantity != _ALL_WITHIN,
+            )  # fmt: skip
 
 
 def _inputs(layers: Sequence[LayerHeads]) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:

@@ -20,7 +20,7 @@ from nystrom.clock import seconds
 from nystrom.interleaved_timing import in_turns, quartiles
 from nystrom.landmarks import kmeans, segment_means, uniform
 from nystrom.linalg.pinv import pinv_exact, pinv_iterative
-from nystrom_lab.measure.rows import Row, cpu_name, new_row
+from nystrom_lab.measure.rows import Row, new_row
 from nystrom_lab.studies.approximation.real_heads.recorded import LayerHeads
 from nystrom_lab.studies.matrices.dense_nystrom import SquareInverse, nystrom_columns_and_rows
 from nystrom_lab.studies.matrices.spectra import spectral_norm
@@ -123,6 +123,6 @@ def time_rows(encoder: Encoder, n: int, numbers: Sequence[int]) -> Iterable[Row]
     for (quantity, method, m), values in times.items():
         low, middle, high = quartiles([1000 * value for value in values])
         yield new_row(
-            study="", quantity=quantity, method=method, value=middle, low=low, high=high, unit="ms",
-            repeats=_TURNS, n=n, m=m, facts=facts, device=cpu_name(),
+            quantity=quantity, method=method, value=middle, low=low, high=high, unit="ms", repeats=_TURNS, n=n, m=m,
+            facts=facts,
         )  # fmt: skip

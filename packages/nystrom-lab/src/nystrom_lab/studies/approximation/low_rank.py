@@ -58,13 +58,7 @@ def _plan(setting: Setting) -> Plan:
         Part(f"{weights}-n={n}-layer={layer}", partial(_measure, encoder, weights, n, layer, texts))
         for weights, n, layer in product(_WEIGHTS, lengths, layers)
     ]
-    said = {
-        "model": encoder.name,
-        "texts": encoder.prose.name,
-        "lengths": " ".join(map(str, lengths)),
-        "layers": " ".join(str(layer + 1) for layer in layers),
-        "sequences": str(texts),
-    }
+    said = encoder.in_words(lengths=lengths, layers=[layer + 1 for layer in layers], sequences=texts)
     differs = "the papers cite this and measure nothing of it"
     return Plan(parts, said, differs if paper else f"{differs}; --size paper has all layers, more texts and lengths")
 

@@ -82,14 +82,8 @@ def _plan(setting: Setting) -> Plan:
         Part(f"{weights}-n={n}", partial(_measure, encoder, weights, n, features, windows))
         for weights, n in product(_WEIGHTS, lengths)
     ]
-    said = {
-        "model": encoder.name,
-        "texts": encoder.prose.name,
-        "methods": " ".join((*_FORMS, *_RIVALS, *_OTHERS)),
-        "lengths": " ".join(map(str, lengths)),
-        "features": " ".join(map(str, features)),
-        "sequences": str(windows),
-    }
+    methods = (*_FORMS, *_RIVALS, *_OTHERS)
+    said = encoder.in_words(methods=methods, lengths=lengths, features=features, sequences=windows)
     if setting.size == "small":
         model = f"{encoder.name} instead of bert-base-cased"
         lacks = model, f"{windows} texts", f"lengths to {max(lengths)} instead of 4096"

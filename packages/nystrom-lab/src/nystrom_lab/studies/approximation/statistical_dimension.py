@@ -43,7 +43,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from nystrom.kernels import gaussian_kernel, laplace_kernel, matern32_kernel, matern52_kernel
-from nystrom_lab.measure.rows import Row, cpu_name, new_row
+from nystrom_lab.measure.rows import Row, new_row
 from nystrom_lab.report.summary import OURS
 from nystrom_lab.report.table import Table
 from nystrom_lab.studies.approximation.draw_errors import measure_draws, needed_draws, rounding
@@ -102,15 +102,10 @@ def _plan(setting: Setting) -> Plan:
     ]
     parts += [Part(f"lengths-{weights}", partial(_lengths, encoder, weights, layers, extent)) for weights in _WEIGHTS]
     parts += [Part(f"kernels-{weights}", partial(_kernels, encoder, weights, layers, extent)) for weights in _WEIGHTS]
-    said = {
-        "model": encoder.name,
-        "texts": encoder.prose.name,
-        "tokens": str(extent.n),
-        "columns": " ".join(map(str, extent.columns)),
-        "draws": str(extent.draws),
-        "lengths": " ".join(map(str, extent.lengths)),
-        "layers": " ".join(str(layer + 1) for layer in layers),
-    }
+    said = encoder.in_words(
+        tokens=extent.n, columns=extent.columns, draws=extent.draws, lengths=extent.lengths,
+        layers=[layer + 1 for layer in layers],
+    )  # fmt: skip
     differs = "the paper states the theorem and measures nothing"
     if setting.size == "small":
         differs += f"; --size paper has n = {_EXTENTS['paper'].n} and {_EXTENTS['paper'].draws} draws"
@@ -158,9 +153,9 @@ def head_rows(
         repeats: int = 1,
     ) -> Row:
         return new_row(
-            study="", quantity=quantity, method=method, value=float("nan") if value is None else value, unit="", n=n,
-            m=m, facts=facts if eps is None else {**facts, "eps": eps}, dtype="float64", seed=0, repeats=repeats,
-            device=cpu_name(), note=f"more than {columns[-1]} draws" if value is None else "",
+            quantity=quantity, method=method, value=float("nan") if value is None else value, n=n, m=m,
+            facts=facts if eps is None else {**facts, "eps": eps}, dtype="float64", seed=0, repeats=repeats,
+            note=f"more than {columns[-1]} draws" if value is None else "",
         )  # fmt: skip
 
     broken, found = 0, {}
@@ -204,13 +199,9 @@ def _lengths(encoder: Encoder, weights: Weights, layers: Sequence[int], extent: 
             norm = spectral_norm(completion[:n, n:])
             for eps in (SCORED, EPSILONS[0]):
                 yield spread_row(
-                    DIMENSION,
-                    "lengths",
-                    statistical_dimension(completion, eps * norm),
-                    n=n,
-                    facts={"weights": weights, "layer": layer, "head": which, "eps": eps},
-                    dtype="float64",
-                )
+                    DIMENSION, "lengths", statistical_dimension(completion, eps * norm), n=n,
+                    facts={"weights": weights, "layer": layer, "head": which, "eps": eps}, dtype="float64",
+                )  # fmt: skip
 
 
 def _kernels(encoder: Encoder, weights: Weights, layers: Sequence[int], extent: _Extent, folder: Path) -> Iterable[Row]:

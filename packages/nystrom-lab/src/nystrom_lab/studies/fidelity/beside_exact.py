@@ -40,7 +40,7 @@ def time_calls(
 
     The quantities are the names of times and ratios in rows; `memory` is that of the peak memory, None for none.
     """
-    shared |= {"study": "", "device": device_name(device)}
+    shared["device"] = device_name(device)
     taken = in_turns({name: partial(seconds, call, device) for name, call in calls.items()}, rounds)
     for name, each in taken.items():
         found = zip(
@@ -48,8 +48,9 @@ def time_calls(
         )
         for quantity, (low, middle, high), unit in found:
             yield new_row(
-                quantity=quantity, method=name, value=middle, low=low, high=high, unit=unit, repeats=len(each), **shared
-            )
+                quantity=quantity, method=name, value=middle, low=low, high=high, unit=unit, repeats=len(each),
+                **shared,
+            )  # fmt: skip
         if memory is not None:
             value = peak_bytes(calls[name], device) / 1e6
             yield new_row(quantity=memory, method=name, value=value, unit="MB", **shared)

@@ -43,13 +43,13 @@ from nystrom.attention.methods.near_far import near_far_attention
 from nystrom.attention.options import near_far_sizes
 from nystrom.progress import Progress
 from nystrom_lab.data.language.encoder_texts import read_prose
-from nystrom_lab.measure.rows import Row, cpu_name, new_row
+from nystrom_lab.measure.rows import Row, new_row
 from nystrom_lab.report.table import Table
 from nystrom_lab.studies.fidelity.beside_exact import PASSES, Attention, time_passes
 from nystrom_lab.studies.reproduce.declared import Claim, Found, Lines, Pivot, by, cells, declare, each, only
 from nystrom_lab.studies.reproduce.known import most, quartiles_of
 from nystrom_lab.studies.reproduce.spread import difference_row, spread_row
-from nystrom_lab.studies.reproduce.study import Part, Plan, Setting, beside_none
+from nystrom_lab.studies.reproduce.study import Part, Plan, Setting, beside_none, in_words
 from nystrom_lab.training.run_progress import no_file_bars
 
 EXACT, OURS, WINDOW, HEAVY = "softmax", "near_far", "window + sinks", "heavy hitters"
@@ -112,7 +112,7 @@ def _plan(setting: Setting) -> Plan:
         Part("recall", _recall),
         *(Part(f"times-n={n}", partial(_times, n)) for n in LENGTHS),
     ]
-    said = {"texts": prose.name, **{name: str(value) for name, value in sizes._asdict().items()}, "cache": str(CACHE)}
+    said = in_words(texts=prose.name, **sizes._asdict(), cache=CACHE)
     less = (
         f"{sizes.steps:,} steps instead of {PAPER.steps:,}, {sizes.more} instead of {PAPER.more} in the short "
         f"training, and {sizes.held_out} held-out documents instead of {PAPER.held_out}"
@@ -162,10 +162,7 @@ def _train(documents: Sequence[str], sizes: LanguageTraining, folder: Path) -> I
         model.save_pretrained(folder / "model")
     seen = sizes.steps * sizes.batch * sizes.length
     facts = {"steps": sizes.steps, "b": sizes.batch, "tokens": seen, "layers": sizes.layers, "width": sizes.width}
-    yield new_row(
-        study="", quantity="training loss", method=EXACT, value=loss, unit="nats", n=sizes.length, facts=facts,
-        device=cpu_name(), seed=0,
-    )  # fmt: skip
+    yield new_row(quantity="training loss", method=EXACT, value=loss, unit="nats", n=sizes.length, facts=facts, seed=0)
 
 
 def _steps(
@@ -316,10 +313,7 @@ def _recall(folder: Path) -> Iterable[Row]:
         out = attend(q, k, v)[:, :, -1]
         similar = F.cosine_similarity(out[:, :, None], v, dim=-1)
         found = (similar.argmax(dim=-1) == needle).double().mean().item()
-        yield new_row(
-            study="", quantity=FOUND, method=name, value=found, unit="", n=NEEDLES, repeats=q.shape[1], facts={"d": 64},
-            device=cpu_name(), seed=0,
-        )  # fmt: skip
+        yield new_row(quantity=FOUND, method=name, value=found, n=NEEDLES, repeats=q.shape[1], facts={"d": 64}, seed=0)
 
 
 def needles(n: int, heads: int = 64) -> tuple[Tensor, Tensor, Tensor, Tensor]:

@@ -45,7 +45,7 @@ def _plan(setting: Setting) -> Plan:
         Part("errors", partial(_measure_errors, encoder, texts)),
         Part("times", partial(_measure_times, encoder, ROUNDS[setting.size])),
     ]
-    said = {"model": encoder.name, "texts": encoder.prose.name, "tokens": str(LENGTH), "sequences": str(texts)}
+    said = encoder.in_words(tokens=LENGTH, sequences=texts)
     return Plan(parts, said, beside_none(setting, f"{texts} texts instead of 8, fewer turns"))
 
 

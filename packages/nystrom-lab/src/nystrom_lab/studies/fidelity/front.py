@@ -54,14 +54,7 @@ def _plan(setting: Setting) -> Plan:
         *(Part(f"errors-n={n}", partial(_measure_errors, encoder, layers, n, windows)) for n in lengths),
         *(Part(f"times-n={n}", partial(_measure_times, encoder, encoder.layers // 2, n)) for n in lengths),
     ]
-    said = {
-        "model": encoder.name,
-        "texts": encoder.prose.name,
-        "lengths": " ".join(map(str, lengths)),
-        "methods": " ".join(METHODS),
-        "sequences": str(windows),
-        "rounds": str(_ROUNDS),
-    }
+    said = encoder.in_words(lengths=lengths, methods=METHODS, sequences=windows, rounds=_ROUNDS)
     return Plan(parts, said, beside_none(setting, f"{windows} texts instead of 10"))
 
 

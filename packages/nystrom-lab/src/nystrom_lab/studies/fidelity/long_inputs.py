@@ -34,7 +34,7 @@ from nystrom.integrations.layer_calls import LayerCall, attend_by, intercepted
 from nystrom.models.positions import Lengthening
 from nystrom.shapes import Masks
 from nystrom_lab.data.language.encoder_texts import load_encoder
-from nystrom_lab.measure.rows import Row, cpu_name, new_row
+from nystrom_lab.measure.rows import Row, new_row
 from nystrom_lab.report.plots.canvas import COLUMN, figure_of, method_look
 from nystrom_lab.report.table import Table
 from nystrom_lab.studies.fidelity.beside_exact import (
@@ -92,14 +92,8 @@ def _plan(setting: Setting) -> Plan:
         ),
         Part("short", partial(_measure_short, SHORT_ROUNDS[setting.size])),
     ]
-    said = {
-        "model": encoder.name,
-        "texts": encoder.prose.name,
-        "lengths": " ".join(map(str, lengths)),
-        "methods": " ".join(METHODS),
-        "sequences": str(texts),
-        "rounds": f"{ROUNDS}, of short inputs {SHORT_ROUNDS[setting.size]}",
-    }
+    rounds = f"{ROUNDS}, of short inputs {SHORT_ROUNDS[setting.size]}"
+    said = encoder.in_words(lengths=lengths, methods=METHODS, sequences=texts, rounds=rounds)
     left_out = f"{texts} texts instead of 8, to 2,048 tokens instead of 8,192, fewer rounds of short inputs"
     return Plan(parts, said, beside_none(setting, left_out))
 
@@ -134,9 +128,7 @@ def _errors(longer: Encoder, methods: Sequence[str], n: int, texts: int, facts: 
             off[name] += float((_hidden(model, candidate, ids[None]).double() - exact.double()).square().sum())
     for name, squares in off.items():
         value = math.sqrt(squares / size)
-        yield new_row(
-            study="", quantity=HIDDEN, method=name, value=value, unit="", repeats=texts, device=cpu_name(), **shared
-        )
+        yield new_row(quantity=HIDDEN, method=name, value=value, repeats=texts, **shared)
 
 
 def _measure_times(encoder: Encoder, n: int, folder: Path) -> Iterable[Row]:

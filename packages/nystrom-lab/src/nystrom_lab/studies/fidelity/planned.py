@@ -34,7 +34,7 @@ from nystrom.integrations.bert_names import FAMILIES
 from nystrom.integrations.set_attention import set_attention
 from nystrom_lab.data.language.encoder_texts import load_encoder, tokens_of
 from nystrom_lab.data.language.tokenizer import load_tokenizer
-from nystrom_lab.measure.rows import Row, cpu_name, new_row
+from nystrom_lab.measure.rows import Row, new_row
 from nystrom_lab.studies.fidelity.beside_exact import MEMORY, RATIO, TIME, time_calls
 from nystrom_lab.studies.reproduce.declared import Claim, Found, Lines, Pivot, by, cells, declare, each
 from nystrom_lab.studies.reproduce.encoders import Encoder, find_encoder
@@ -71,16 +71,9 @@ def _plan(setting: Setting) -> Plan:
         *(Part(f"n={n}", partial(_measure, encoder, n, count, budgets)) for n, count in pairs.items()),
         *(Part(f"times-n={n}", partial(_measure_times, encoder, n, count, budgets)) for n, count in pairs.items()),
     ]
-    said = {
-        "model": encoder.name,
-        "texts": encoder.prose.name,
-        "lengths": " ".join(map(str, lengths)),
-        "pairs": " ".join(map(str, pairs.values())),
-        "methods": " ".join(METHODS),
-        "candidates": " ".join(CANDIDATES),
-        "budgets": " ".join(map(str, budgets)),
-        "rounds": str(_ROUNDS),
-    }
+    said = encoder.in_words(
+        lengths=lengths, pairs=pairs.values(), methods=METHODS, candidates=CANDIDATES, budgets=budgets, rounds=_ROUNDS
+    )
     left_out = "a quarter of the texts of the shortest length, a sixteenth at four times that, none longer, one budget"
     return Plan(parts, said, beside_none(setting, left_out))
 
@@ -102,9 +95,8 @@ def _measure(encoder: Encoder, n: int, pairs: int, budgets: Sequence[float], fol
         for quantity, value, interval in rows:
             low, high = interval or (None, None)
             yield new_row(
-                study="", quantity=quantity, method=name, value=value, low=low, high=high, unit="", n=n,
-                repeats=2 * pairs, facts=facts, device=cpu_name(),
-            )  # fmt: skip
+                quantity=quantity, method=name, value=value, low=low, high=high, n=n, repeats=2 * pairs, facts=facts
+            )
 
 
 def _measure_times(encoder: Encoder, n: int, pairs: int, budgets: Sequence[float], folder: Path) -> Iterable[Row]:

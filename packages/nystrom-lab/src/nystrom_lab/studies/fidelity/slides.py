@@ -39,7 +39,7 @@ from nystrom.attention.methods.softmax import softmax_attention
 from nystrom.attention.options import near_far_sizes
 from nystrom.clock import seconds
 from nystrom.tiles import hilbert_order
-from nystrom_lab.measure.rows import Row, cpu_name, new_row
+from nystrom_lab.measure.rows import Row, new_row
 from nystrom_lab.report.table import Table
 from nystrom_lab.studies.fidelity.beside_exact import ERROR, PASSES, both, forward, relative_error, time_calls
 from nystrom_lab.studies.reproduce.declared import Claim, Found, Lines, by, declare, each, only
@@ -89,6 +89,7 @@ def _plan(setting: Setting) -> Plan:
         *(Part(f"learning-seed{seed}", partial(_measure_learning, sizes, seed)) for seed in range(sizes.seeds)),
         *(Part(f"costs-n={n}", partial(_measure_costs, n)) for n in sizes.lengths),
     ]
+    # Lengths as a tuple: so the settings of measured rows have them.
     said = {name: str(value) for name, value in sizes._asdict().items()}
     return Plan(parts, said, beside_none(setting, "fewer slides and shorter trainings"))
 
@@ -160,7 +161,7 @@ def _measure_errors(sizes: SlideSizes, folder: Path) -> Iterable[Row]:
         yield spread_row(ERROR, method, torch.stack(values), facts={"order": name, "h": 8, "d": 64}, **shared)
         if name != CURVE:
             apart = torch.stack(values) - torch.stack(errors[method, CURVE])
-            yield difference_row(CLOSER, method, apart, unit="", facts={"order": name}, **shared)
+            yield difference_row(CLOSER, method, apart, facts={"order": name}, **shared)
 
 
 # Learning.
@@ -221,8 +222,8 @@ def _measure_learning(sizes: SlideSizes, seed: int, folder: Path) -> Iterable[Ro
                     right.append((model(x, ignore) > 0) == (labels > 0))
         facts = {"order": name, "bags": len(train), "steps": steps}
         yield new_row(
-            study="", quantity=ACCURACY, method=OURS, value=torch.cat(right).double().mean().item(), unit="",
-            repeats=len(test), facts=facts, seed=seed, device=cpu_name(),
+            quantity=ACCURACY, method=OURS, value=torch.cat(right).double().mean().item(), repeats=len(test),
+            facts=facts, seed=seed,
         )  # fmt: skip
 
 
@@ -265,8 +266,8 @@ def _measure_costs(n: int, folder: Path) -> Iterable[Row]:
             if wanted > LIMIT:
                 del calls[name]
                 yield new_row(
-                    study="", quantity=time, method=name, value=math.nan, unit="ms", n=n, facts=facts,
-                    device=cpu_name(), note=f"would take about {wanted:.0f} s, the limit is {LIMIT:.0f} s",
+                    quantity=time, method=name, value=math.nan, unit="ms", n=n, facts=facts,
+                    note=f"would take about {wanted:.0f} s, the limit is {LIMIT:.0f} s",
                 )  # fmt: skip
         names = (time, f"{time} / {OURS}")
         memory = f"{time.partition(' ')[0]} {MEMORY}"

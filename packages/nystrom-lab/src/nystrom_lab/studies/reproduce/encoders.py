@@ -31,7 +31,7 @@ from nystrom.models.files.loading import check_shapes, check_weights, report_hel
 from nystrom.models.positions import Lengthening
 from nystrom_lab.data.language.encoder_texts import Prose, check_encoder, read_prose, tokens_of, windows_of
 from nystrom_lab.data.language.tokenizer import load_tokenizer
-from nystrom_lab.studies.reproduce.study import Setting
+from nystrom_lab.studies.reproduce.study import Setting, in_words
 from nystrom_lab.training.run_progress import no_file_bars
 
 Weights = Literal["pretrained", "initialised"]
@@ -63,6 +63,10 @@ class Encoder:
     name: str
     prose: Prose
     layers: int
+
+    def in_words(self, **setting: object) -> dict[str, str]:
+        """The setting of a study of this encoder, for its plan."""
+        return in_words(model=self.name, texts=self.prose.name, **setting)
 
     def check_length(self, length: int, windows: int = 1) -> None:
         """Raise ValueError if the text has fewer than windows * length tokens."""

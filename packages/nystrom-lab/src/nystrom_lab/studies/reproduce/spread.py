@@ -7,7 +7,7 @@ from typing import Any
 from jaxtyping import Float
 from torch import Tensor
 
-from nystrom_lab.measure.rows import Row, cpu_name, new_row
+from nystrom_lab.measure.rows import Row, new_row
 
 
 def spread_row(
@@ -40,21 +40,9 @@ def spread_row(
     flat = values.double().flatten()
     low, high = flat.quantile(0.25).item(), flat.quantile(0.75).item()
     return new_row(
-        study="",
-        quantity=quantity,
-        method=method,
-        value=(flat.quantile(0.5) if median else flat.mean()).item(),
-        unit=unit,
-        low=low,
-        high=high,
-        repeats=flat.numel(),
-        n=n,
-        m=m,
-        facts=facts or {},
-        dtype=dtype,
-        seed=seed,
-        device=cpu_name(),
-    )
+        quantity=quantity, method=method, value=(flat.quantile(0.5) if median else flat.mean()).item(), unit=unit,
+        low=low, high=high, repeats=flat.numel(), n=n, m=m, facts=facts or {}, dtype=dtype, seed=seed,
+    )  # fmt: skip
 
 
 def difference_row(quantity: str, method: str, values: Float[Tensor, "*any"], **shared: Any) -> Row:
@@ -62,6 +50,5 @@ def difference_row(quantity: str, method: str, values: Float[Tensor, "*any"], **
     flat = values.double().flatten()
     mean, error = flat.mean().item(), 2 * flat.std().item() / math.sqrt(len(flat))
     return new_row(
-        study="", quantity=quantity, method=method, value=mean, low=mean - error, high=mean + error,
-        repeats=len(flat), device=cpu_name(), **shared,
-    )  # fmt: skip
+        quantity=quantity, method=method, value=mean, low=mean - error, high=mean + error, repeats=len(flat), **shared
+    )

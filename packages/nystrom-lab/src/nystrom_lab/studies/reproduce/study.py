@@ -67,6 +67,14 @@ class Plan(NamedTuple):
     differs: str
 
 
+def in_words(**setting: object) -> dict[str, str]:
+    """What is measured, for `Plan.setting`: a sequence as its entries, one after the other."""
+    return {
+        name: str(value) if isinstance(value, str) or not isinstance(value, Iterable) else " ".join(map(str, value))
+        for name, value in setting.items()
+    }
+
+
 def beside_none(setting: Setting, left_out: str) -> str:
     """`Plan.differs` of a study that is in no paper: what its small size leaves out, and that no paper has it."""
     return NO_PAPER if setting.size == "paper" else f"{left_out}; {NO_PAPER}"

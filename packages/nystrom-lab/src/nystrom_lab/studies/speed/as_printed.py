@@ -40,7 +40,7 @@ from nystrom_lab.report.printed_ratios import BASE, NYSTROMFORMER_TABLE_1, PRINT
 from nystrom_lab.report.summary import OURS
 from nystrom_lab.studies.reproduce.declared import Claim, Found, Pivot, by, cells, declare, each, frame_of
 from nystrom_lab.studies.reproduce.known import UNKNOWN, Known, most, quartiles_of, roughly
-from nystrom_lab.studies.reproduce.study import Part, Plan, Setting, Study
+from nystrom_lab.studies.reproduce.study import Part, Plan, Setting, Study, in_words
 from nystrom_lab.training.presets import find_preset
 
 _FUSED = "softmax"
@@ -64,14 +64,10 @@ def _plan_efficiency(setting: Setting) -> Plan:
     lengths = (512, 1024, 2048, 4096, 8192)
     repeats = 9 if paper else 3
     passes = get_args(Pass) if paper else ("forward",)
-    said = {
-        "methods": " ".join(_TABLE_1_METHODS),
-        "lengths": " ".join(map(str, lengths)),
-        "sizes": "1 sequence, 8 heads of 64",
-        "passes": " ".join(passes),
-        "repeats": str(repeats),
-        "device": device,
-    }
+    said = in_words(
+        methods=_TABLE_1_METHODS, lengths=lengths, sizes="1 sequence, 8 heads of 64", passes=passes, repeats=repeats,
+        device=device,
+    )  # fmt: skip
     differs = "8 heads of 64, which the paper does not say, and medians instead of averages"
     if not paper:
         differs = f"a CPU instead of an NVIDIA 1080 Ti, {differs}"
@@ -92,12 +88,8 @@ def _plan_training(setting: Setting) -> Plan:
     # A sixteenth of the paper's batch.
     batches = {task: find_preset(task, "skyformer").batch_size // (1 if paper else 16) for task in LRA}
     repeats = 3 if paper else 2
-    said = {
-        "methods": " ".join(TABLE_2_METHODS),
-        "batches": ", ".join(f"{task} {batch}" for task, batch in batches.items()),
-        "repeats": str(repeats),
-        "device": device,
-    }
+    said_of_batches = ", ".join(f"{task} {batch}" for task, batch in batches.items())
+    said = in_words(methods=TABLE_2_METHODS, batches=said_of_batches, repeats=repeats, device=device)
     differs = "a step instead of 50,000 steps with their evaluations"
     if not paper:
         differs += ", a CPU instead of an NVIDIA V100, and a sixteenth of the paper's batches"

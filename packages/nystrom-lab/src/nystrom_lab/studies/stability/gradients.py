@@ -47,13 +47,7 @@ def _plan(setting: Setting) -> Plan:
     encoder, texts = find_encoder(setting), 16 if setting.size == "paper" else 4
     length = min(_TOKENS, encoder.positions)
     encoder.check_length(length, texts)
-    said = {
-        "model": encoder.name,
-        "texts": encoder.prose.name,
-        "tokens": str(length),
-        "landmarks": " ".join(map(str, _LANDMARKS)),
-        "sequences": str(texts),
-    }
+    said = encoder.in_words(tokens=length, landmarks=_LANDMARKS, sequences=texts)
     differs = "heads of an encoder that was trained with softmax attention, without training"
     parts = [Part("gradients", partial(_measure, encoder, length, texts))]
     return Plan(parts, said, differs if setting.size == "paper" else f"{differs}; {texts} texts instead of 16")

@@ -38,7 +38,7 @@ from nystrom_lab.report.table import Table
 from nystrom_lab.studies.reproduce.declared import Claim, Found, Lines, declare, each
 from nystrom_lab.studies.reproduce.known import mean_over, most
 from nystrom_lab.studies.reproduce.spread import spread_row
-from nystrom_lab.studies.reproduce.study import Part, Plan, Setting
+from nystrom_lab.studies.reproduce.study import Part, Plan, Setting, in_words
 from nystrom_lab.studies.stability.arena import (
     ArenaTask,
     Batch,
@@ -78,13 +78,10 @@ def _plan(setting: Setting) -> Plan:
         for source in sources
         for seed in seeds
     ]
-    said = {
-        "tasks": sources_text(sources),
-        "methods": " ".join(METHODS),
-        "batches": " ".join(str(batches[source.task]) for source in sources),
-        "seeds": str(len(seeds)),
-        "steps": str(STEPS),
-    }
+    said = in_words(
+        tasks=sources_text(sources), methods=METHODS, batches=[batches[source.task] for source in sources],
+        seeds=len(seeds), steps=STEPS,
+    )  # fmt: skip
     differs = ["float32 instead of mixed precision", DRAWN_BY_SEGMENTS]
     if not paper:
         differs.append(f"a {_PART}th of the paper's batches")

@@ -98,26 +98,16 @@ def _check_all(runs: Sequence[ArenaRun], source: Path) -> None:
 
 def _measure(run: ArenaRun, folder: Path) -> Iterable[Row]:
     method, _, besides = run.method.partition(", ")
+    facts = {"task": run.task, "preset": ", ".join(filter(None, (run.preset, besides)))}
     seed = re.search(r"seed(\d+)", run.name)
     for step, (seconds, value) in sorted(run.curve.items()):
         lost = not math.isfinite(value)
         yield new_row(
-            study="",
-            quantity=_ACCURACY,
-            method=method,
-            value=math.nan if lost else value,
-            unit="",
-            facts={
-                "task": run.task,
-                "preset": ", ".join(filter(None, (run.preset, besides))),
-                "step": step,
-                "seconds": f"{seconds:g}",
-            },
-            seed=int(seed[1]) if seed else None,
-            dtype="dtype of the runs",
-            device="device of the runs",
+            quantity=_ACCURACY, method=method, value=math.nan if lost else value,
+            facts={**facts, "step": step, "seconds": f"{seconds:g}"},
+            seed=int(seed[1]) if seed else None, dtype="dtype of the runs", device="device of the runs",
             note="the accuracy is not finite" if lost else "",
-        )
+        )  # fmt: skip
 
 
 def _runs(rows: pd.DataFrame) -> list[ArenaRun]:

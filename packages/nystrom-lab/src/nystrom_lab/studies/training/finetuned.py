@@ -41,7 +41,7 @@ from nystrom.integrations.convert import convert
 from nystrom_lab.data.language.labelled.glue import find_labelled
 from nystrom_lab.data.language.labelled.splits import read_labelled
 from nystrom_lab.data.language.tokenizer import load_tokenizer
-from nystrom_lab.measure.rows import Row, cpu_name, new_row, read_rows
+from nystrom_lab.measure.rows import Row, new_row, read_rows
 from nystrom_lab.studies.reproduce.declared import declare
 from nystrom_lab.studies.reproduce.encoders import find_folder, instead_of_bert_base
 from nystrom_lab.studies.reproduce.study import Part, Plan, Setting
@@ -265,9 +265,8 @@ def _measure_lengths(setting: Setting, tasks: Sequence[str], model: Path, folder
             share = split.longer_than(m)
             facts = {"model": model.name, "task": task, "kind": "lengths"}
             yield new_row(
-                study="", quantity=f"{name} {SHARE}", method="nystrom", value=share, unit="", m=m, n=512,
-                facts=facts, device=cpu_name(), repeats=len(split),
-            )  # fmt: skip
+                quantity=f"{name} {SHARE}", method="nystrom", value=share, m=m, n=512, facts=facts, repeats=len(split)
+            )
 
 
 def _scored(data: Path, task: str, model: Path) -> tuple[str, EncodedSplit]:

@@ -32,7 +32,7 @@ import numpy as np
 import pandas as pd
 
 from nystrom_lab.data.language.mlm_sop.dataset import AS_MASK, AS_WORD, IGNORED, MlmSop
-from nystrom_lab.measure.rows import Row, cpu_name, new_row, read_rows
+from nystrom_lab.measure.rows import Row, new_row, read_rows
 from nystrom_lab.report.plots.curves import read_curves
 from nystrom_lab.studies.reproduce.declared import (
     Claim,
@@ -179,8 +179,8 @@ def _measure_guess(data: Path, folder: Path) -> Iterable[Row]:
     value, words = guess_without_context(held_out)
     low, high = wilson(value, words)
     yield new_row(
-        study="", quantity=GUESS, method="no context", value=value, unit="", low=low, high=high, repeats=words,
-        n=held_out.data.length, facts={"after": "best"}, device=cpu_name(),
+        quantity=GUESS, method="no context", value=value, low=low, high=high, repeats=words, n=held_out.data.length,
+        facts={"after": "best"},
     )  # fmt: skip
 
 

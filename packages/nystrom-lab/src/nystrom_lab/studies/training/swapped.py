@@ -9,7 +9,7 @@ import numpy as np
 from nystrom.attention.method_names import read_method
 from nystrom_lab.data.language.labelled.glue import find_labelled
 from nystrom_lab.data.language.labelled.splits import read_labelled
-from nystrom_lab.measure.rows import Row, cpu_name, new_row
+from nystrom_lab.measure.rows import Row, new_row
 from nystrom_lab.training.finetune.classifier import find_classifier, make_classifier, takes_segments
 from nystrom_lab.training.finetune.encoding import EncodedSplit, collator, padding_of
 from nystrom_lab.training.finetune.finetune_settings import BATCH_SIZE, MAX_LENGTH
@@ -46,9 +46,9 @@ def swapped_rows(
         guess = predicted(logits, classes=found.classes is not None)
         first = guess if first is None else first
         shared: dict[str, Any] = {
-            "study": "", "method": method, "unit": "", "n": MAX_LENGTH, "repeats": len(split),
+            "method": method, "n": MAX_LENGTH, "repeats": len(split),
             "facts": {"model": name, "splits": "published" if found.published else "own"},
-            "dtype": precision, "device": cpu_name(), "seed": 0,
+            "dtype": precision, "seed": 0,
         }  # fmt: skip
         assert split.labels is not None, "the test texts have labels, and validation always has"
         results: Mapping[str, float] = scores(logits, split.labels, facts.metrics, classes=found.classes is not None)

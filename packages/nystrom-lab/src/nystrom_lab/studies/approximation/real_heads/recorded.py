@@ -85,16 +85,9 @@ class RealHeads:
             for layer in range(self.encoder.layers)
         ]
 
-    def plan(self, parts: Sequence[Part], landmarks: Sequence[int], **said: str) -> Plan:
+    def plan(self, parts: Sequence[Part], landmarks: Sequence[int], **said: object) -> Plan:
         """The plan of a study; `said` adds to its setting, beside the model and the texts."""
-        setting = {
-            "model": self.encoder.name,
-            "texts": self.encoder.prose.name,
-            "length": str(LENGTH),
-            "landmarks": " ".join(map(str, landmarks)),
-            "sequences": str(self.texts),
-            **said,
-        }
+        setting = self.encoder.in_words(length=LENGTH, landmarks=landmarks, sequences=self.texts, **said)
         read = "1 text" if self.texts == 1 else f"{self.texts} texts"
         if self.size == "small":
             return Plan(parts, setting, f"{self.encoder.name} instead of BERT-base, {read}")
