@@ -9,7 +9,6 @@ Source: the post "Nyströmformer: Approximating self-attention in linear time an
 """
 
 from collections.abc import Iterable
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +21,7 @@ from nystrom_lab.data.language.tokenizer import load_tokenizer
 from nystrom_lab.measure.rows import Row, new_row
 from nystrom_lab.report.table import Table
 from nystrom_lab.studies.reproduce.declared import Claim, Found, Lines, declare, each
-from nystrom_lab.studies.reproduce.study import Part, Plan, Setting
+from nystrom_lab.studies.reproduce.study import Plan, Setting, part
 from nystrom_lab.training.run_progress import no_file_bars
 
 SENTENCE = "Paris is the [MASK] of France."
@@ -55,10 +54,10 @@ def _plan(setting: Setting) -> Plan:
     if load_tokenizer(folder).mask_token != "[MASK]":
         raise ValueError(f"--model {folder} has a tokenizer without [MASK]; expected the model's own.")
     said = {"model": folder.name, "sentence": SENTENCE}
-    return Plan([Part("sentence", partial(_measure, folder))], said, "")
+    return Plan([part("sentence", _measure, folder)], said, "")
 
 
-def _measure(model: Path, folder: Path) -> Iterable[Row]:
+def _measure(model: Path) -> Iterable[Row]:
     from transformers import pipeline
 
     with no_file_bars():

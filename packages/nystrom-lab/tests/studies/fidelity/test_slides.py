@@ -70,7 +70,7 @@ def test_the_study_from_end_to_end(tmp_path, monkeypatch):
 
 def test_what_takes_too_long_is_not_measured(monkeypatch):
     monkeypatch.setattr(slides, "LIMIT", 0.0)
-    rows = list(slides._measure_costs(40, None))
+    rows = list(slides._measure_costs(40))
     assert {row.method for row in rows} >= {OURS, NEAR_FAR, TORCH}
     assert all(row.value != row.value and "the limit is 0 s" in row.note for row in rows)
 

@@ -41,7 +41,7 @@ from nystrom_lab.report.plots.canvas import MARKERS, PAGE, figure_of
 from nystrom_lab.studies.approximation.real_heads.recorded import LENGTH, WEIGHTS, LayerHeads, find_heads
 from nystrom_lab.studies.reproduce.declared import Claim, Found, Pivot, cells, declare, each, select
 from nystrom_lab.studies.reproduce.spread import spread_row
-from nystrom_lab.studies.reproduce.study import Part, Plan, Setting
+from nystrom_lab.studies.reproduce.study import Plan, Setting, part
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -81,9 +81,11 @@ def _plan(setting: Setting) -> Plan:
         q, k = (x[:, :, :tokens].flatten(0, 1) for x in (heads.q, heads.k))
         return eigenvalue_rows(q, k, heads.weights, layer=heads.layer)
 
-    made = [Part(name.replace(" ", "-"), partial(_measure_drawn, name)) for name in _DRAWN]
+    made = [
+        part(name.replace(" ", "-"), lambda name: eigenvalue_rows(*made_heads(name), name), name) for name in _DRAWN
+    ]
     said = {"tokens": str(tokens), "made inputs": ", ".join(MADE)}
-    plan = real.plan([*real.by_layer(measured), *made, Part(_SEARCHED, _measure_searched)], (), **said)
+    plan = real.plan([*real.by_layer(measured), *made, part(_SEARCHED, _measure_searched)], (), **said)
     said = {name: words for name, words in plan.setting.items() if name != "landmarks"}
     return plan._replace(setting=said, differs="the paper proves it, and measures nothing of it")
 
@@ -120,11 +122,11 @@ def made_heads(inputs: str) -> tuple[_Heads, _Heads]:
     }[inputs]
 
 
-def _measure_drawn(inputs: str, folder: Path) -> Iterable[Row]:
+def _measure_drawn(inputs: str) -> Iterable[Row]:
     return eigenvalue_rows(*made_heads(inputs), inputs)
 
 
-def _measure_searched(folder: Path) -> Iterable[Row]:
+def _measure_searched() -> Iterable[Row]:
     start = torch.randn(8, 32, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     for which in matrices(start[:, :16], start[:, 16:]):
         x = searched(start, which)

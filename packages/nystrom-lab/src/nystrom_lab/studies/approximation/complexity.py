@@ -20,7 +20,6 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from itertools import product
-from pathlib import Path
 from statistics import linear_regression
 
 import pandas as pd
@@ -34,7 +33,7 @@ from nystrom_lab.measure.rows import Row, new_row
 from nystrom_lab.report.table import Table
 from nystrom_lab.studies.reproduce.declared import Claim, Found, Lines, declare, each
 from nystrom_lab.studies.reproduce.known import Known, most
-from nystrom_lab.studies.reproduce.study import Part, Plan, Setting, in_words
+from nystrom_lab.studies.reproduce.study import Plan, Setting, in_words, part
 
 MULTIPLICATIONS, STORED = "multiplications", "stored numbers"
 PAPER, PAPER_STORED = "n + m^3 + n m^2 + m n d_v", "m d + 2 n m + m^2 + n d_v"
@@ -50,13 +49,9 @@ _LIMITS = {"softmax": 16384, "kernelized": 16384, "softmax-materialised": 8192}
 def _plan(setting: Setting) -> Plan:
     lengths = (512, 1024, 2048, 4096, 8192, 16384, 32768, 65536)
     sizes = (32, 64, 128, 256) if setting.size == "paper" else (32, 64, 128)
-    parts = [Part(f"n={n}", partial(_measure, n, sizes)) for n in lengths]
+    parts = [part(f"n={n}", count_rows, n, sizes) for n in lengths]
     said = in_words(lengths=lengths, m=sizes, width=f"d = d_v = {_WIDTH}")
     return Plan(parts, said, "the papers give formulas and count nothing")
-
-
-def _measure(n: int, sizes: Sequence[int], folder: Path) -> Iterable[Row]:
-    return count_rows(n, sizes)
 
 
 def count_rows(n: int, sizes: Sequence[int]) -> Iterable[Row]:

@@ -33,7 +33,6 @@ Source: Chen et al. (2021), arXiv:2111.00035, section 4.4; Xiong et al. (2021), 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from itertools import product
-from pathlib import Path
 from typing import Any
 
 import pandas as pd
@@ -52,7 +51,7 @@ from nystrom_lab.studies.fidelity.beside_exact import time_calls
 from nystrom_lab.studies.matrices.spectra import condition_number
 from nystrom_lab.studies.reproduce.declared import Claim, Found, Lines, Pivot, cells, declare, each, select
 from nystrom_lab.studies.reproduce.spread import spread_row
-from nystrom_lab.studies.reproduce.study import Part, Plan, Setting
+from nystrom_lab.studies.reproduce.study import Plan, Setting, part
 
 _NUMBERS, _CONDITIONS, _TURNS, _BATCH, _LOST = (16, 32, 64, 128, 256), (1, 2, 3, 4, 5, 6), 15, 8, 1e30
 ERROR, GRADIENT, CONDITION = "error of the inverse", "rounding of the gradient", "condition number"
@@ -99,15 +98,15 @@ def made_matrix(m: int, power: int) -> _Square:
 def _plan(setting: Setting) -> Plan:
     real = find_heads(setting, small_texts=1)
     parts = [
-        *(Part(f"errors-m={m}", partial(_measure_real, real, m)) for m in _NUMBERS),
-        Part("errors-made", _measure_made),
-        *(Part(f"times-m={m}", partial(_measure_times, m)) for m in _NUMBERS),
+        *(part(f"errors-m={m}", _measure_real, real, m) for m in _NUMBERS),
+        part("errors-made", _measure_made),
+        *(part(f"times-m={m}", _measure_times, m) for m in _NUMBERS),
     ]
     plan = real.plan(parts, _NUMBERS, conditions=" ".join(f"1e{power}" for power in _CONDITIONS))
     return plan._replace(differs="the papers say this of their GPU and print no numbers; training is not measured")
 
 
-def _measure_real(real: RealHeads, m: int, folder: Path) -> Iterable[Row]:
+def _measure_real(real: RealHeads, m: int) -> Iterable[Row]:
     last = real.encoder.layers - 1
     layers = real.layers("pretrained", None if real.size == "paper" else dict.fromkeys((0, last // 2, last)))
     softmax = torch.cat([landmark_matrix(each, m).flatten(0, 1) for each in layers])
@@ -116,7 +115,7 @@ def _measure_real(real: RealHeads, m: int, folder: Path) -> Iterable[Row]:
         yield from error_rows(matrix, methods, {"matrix": name})
 
 
-def _measure_made(folder: Path) -> Iterable[Row]:
+def _measure_made() -> Iterable[Row]:
     for power in _CONDITIONS:
         yield from error_rows(made_matrix(64, power), tuple(METHODS), {"matrix": "made", "condition": power})
 
@@ -153,7 +152,7 @@ def _with_gradient(method: str, a: _Square, weights: _Square) -> tuple[_Square, 
     return z.detach(), (gradient + gradient.mT) / 2 if torch.equal(a, a.mT) else gradient
 
 
-def _measure_times(m: int, folder: Path) -> Iterable[Row]:
+def _measure_times(m: int) -> Iterable[Row]:
     a = made_matrix(m, 2).float()
     for where, device in _places().items():
         calls = {name: partial(invert, a.to(device)) for name, invert in METHODS.items()}

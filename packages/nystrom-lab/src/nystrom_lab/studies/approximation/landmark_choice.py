@@ -51,9 +51,8 @@ from nystrom_lab.studies.approximation.landmark_errors import (
 from nystrom_lab.studies.approximation.real_heads.pictures import read_pictures, save_pictures
 from nystrom_lab.studies.approximation.real_heads.recorded import LENGTH, WEIGHTS, LayerHeads, RealHeads, find_heads
 from nystrom_lab.studies.reproduce.declared import Claim, Found, Lines, Pivot, cells, declare, each, only
-from nystrom_lab.studies.reproduce.encoders import Encoder
 from nystrom_lab.studies.reproduce.known import Known, mean_of, most, quartiles_of, share_in, unanimous
-from nystrom_lab.studies.reproduce.study import Part, Plan, Setting
+from nystrom_lab.studies.reproduce.study import Plan, Setting, part
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -98,13 +97,9 @@ def _plan(
             save_pictures(heads, _maps(heads, numbers), folder)
         return error_rows(heads, numbers, inverses, draws)
 
-    times = [Part(f"times-n={n}", partial(_times, real.encoder, n, numbers)) for n in lengths]
+    times = [part(f"times-n={n}", time_rows, real.encoder, n, numbers) for n in lengths]
     timed = " ".join(map(str, lengths))
     return real.plan([*real.by_layer(measure), *times], numbers, draws=str(draws), timed=timed)
-
-
-def _times(encoder: Encoder, n: int, numbers: Sequence[int], folder: Path) -> Iterable[Row]:
-    return time_rows(encoder, n, numbers)
 
 
 def _maps(heads: LayerHeads, numbers: Sequence[int]) -> dict[str, Tensor]:

@@ -21,7 +21,6 @@ import math
 from collections.abc import Iterable, Mapping
 from functools import partial
 from itertools import product
-from pathlib import Path
 
 import pandas as pd
 import torch
@@ -35,7 +34,7 @@ from nystrom_lab.studies.reproduce.declared import LONGEST, Claim, Found, Lines,
 from nystrom_lab.studies.reproduce.encoders import Encoder, Weights, find_encoder
 from nystrom_lab.studies.reproduce.known import mean_of, most, share_of
 from nystrom_lab.studies.reproduce.spread import spread_row
-from nystrom_lab.studies.reproduce.study import Part, Plan, Setting
+from nystrom_lab.studies.reproduce.study import Plan, Setting, part
 
 MATRICES = ("softmax", "unnormalised", "kernelized")
 SINGULAR, ENERGY = "singular value over the first", "share of the first 64 in the energy"
@@ -55,7 +54,7 @@ def _plan(setting: Setting) -> Plan:
     layers = tuple(range(encoder.layers) if paper else dict.fromkeys((0, encoder.layers // 2, encoder.layers - 1)))
     encoder.check_length(max(lengths), texts)
     parts = [
-        Part(f"{weights}-n={n}-layer={layer}", partial(_measure, encoder, weights, n, layer, texts))
+        part(f"{weights}-n={n}-layer={layer}", _measure, encoder, weights, n, layer, texts)
         for weights, n, layer in product(_WEIGHTS, lengths, layers)
     ]
     said = encoder.in_words(lengths=lengths, layers=[layer + 1 for layer in layers], sequences=texts)
@@ -63,7 +62,7 @@ def _plan(setting: Setting) -> Plan:
     return Plan(parts, said, differs if paper else f"{differs}; --size paper has all layers, more texts and lengths")
 
 
-def _measure(encoder: Encoder, weights: Weights, n: int, layer: int, texts: int, folder: Path) -> Iterable[Row]:
+def _measure(encoder: Encoder, weights: Weights, n: int, layer: int, texts: int) -> Iterable[Row]:
     q, k, _ = encoder.record(n, texts, (layer,), weights=weights)[layer]
     facts = {"weights": weights, "layer": layer, "b": texts, "h": q.shape[1], "d": q.shape[3]}
     return spectrum_rows(q.double(), k.double(), facts=facts)

@@ -17,8 +17,6 @@ Source: Chen et al. (2021), arXiv:2111.00035, section 4.4, Lemma 3, which is pro
 """
 
 from collections.abc import Iterable, Sequence
-from functools import partial
-from pathlib import Path
 from typing import Any
 
 import pandas as pd
@@ -35,7 +33,7 @@ from nystrom_lab.studies.approximation.real_heads.recorded import WEIGHTS, Layer
 from nystrom_lab.studies.reproduce.declared import Claim, Found, Lines, NotMeasured, Pivot, cells, declare, each
 from nystrom_lab.studies.reproduce.encoders import Weights
 from nystrom_lab.studies.reproduce.spread import spread_row
-from nystrom_lab.studies.reproduce.study import Part, Plan, Setting
+from nystrom_lab.studies.reproduce.study import Plan, Setting, part
 
 _NUMBERS, _RIDGES = (16, 64, 256), (0.1, 1e-3, 1e-6)
 _MADE = ("random", "each twice", "small cluster")
@@ -54,14 +52,14 @@ def scaled(kernel: Float[Tensor, "t m m"], gamma: float) -> tuple[Float[Tensor, 
 def _plan(setting: Setting) -> Plan:
     real = find_heads(setting, small_texts=1)
     parts = [
-        *(Part(weights, partial(_measure_real, real, weights)) for weights in WEIGHTS),
-        *(Part(name.replace(" ", "-"), partial(_measure_made, name)) for name in _MADE),
+        *(part(weights, _measure_real, real, weights) for weights in WEIGHTS),
+        *(part(name.replace(" ", "-"), _measure_made, name) for name in _MADE),
     ]
     plan = real.plan(parts, _NUMBERS, ridges=" ".join(map(str, _RIDGES)), made=", ".join(_MADE))
     return plan._replace(differs="the paper proves it, and measures nothing of it")
 
 
-def _measure_real(real: RealHeads, weights: Weights, folder: Path) -> Iterable[Row]:
+def _measure_real(real: RealHeads, weights: Weights) -> Iterable[Row]:
     layers = real.layers(weights)
     for m in _NUMBERS:
         yield from singular_rows(landmark_kernels(layers, m), weights)
@@ -78,7 +76,7 @@ def landmark_kernels(layers: Sequence[LayerHeads], m: int) -> Float[Tensor, "t m
     ])  # fmt: skip
 
 
-def _measure_made(name: str, folder: Path) -> Iterable[Row]:
+def _measure_made(name: str) -> Iterable[Row]:
     for m in _NUMBERS:
         x = torch.randn(8, 1, m, 32, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
         landmarks = {"random": x, "each twice": torch.cat([x[:, :, : m // 2]] * 2, dim=2), "small cluster": 1e-3 * x}

@@ -49,7 +49,7 @@ from nystrom_lab.studies.reproduce.declared import Claim, Found, Lines, Pivot, c
 from nystrom_lab.studies.reproduce.encoders import Weights
 from nystrom_lab.studies.reproduce.known import Known, most, share_in
 from nystrom_lab.studies.reproduce.spread import spread_row
-from nystrom_lab.studies.reproduce.study import Part, Plan, Setting
+from nystrom_lab.studies.reproduce.study import Part, Plan, Setting, part
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -68,11 +68,8 @@ def _plan_convergence(setting: Setting) -> Plan:
     numbers = (16, 32, 64, 128, 256) if setting.size == "paper" else (16, 64, 128)
     parts = [
         Part("pictures", partial(_measure_shown, real)),
-        *(
-            Part(f"{weights}-m={m}", partial(_measure_steps, real, weights, m))
-            for weights, m in product(WEIGHTS, numbers)
-        ),
-        *(Part(f"{weights}-attention", partial(_measure_attention, real, weights)) for weights in WEIGHTS),
+        *(part(f"{weights}-m={m}", _steps, real, weights, m) for weights, m in product(WEIGHTS, numbers)),
+        *(part(f"{weights}-attention", _attention, real, weights) for weights in WEIGHTS),
     ]
     return real.plan(parts, numbers, steps=str(STEPS))
 
@@ -82,11 +79,11 @@ def _plan_six(setting: Setting) -> Plan:
     return real.plan([Part("pictures", partial(_measure_shown, real))], (SHOWN,), steps=str(ITERATIONS))
 
 
-def _measure_steps(real: RealHeads, weights: Weights, m: int, folder: Path) -> Iterable[Row]:
+def _steps(real: RealHeads, weights: Weights, m: int) -> Iterable[Row]:
     return convergence_rows(real.layers(weights), m, STEPS)
 
 
-def _measure_attention(real: RealHeads, weights: Weights, folder: Path) -> Iterable[Row]:
+def _attention(real: RealHeads, weights: Weights) -> Iterable[Row]:
     return attention_rows(real.layers(weights), SHOWN, STEPS)
 
 

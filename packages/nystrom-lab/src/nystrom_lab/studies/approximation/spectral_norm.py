@@ -35,7 +35,6 @@ Source: Chen et al. (2021), arXiv:2111.00035, section 4.5 and Fig. 1, which prin
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from itertools import product
-from pathlib import Path
 
 import pandas as pd
 import torch
@@ -55,7 +54,7 @@ from nystrom_lab.studies.reproduce.declared import Claim, Found, Lines, Pivot, c
 from nystrom_lab.studies.reproduce.encoders import Encoder, Recording, Weights, find_encoder, instead_of_bert_base
 from nystrom_lab.studies.reproduce.known import UNKNOWN, Known, most, quartiles_of, share_in
 from nystrom_lab.studies.reproduce.spread import spread_row
-from nystrom_lab.studies.reproduce.study import Part, Plan, Setting
+from nystrom_lab.studies.reproduce.study import Plan, Setting, part
 
 # The two forms of the modified Nyström method.
 _FORMS = _PRINTED, _OURS = "skyformer-printed", "skyformer_softmax"
@@ -79,7 +78,7 @@ def _plan(setting: Setting) -> Plan:
     encoder = find_encoder(setting)
     encoder.check_length(max(lengths), windows)
     parts = [
-        Part(f"{weights}-n={n}", partial(_measure, encoder, weights, n, features, windows))
+        part(f"{weights}-n={n}", _measure, encoder, weights, n, features, windows)
         for weights, n in product(_WEIGHTS, lengths)
     ]
     methods = (*_FORMS, *_RIVALS, *_OTHERS)
@@ -92,9 +91,7 @@ def _plan(setting: Setting) -> Plan:
     return Plan(parts, said, ", ".join(filter(None, lacks)))
 
 
-def _measure(
-    encoder: Encoder, weights: Weights, n: int, features: Sequence[int], windows: int, folder: Path
-) -> Iterable[Row]:
+def _measure(encoder: Encoder, weights: Weights, n: int, features: Sequence[int], windows: int) -> Iterable[Row]:
     given = encoder.record(n, windows, (0,), weights=weights)[0]
     wide = Recording(*(x.double() for x in given))
     exact = FUNCTIONS["softmax"](*given)

@@ -33,7 +33,6 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from itertools import combinations, product
-from pathlib import Path
 from statistics import fmean
 from typing import Any, NamedTuple
 
@@ -53,7 +52,7 @@ from nystrom_lab.studies.reproduce.declared import Claim, Found, Lines, NotMeasu
 from nystrom_lab.studies.reproduce.encoders import Encoder, Weights, find_encoder
 from nystrom_lab.studies.reproduce.known import Known, mean_of, most, roughly, share_of
 from nystrom_lab.studies.reproduce.spread import spread_row
-from nystrom_lab.studies.reproduce.study import Part, Plan, Setting
+from nystrom_lab.studies.reproduce.study import Plan, Setting, part
 
 DELTA, SCORED = 0.1, 0.1
 # Two heads are compared where the larger dimension is at least so many times the smaller.
@@ -97,11 +96,11 @@ def _plan(setting: Setting) -> Plan:
     places: list[tuple[Weights, int, str]] = [("initialised", 0, "first")]
     places.extend(("pretrained", layer, which) for layer in layers for which in ("first", "middle"))
     parts = [
-        Part(f"{weights}-layer={layer}-{which}-head", partial(_head, encoder, weights, layer, which, extent))
+        part(f"{weights}-layer={layer}-{which}-head", _head, encoder, weights, layer, which, extent)
         for weights, layer, which in places
     ]
-    parts += [Part(f"lengths-{weights}", partial(_lengths, encoder, weights, layers, extent)) for weights in _WEIGHTS]
-    parts += [Part(f"kernels-{weights}", partial(_kernels, encoder, weights, layers, extent)) for weights in _WEIGHTS]
+    parts += [part(f"lengths-{weights}", _lengths, encoder, weights, layers, extent) for weights in _WEIGHTS]
+    parts += [part(f"kernels-{weights}", _kernels, encoder, weights, layers, extent) for weights in _WEIGHTS]
     said = encoder.in_words(
         tokens=extent.n, columns=extent.columns, draws=extent.draws, lengths=extent.lengths,
         layers=[layer + 1 for layer in layers],
@@ -120,7 +119,7 @@ def _recorded(
     return {which: (q[0, i].double(), k[0, i].double()) for which, i in (("first", 0), ("middle", q.shape[1] // 2))}
 
 
-def _head(encoder: Encoder, weights: Weights, layer: int, which: str, extent: _Extent, folder: Path) -> Iterable[Row]:
+def _head(encoder: Encoder, weights: Weights, layer: int, which: str, extent: _Extent) -> Iterable[Row]:
     q, k = _recorded(encoder, weights, layer, extent.n)[which]
     facts = {"weights": weights, "layer": layer, "head": which}
     return head_rows(q, k, columns=extent.columns, draws=extent.draws, leverage=which == "first", facts=facts)
@@ -192,7 +191,7 @@ def drawn(shares: Float[Tensor, " all"], m: int, generator: torch.Generator) -> 
     return torch.multinomial(shares / shares.sum(), m, replacement=True, generator=generator)
 
 
-def _lengths(encoder: Encoder, weights: Weights, layers: Sequence[int], extent: _Extent, folder: Path) -> Iterable[Row]:
+def _lengths(encoder: Encoder, weights: Weights, layers: Sequence[int], extent: _Extent) -> Iterable[Row]:
     for n, layer in product(extent.lengths, layers):
         for which, (q, k) in _recorded(encoder, weights, layer, n).items():
             completion = complete(partial(gaussian_kernel, scale=q.shape[-1] ** -0.5), q, k)
@@ -204,7 +203,7 @@ def _lengths(encoder: Encoder, weights: Weights, layers: Sequence[int], extent: 
                 )  # fmt: skip
 
 
-def _kernels(encoder: Encoder, weights: Weights, layers: Sequence[int], extent: _Extent, folder: Path) -> Iterable[Row]:
+def _kernels(encoder: Encoder, weights: Weights, layers: Sequence[int], extent: _Extent) -> Iterable[Row]:
     for layer, (name, kernel) in product(layers, KERNELS.items()):
         q, k = _recorded(encoder, weights, layer, extent.n)["first"]
         completion = complete(partial(kernel, scale=q.shape[-1] ** -0.5), q, k)

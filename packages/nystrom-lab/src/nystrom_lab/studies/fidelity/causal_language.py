@@ -49,7 +49,7 @@ from nystrom_lab.studies.fidelity.beside_exact import PASSES, Attention, time_pa
 from nystrom_lab.studies.reproduce.declared import Claim, Found, Lines, Pivot, by, cells, declare, each, only
 from nystrom_lab.studies.reproduce.known import most, quartiles_of
 from nystrom_lab.studies.reproduce.spread import difference_row, spread_row
-from nystrom_lab.studies.reproduce.study import Part, Plan, Setting, beside_none, in_words
+from nystrom_lab.studies.reproduce.study import Part, Plan, Setting, beside_none, in_words, part
 from nystrom_lab.training.run_progress import no_file_bars
 
 EXACT, OURS, WINDOW, HEAVY = "softmax", "near_far", "window + sinks", "heavy hitters"
@@ -109,8 +109,8 @@ def _plan(setting: Setting) -> Plan:
         Part("train", partial(_train, documents, sizes)),
         Part("read", partial(_read, documents, sizes)),
         Part("train-more", partial(_train_more, documents, sizes)),
-        Part("recall", _recall),
-        *(Part(f"times-n={n}", partial(_times, n)) for n in LENGTHS),
+        part("recall", _recall),
+        *(part(f"times-n={n}", _times, n) for n in LENGTHS),
     ]
     said = in_words(texts=prose.name, **sizes._asdict(), cache=CACHE)
     less = (
@@ -305,8 +305,7 @@ def _load(folder: Path) -> LlamaForCausalLM:
         return LlamaForCausalLM.from_pretrained(folder / "model", attn_implementation="sdpa").eval()
 
 
-def _recall(folder: Path) -> Iterable[Row]:
-    del folder
+def _recall() -> Iterable[Row]:
     q, k, v, needle = needles(NEEDLES)
     exact = {EXACT: lambda *x: F.scaled_dot_product_attention(*x, is_causal=True)}
     for name, attend in (exact | ATTENTIONS).items():
@@ -330,8 +329,7 @@ def needles(n: int, heads: int = 64) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     return q, k, v, needle
 
 
-def _times(n: int, folder: Path) -> Iterable[Row]:
-    del folder
+def _times(n: int) -> Iterable[Row]:
     torch.manual_seed(0)
     given = [torch.randn(1, 8, n, 64, requires_grad=True) for _ in range(3)]
     calls: dict[str, Attention] = {

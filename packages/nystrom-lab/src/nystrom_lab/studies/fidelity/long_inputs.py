@@ -53,7 +53,7 @@ from nystrom_lab.studies.reproduce.encoders import Encoder, Recording, find_enco
 from nystrom_lab.studies.reproduce.known import Known, mean_of, most, quartiles_of, roughly
 from nystrom_lab.studies.reproduce.rules import all_within
 from nystrom_lab.studies.reproduce.spread import spread_row
-from nystrom_lab.studies.reproduce.study import Part, Plan, Setting, beside_none
+from nystrom_lab.studies.reproduce.study import Part, Plan, Setting, beside_none, part
 from nystrom_lab.training.run_progress import no_file_bars
 
 if TYPE_CHECKING:
@@ -90,7 +90,7 @@ def _plan(setting: Setting) -> Plan:
             for n in lengths
             if n > _EXACT_UP_TO
         ),
-        Part("short", partial(_measure_short, SHORT_ROUNDS[setting.size])),
+        part("short", _measure_short, SHORT_ROUNDS[setting.size]),
     ]
     rounds = f"{ROUNDS}, of short inputs {SHORT_ROUNDS[setting.size]}"
     said = encoder.in_words(lengths=lengths, methods=METHODS, sequences=texts, rounds=rounds)
@@ -146,9 +146,8 @@ def _measure_times(encoder: Encoder, n: int, folder: Path) -> Iterable[Row]:
         yield from time_calls(of_methods, ROUNDS, beside=EXACT, memory=MEMORY, n=n, facts=facts)
 
 
-def _measure_short(rounds: int, folder: Path) -> Iterable[Row]:
+def _measure_short(rounds: int) -> Iterable[Row]:
     """Times of batches of short sequences, of one length and of mixed lengths."""
-    del folder
     for lengths in (*((n,) * 4 for n in SHORT_LENGTHS), *MIXED_LENGTHS):
         torch.manual_seed(0)
         n, of = max(lengths), SHORT if len(set(lengths)) == 1 else MIXED

@@ -21,7 +21,6 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from importlib.util import find_spec
-from pathlib import Path
 from statistics import fmean
 from typing import Any, NamedTuple
 
@@ -45,7 +44,7 @@ from nystrom_lab.studies.fidelity.beside_exact import ERROR, PASSES, both, forwa
 from nystrom_lab.studies.reproduce.declared import Claim, Found, Lines, by, declare, each, only
 from nystrom_lab.studies.reproduce.known import Known, error_over, estimate, most, quartiles_of
 from nystrom_lab.studies.reproduce.spread import difference_row, spread_row
-from nystrom_lab.studies.reproduce.study import Part, Plan, Setting, beside_none
+from nystrom_lab.studies.reproduce.study import Plan, Setting, beside_none, part
 
 FEATURES, KINDS, TUMOUR_TILES = 1024, 6, 16
 FILE, CURVE, SHUFFLED = "file", "Hilbert curve", "shuffled"
@@ -85,9 +84,9 @@ PAPER = SMALL._replace(slides=16, bags=1024, seeds=5)
 def _plan(setting: Setting) -> Plan:
     sizes = PAPER if setting.size == "paper" else SMALL
     parts = [
-        Part("errors", partial(_measure_errors, sizes)),
-        *(Part(f"learning-seed{seed}", partial(_measure_learning, sizes, seed)) for seed in range(sizes.seeds)),
-        *(Part(f"costs-n={n}", partial(_measure_costs, n)) for n in sizes.lengths),
+        part("errors", _measure_errors, sizes),
+        *(part(f"learning-seed{seed}", _measure_learning, sizes, seed) for seed in range(sizes.seeds)),
+        *(part(f"costs-n={n}", _measure_costs, n) for n in sizes.lengths),
     ]
     # Lengths as a tuple: so the settings of measured rows have them.
     said = {name: str(value) for name, value in sizes._asdict().items()}
@@ -141,8 +140,7 @@ _METHODS: dict[str, Callable[..., Tensor]] = {
 
 
 @torch.no_grad()
-def _measure_errors(sizes: SlideSizes, folder: Path) -> Iterable[Row]:
-    del folder
+def _measure_errors(sizes: SlideSizes) -> Iterable[Row]:
     g = torch.Generator().manual_seed(0)
     weight = torch.randn(3 * 512, FEATURES, generator=g) / FEATURES**0.5
     errors: dict[tuple[str, str], list[Tensor]] = {}
@@ -195,8 +193,7 @@ def _bags(sizes: SlideSizes, name: str, seed: int) -> list[tuple[Tensor, int]]:
     return [(each.features[order_of(each, name, shuffle)], place % 2) for place, each in enumerate(slides)]
 
 
-def _measure_learning(sizes: SlideSizes, seed: int, folder: Path) -> Iterable[Row]:
-    del folder
+def _measure_learning(sizes: SlideSizes, seed: int) -> Iterable[Row]:
     for name in ORDERS:
         bags = _bags(sizes, name, 100 + seed)
         train, test = bags[: sizes.bags], bags[sizes.bags :]
@@ -253,8 +250,7 @@ def _layers(n: int) -> dict[str, Callable[[Tensor], Tensor]]:
     return layers
 
 
-def _measure_costs(n: int, folder: Path) -> Iterable[Row]:
-    del folder
+def _measure_costs(n: int) -> Iterable[Row]:
     layers, x = _layers(n), torch.randn(1, n, 512)
     facts = {"b": 1, "h": 8, "d": 64, "threads": torch.get_num_threads()}
     for run, time in zip((forward, both), PASSES.values(), strict=True):

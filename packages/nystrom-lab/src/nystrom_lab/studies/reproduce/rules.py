@@ -19,18 +19,16 @@ def all_within(
     text: str,
     *,
     limit: Callable[[Any], float],
-    least: float = -math.inf,
     between: str = "; ",
     **where: Any,
 ) -> Rule:
-    """All rows of a quantity are at least one limit and at most another.
+    """All rows of a quantity are at most a limit.
 
     Args:
         quantity: The quantity.
         knows: What is known of a row.
         text: How a row is told, from its columns.
-        limit: The upper limit of a row; infinite for a row that is told and decides nothing.
-        least: The lower limit.
+        limit: The limit of a row; infinite for a row that is told and decides nothing.
         between: What stands between two rows.
         **where: Values of other columns.
     """
@@ -38,8 +36,8 @@ def all_within(
     def decide(rows: pd.DataFrame) -> Found:
         found = sorted(each(rows, quantity, **where), key=lambda row: row.n or 0)
         said = between.join(text.format_map(row._asdict()) for row in found)
-        deciding = [row for row in found if limit(row) < math.inf or least > -math.inf]
-        return most(knows(row).within(least, limit(row)) for row in deciding), f"{said or 'not measured'}."
+        deciding = [row for row in found if limit(row) < math.inf]
+        return most(knows(row).within(most=limit(row)) for row in deciding), f"{said or 'not measured'}."
 
     return decide
 

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple, ParamSpec
 
 from nystrom_lab.measure.rows import Row
 from nystrom_lab.report.summary import Verdict
@@ -12,6 +12,7 @@ from nystrom_lab.report.table import Table
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+P = ParamSpec("P")
 Size = Literal["small", "paper"]
 TrainedIn = Literal["float32", "bfloat16"]
 NO_PAPER = "no paper has it"
@@ -50,6 +51,11 @@ class Part(NamedTuple):
 
     name: str
     measure: Callable[[Path], Iterable[Row]]
+
+
+def part(name: str, measure: Callable[P, Iterable[Row]], *given: P.args, **named: P.kwargs) -> Part:
+    """A part that needs no folder: a function and what it is given."""
+    return Part(name, lambda folder: measure(*given, **named))
 
 
 class Plan(NamedTuple):

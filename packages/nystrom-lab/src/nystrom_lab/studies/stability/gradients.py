@@ -17,7 +17,6 @@ Range Arena.
 
 from collections.abc import Callable, Iterable
 from functools import partial
-from pathlib import Path
 
 import pandas as pd
 import torch
@@ -32,7 +31,7 @@ from nystrom_lab.studies.reproduce.declared import Claim, Found, Lines, Pivot, b
 from nystrom_lab.studies.reproduce.encoders import Encoder, Recording, find_encoder
 from nystrom_lab.studies.reproduce.known import most, share_in
 from nystrom_lab.studies.reproduce.spread import spread_row
-from nystrom_lab.studies.reproduce.study import Part, Plan, Setting
+from nystrom_lab.studies.reproduce.study import Plan, Setting, part
 
 PRINTED, OURS = "skyformer-printed", "skyformer_softmax"
 RATIO, TENFOLD = "gradient norm over softmax's", "over ten times softmax's"
@@ -49,12 +48,11 @@ def _plan(setting: Setting) -> Plan:
     encoder.check_length(length, texts)
     said = encoder.in_words(tokens=length, landmarks=_LANDMARKS, sequences=texts)
     differs = "heads of an encoder that was trained with softmax attention, without training"
-    parts = [Part("gradients", partial(_measure, encoder, length, texts))]
+    parts = [part("gradients", _measure, encoder, length, texts)]
     return Plan(parts, said, differs if setting.size == "paper" else f"{differs}; {texts} texts instead of 16")
 
 
-def _measure(encoder: Encoder, length: int, texts: int, folder: Path) -> Iterable[Row]:
-    del folder
+def _measure(encoder: Encoder, length: int, texts: int) -> Iterable[Row]:
     ratios: dict[tuple[str, int], dict[str, Tensor]] = {}
     generator = torch.Generator().manual_seed(0)
     for layer, given in encoder.record(length, texts, tuple(range(encoder.layers))).items():

@@ -22,7 +22,6 @@ import math
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from statistics import fmean, stdev, variance
@@ -38,7 +37,7 @@ from nystrom_lab.report.table import Table
 from nystrom_lab.studies.arena.beside_paper import Ran, differs_from_paper
 from nystrom_lab.studies.reproduce.declared import Claim, Found, declare, each, frame_of
 from nystrom_lab.studies.reproduce.known import MARGIN, Known, error_over, estimate, is_competitive, most
-from nystrom_lab.studies.reproduce.study import Part, Plan, Setting
+from nystrom_lab.studies.reproduce.study import Plan, Setting, part
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -76,7 +75,7 @@ def _plan(setting: Setting) -> Plan:
     runs = [run for run in read_lra_curves([setting.runs], "accuracy") if len(run.curve) > 1]
     if setting.size == "paper":
         _check_all(runs, setting.runs)
-    parts = [Part(re.sub(r"\s", "_", run.name), partial(_measure, run)) for run in runs]
+    parts = [part(re.sub(r"\s", "_", run.name), _measure, run) for run in runs]
     return Plan(parts, {"runs": " ".join(part.name for part in parts)}, _beside_paper(runs))
 
 
@@ -96,7 +95,7 @@ def _check_all(runs: Sequence[ArenaRun], source: Path) -> None:
         )
 
 
-def _measure(run: ArenaRun, folder: Path) -> Iterable[Row]:
+def _measure(run: ArenaRun) -> Iterable[Row]:
     method, _, besides = run.method.partition(", ")
     facts = {"task": run.task, "preset": ", ".join(filter(None, (run.preset, besides)))}
     seed = re.search(r"seed(\d+)", run.name)

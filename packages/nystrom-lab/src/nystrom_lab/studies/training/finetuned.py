@@ -44,7 +44,7 @@ from nystrom_lab.data.language.tokenizer import load_tokenizer
 from nystrom_lab.measure.rows import Row, new_row, read_rows
 from nystrom_lab.studies.reproduce.declared import declare
 from nystrom_lab.studies.reproduce.encoders import find_folder, instead_of_bert_base
-from nystrom_lab.studies.reproduce.study import Part, Plan, Setting
+from nystrom_lab.studies.reproduce.study import Part, Plan, Setting, part
 from nystrom_lab.studies.training.by_length import rows_by_length
 from nystrom_lab.studies.training.finetuned_report import (
     EXACT,
@@ -132,7 +132,7 @@ def _table_2(setting: Setting) -> Plan:
         words = _arguments(setting, "mrpc", method, str(model)) | {"search": True, "seed": 0}
         trainings.append(("mrpc", method, Training(f"mrpc-search-{method}", "finetune", words)))
     parts = [
-        Part("lengths", partial(_measure_lengths, setting, tuple(cases), model)),
+        part("lengths", _measure_lengths, setting, tuple(cases), model),
         *(Part(training.name, partial(_measure, *rest, training, setting)) for *rest, training in trainings),
         *(
             Part(f"{task}-swapped", partial(_measure_swapped, setting, task, case, model, trainings))
@@ -256,7 +256,7 @@ def _made(setting: Setting, name: str, runs: Path) -> str:
     return str(made)
 
 
-def _measure_lengths(setting: Setting, tasks: Sequence[str], model: Path, folder: Path) -> Iterable[Row]:
+def _measure_lengths(setting: Setting, tasks: Sequence[str], model: Path) -> Iterable[Row]:
     """The share of the scored texts with more tokens than landmarks."""
     assert setting.data is not None, "checked before"
     for task in tasks:

@@ -47,7 +47,7 @@ from nystrom_lab.studies.reproduce.declared import (
     select,
 )
 from nystrom_lab.studies.reproduce.known import MARGIN, Known, estimate, is_competitive, most
-from nystrom_lab.studies.reproduce.study import Part, Plan, Setting
+from nystrom_lab.studies.reproduce.study import Part, Plan, Setting, part
 from nystrom_lab.studies.training.runs import Training, said, train
 from nystrom_lab.training.pretrain.data import HeldOutInstances
 from nystrom_lab.training.results import wilson
@@ -141,7 +141,7 @@ def _plan(setting: Setting, wanted: Mapping[str, dict[str, Any]]) -> Plan:
         for name, arguments in wanted.items()
     }
     parts = [
-        Part("guess", partial(_measure_guess, data)),
+        part("guess", _measure_guess, data),
         *(Part(each.name, partial(_measure, name, trainings, setting.size)) for name, each in trainings.items()),
     ]
     return Plan(
@@ -172,9 +172,8 @@ def _measure(name: str, trainings: Mapping[str, Training], size: str, folder: Pa
             yield point.with_facts(after=f"{step:.0f}", seconds=f"{seconds:.1f}")
 
 
-def _measure_guess(data: Path, folder: Path) -> Iterable[Row]:
+def _measure_guess(data: Path) -> Iterable[Row]:
     """The share of the masked words of held-out documents that are guessed without context."""
-    del folder
     held_out = HeldOutInstances(MlmSop(data, "val"), _INSTANCES)
     value, words = guess_without_context(held_out)
     low, high = wilson(value, words)
