@@ -37,6 +37,7 @@ from nystrom_lab.report.plots.factors import draw_factors
 from nystrom_lab.report.plots.maps import draw_maps
 from nystrom_lab.studies.approximation.real_heads.pictures import read_pictures, save_pictures
 from nystrom_lab.studies.approximation.real_heads.recorded import WEIGHTS, LayerHeads, find_heads
+from nystrom_lab.studies.approximation.real_heads.selection import framed_over_layers
 from nystrom_lab.studies.reproduce.declared import Claim, Found, Pivot, cells, declare, only
 from nystrom_lab.studies.reproduce.known import share_in
 from nystrom_lab.studies.reproduce.spread import spread_row
@@ -136,7 +137,7 @@ def _draw_heads(rows: pd.DataFrame, folder: Path) -> "Mapping[str, Figure]":
 _study = partial(
     declare,
     plan=_plan,
-    over_layers=(*_MEASURES, _SIMILAR),
+    framed=framed_over_layers(*_MEASURES, _SIMILAR),
     tables=[
         Pivot(
             title=f"all heads, m = {_LANDMARKS}",

@@ -122,10 +122,6 @@ def made_heads(inputs: str) -> tuple[_Heads, _Heads]:
     }[inputs]
 
 
-def _measure_drawn(inputs: str) -> Iterable[Row]:
-    return eigenvalue_rows(*made_heads(inputs), inputs)
-
-
 def _measure_searched() -> Iterable[Row]:
     start = torch.randn(8, 32, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     for which in matrices(start[:, :16], start[:, 16:]):

@@ -50,6 +50,7 @@ from nystrom_lab.studies.approximation.landmark_errors import (
 )
 from nystrom_lab.studies.approximation.real_heads.pictures import read_pictures, save_pictures
 from nystrom_lab.studies.approximation.real_heads.recorded import LENGTH, WEIGHTS, LayerHeads, RealHeads, find_heads
+from nystrom_lab.studies.approximation.real_heads.selection import framed_over_layers
 from nystrom_lab.studies.reproduce.declared import Claim, Found, Lines, Pivot, cells, declare, each, only
 from nystrom_lab.studies.reproduce.known import Known, mean_of, most, quartiles_of, share_in, unanimous
 from nystrom_lab.studies.reproduce.study import Plan, Setting, part
@@ -215,7 +216,7 @@ _TIMES = Pivot(
     names={"method": _NAMES},
     left=1,
 )
-_study = partial(declare, over_layers=(MATRIX, SPECTRAL, OUTPUT, NEARER, GOOD))
+_study = partial(declare, framed=framed_over_layers(MATRIX, SPECTRAL, OUTPUT, NEARER, GOOD))
 STUDIES = {
     "supplement-figure-1": _study(
         shows="attention matrices from random landmarks, segment means and k-means, beside the softmax matrix",

@@ -29,6 +29,7 @@ from torch import Tensor
 
 from nystrom.kernels import gaussian_kernel, softmax_kernel
 from nystrom_lab.measure.rows import Row
+from nystrom_lab.studies.approximation.real_heads.selection import framed_over_layers
 from nystrom_lab.studies.matrices.spectra import condition_number, effective_rank
 from nystrom_lab.studies.reproduce.declared import LONGEST, Claim, Found, Lines, Pivot, Rule, cells, declare, each, only
 from nystrom_lab.studies.reproduce.encoders import Encoder, Weights, find_encoder
@@ -176,7 +177,7 @@ STUDIES = {
         needs="an encoder: nystrom[real] or --model",
         minutes=0.2,
         plan=_plan,
-        over_layers=(SINGULAR, ENERGY, RANK, CONDITION),
+        framed=framed_over_layers(SINGULAR, ENERGY, RANK, CONDITION),
         tables=[
             Pivot(title=title, index={"matrix": "{method}, {weights}"}, columns=[cell], names=_ORDER)
             for title, cell in (

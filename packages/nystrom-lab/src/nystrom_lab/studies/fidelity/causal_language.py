@@ -7,7 +7,7 @@ reads 2,048 tokens of each held-out document with other attentions, each with a 
 - a window with sinks: a sliding window of r - 4 tokens, and the first four tokens, the sinks (StreamingLLM, Xiao et al.
   2024, arXiv:2309.17453);
 - heavy hitters: the same window as near_far, and the tokens that received the most attention so far, as many as fill
-  the cache; the others are dropped (H2O, Zhang et al. 2023, arXiv:2306.14048);
+  the cache; the others are dropped (H2O, Zhang et al. 2023, arXiv:2306.14048).
 
 Rows hold:
 
@@ -20,7 +20,6 @@ Rows hold:
   value than to any other;
 - times on random tokens, 8 heads of width 64, forward and with the backward pass, in turns: of causal near_far with
   `near_far_sizes(n, is_causal=True)`, of near_far that is not causal, and of fused causal attention.
-
 """
 
 import math
@@ -69,18 +68,7 @@ _ENOUGH = 50_000_000
 
 
 class LanguageTraining(NamedTuple):
-    """The model and its training.
-
-    Attributes:
-        layers: Layers.
-        width: Width of a token.
-        vocabulary: Tokens of the vocabulary.
-        length: Tokens of a training sequence.
-        batch: Sequences per step.
-        steps: Steps with exact attention.
-        more: Steps of each short training after it.
-        held_out: Documents that are held out, to be read.
-    """
+    """The model and its training: steps with exact attention, more in each short training after it."""
 
     layers: int
     width: int
@@ -89,6 +77,7 @@ class LanguageTraining(NamedTuple):
     batch: int
     steps: int
     more: int
+    # Documents, to be read.
     held_out: int
 
 

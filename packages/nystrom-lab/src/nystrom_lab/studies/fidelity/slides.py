@@ -52,28 +52,20 @@ ORDERS = (FILE, CURVE, SHUFFLED)
 CLOSER, ACCURACY, MEMORY = "error - on the curve", "test accuracy", "memory"
 OURS, NEAR_FAR, PACKAGE, TORCH = "NystromAttention", "near_far", "nystrom-attention", "nn.MultiheadAttention"
 LIMIT, ROUNDS = 120.0, 3
-_CPU = torch.device("cpu")
 
 
 class SlideSizes(NamedTuple):
-    """How much is measured.
+    """How much is measured."""
 
-    Attributes:
-        side: Tiles along a side of the grid, for errors.
-        slides: Slides, for errors.
-        bags: Bags of a training, and as many again to test on.
-        small: Tiles along a side of the grid, for learning.
-        epochs: Passes over the bags.
-        seeds: Trainings in each order.
-        lengths: Tiles of a bag, for costs.
-    """
-
+    # For errors: tiles along a side of the grid, and slides.
     side: int
     slides: int
+    # For learning: bags of a training, and as many again to test on; tiles along a side; passes; trainings in an order.
     bags: int
     small: int
     epochs: int
     seeds: int
+    # For costs: tiles of a bag.
     lengths: tuple[int, ...]
 
 
@@ -94,13 +86,7 @@ def _plan(setting: Setting) -> Plan:
 
 
 class Slide(NamedTuple):
-    """A synthetic slide, its tiles in the order of a file.
-
-    Attributes:
-        features: The features of each tile.
-        place: x and y of each tile.
-        tumour: Which tiles are tumour.
-    """
+    """A synthetic slide, its tiles in the order of a file: what they show, where they are, and which are tumour."""
 
     features: Float[Tensor, "n features"]
     place: Int[Tensor, "n 2"]
@@ -340,10 +326,7 @@ STUDIES = {
         source="this library",
         trains=True,
         plan=_plan,
-        tables=[
-            _by_order,
-            _costs,
-        ],
+        tables=[_by_order, _costs],
         claims=[
             *(
                 Claim(

@@ -20,7 +20,6 @@ from nystrom.attention.method_names import split_name
 from nystrom_lab.measure.rows import Row
 from nystrom_lab.report.summary import OURS, Verdict
 from nystrom_lab.report.table import Table
-from nystrom_lab.studies.approximation.real_heads.selection import over_layers as merge_layers
 from nystrom_lab.studies.reproduce.study import Plan, Setting, Study
 
 if TYPE_CHECKING:
@@ -324,7 +323,6 @@ def declare(
     tables: Sequence[Pivot | Callable[[pd.DataFrame], Sequence[Table]]],
     claims: Sequence[Claim | Callable[[pd.DataFrame], Iterable[Claim]]] = (),
     figures: Mapping[str, Lines] | Drawings,
-    over_layers: Collection[str] = (),
     framed: Callable[[Sequence[Row]], pd.DataFrame] = frame_of,
     **facts: Any,
 ) -> Study:
@@ -335,23 +333,18 @@ def declare(
         tables: The tables, in order; a function returns those that no pivot can state.
         claims: The claims, in order; a function returns those that depend on what was run, such as one a task.
         figures: Figures by name, "" for the main one, or a function that draws them from the rows and the folder.
-        over_layers: Quantities whose rows are merged first where they differ only in their layer.
-        framed: Makes the frame of the rows, with further columns.
+        framed: Makes the frame of the rows, with further columns, or of merged rows.
         facts: The other fields of `Study`.
     """
 
-    def frame(rows: Sequence[Row]) -> pd.DataFrame:
-        merged = merge_layers([row for row in rows if row.quantity in over_layers])
-        return framed([*merged, *(row for row in rows if row.quantity not in over_layers)])
-
     def draw(rows: Sequence[Row], folder: Path) -> "Mapping[str, Figure]":
         if not isinstance(figures, Mapping):
-            return figures(frame(rows), folder)
-        drawn = {name: lines.draw(frame(rows)) for name, lines in figures.items()}
+            return figures(framed(rows), folder)
+        drawn = {name: lines.draw(framed(rows)) for name, lines in figures.items()}
         return {name: figure for name, figure in drawn.items() if figure is not None}
 
     def verdicts(rows: Sequence[Row]) -> Sequence[Verdict]:
-        found = frame(rows)
+        found = framed(rows)
         told = (claim for each in claims for claim in ([each] if isinstance(each, Claim) else each(found)))
         return [claim.decide(found, ours=facts["source"] != OURS) for claim in told]
 
@@ -360,7 +353,7 @@ def declare(
         tables=lambda rows: [
             table
             for tabled in tables
-            for table in (tabled.tables(frame(rows)) if isinstance(tabled, Pivot) else tabled(frame(rows)))
+            for table in (tabled.tables(framed(rows)) if isinstance(tabled, Pivot) else tabled(framed(rows)))
         ],
         verdicts=verdicts,
         figures=draw,

@@ -49,15 +49,7 @@ _LARGEST_CLASS = {task: 1 / classes for task, classes in LRA_CLASSES.items()} | 
 
 
 class Plateau(NamedTuple):
-    """The limit of a run.
-
-    Attributes:
-        accuracy: The limit.
-        noise: Standard deviation of the evaluations around it.
-        steps: Steps to the limit.
-        seconds: Seconds to the limit.
-        every: Steps and seconds between two evaluations.
-    """
+    """The limit of a run, the noise around it, what it took, and the steps and seconds between two evaluations."""
 
     accuracy: float
     noise: float

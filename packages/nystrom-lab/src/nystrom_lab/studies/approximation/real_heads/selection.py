@@ -1,10 +1,13 @@
 """Rows of the layers of a model, merged to one over all of its heads."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from statistics import fmean
 
+import pandas as pd
+
 from nystrom_lab.measure.rows import Row
+from nystrom_lab.studies.reproduce.declared import frame_of
 
 
 def over_layers(rows: Iterable[Row]) -> list[Row]:
@@ -26,3 +29,13 @@ def over_layers(rows: Iterable[Row]) -> list[Row]:
         )
         for group in groups.values()
     ]
+
+
+def framed_over_layers(*quantities: str) -> Callable[[Sequence[Row]], pd.DataFrame]:
+    """Makes a frame of rows, those of these quantities merged where they differ only in their layer."""
+
+    def framed(rows: Sequence[Row]) -> pd.DataFrame:
+        merged = over_layers(row for row in rows if row.quantity in quantities)
+        return frame_of([*merged, *(row for row in rows if row.quantity not in quantities)])
+
+    return framed
