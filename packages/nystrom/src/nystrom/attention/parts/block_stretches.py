@@ -9,6 +9,8 @@ tokens outside the window, see `outside_sums`.
 If a graph of the backward pass is recorded, and inside `torch.vmap`, the plain form is used.
 """
 
+import ctypes
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -17,6 +19,7 @@ from nystrom.attention.options import NearFarOptions
 from nystrom.attention.parts.band import add_windows, bias_of, some_windows
 from nystrom.attention.parts.clusters import Chosen, cluster_sums, in_one_matrix, open_sizes, take_rows
 from nystrom.attention.parts.far_keys import attend_blocks
+from nystrom.attention.parts.native import Rows, dense, run, runs_natively
 from nystrom.attention.parts.outside_sums import OutsideSums
 from nystrom.attention.parts.stretches import cut, for_one_gradient, in_threads, known_signature, num_parts
 from nystrom.autograd_modes import pull_back
@@ -108,6 +111,9 @@ class _Blocks(torch.autograd.Function):
     ) -> Tensor:
         # In the layout of the queries: a model puts the heads side by side again.
         out = torch.empty_like(q) if q.shape[-1] == v.shape[-1] else v.new_empty(*q.shape[:2], v.shape[-1])
+        if runs_natively(q, k, v):
+            _run("blocks_forward", Chosen(heavy, found, cluster), options, q=q, k=k, v=v, out=out)
+            return out
 
         def attend(rows: slice) -> None:
             chosen = Chosen(heavy[rows], found[rows], cluster[rows])
@@ -130,6 +136,10 @@ class _Blocks(torch.autograd.Function):
             gradients = pull_back(lambda q, k, v: attend_blocks(q, k, v, chosen, options), (q, k, v), grad)
             return *gradients, None, None, None, None
         of_q, of_k, of_v = (torch.empty_like(x) for x in (q, k, v))
+        if runs_natively(q, k, v, grad):
+            tensors = {"q": q, "k": k, "v": v, "out": out, "grad": grad, "of_q": of_q, "of_k": of_k, "of_v": of_v}
+            _run("blocks_backward", chosen, options, **tensors)
+            return of_q, of_k, of_v, None, None, None, None
 
         def differentiate(rows: slice) -> None:
             chosen = Chosen(heavy[rows], found[rows], cluster[rows])
@@ -148,6 +158,32 @@ class _Blocks(torch.autograd.Function):
             return attend_blocks(q, k, v, Chosen(*chosen), options)
 
         return torch.vmap(plain, in_dims[:-1])(*tensors), 0
+
+
+class _NativeBlocks(ctypes.Structure):
+    """The arguments of native.cpp's `Blocks`."""
+
+    _fields_ = (
+        *((name, Rows) for name in ("q", "k", "v", "out", "grad", "of_q", "of_k", "of_v")),
+        *((name, ctypes.c_void_p) for name in ("heavy", "cluster", "found")),
+        *((name, ctypes.c_int64) for name in ("tokens", "d", "e", "heavies", "clusters", "size", "reach")),
+        ("scale", ctypes.c_double),
+    )
+
+
+def _run(name: str, chosen: Chosen, options: NearFarOptions, **tensors: Tensor) -> None:
+    """Call a loop, which writes into the memory of `out`, or of the gradients."""
+    tensors, whole = {name: dense(x) for name, x in tensors.items()}, Chosen(*(x.contiguous() for x in chosen))
+    q, k, v = tensors["q"], tensors["k"], tensors["v"]
+    sizes = q.shape[1], q.shape[2], v.shape[2], whole.heavy.shape[1]
+    arguments = _NativeBlocks(
+        *(Rows.of(tensors.get(name)) for name in ("q", "k", "v", "out", "grad", "of_q", "of_k", "of_v")),
+        *(x.data_ptr() for x in (whole.heavy, whole.cluster, whole.found)),
+        *sizes,
+        *(options.num_clusters, options.block_size, options.reach),
+        score_scale(q, options.scale),
+    )
+    run(name, arguments, len(q), q, k, v)
 
 
 def _attend_rows(out: Tensor, q: Tensor, k: Tensor, v: Tensor, chosen: Chosen, options: NearFarOptions) -> None:

@@ -57,15 +57,20 @@ def pieces(batch: int, tokens: int, numbers: int, least: int = 1) -> Iterator[Pi
 def num_parts(*inputs: Tensor) -> int:
     """Into how many parts to cut the work on tensors for `in_threads`: one for each of torch's threads, or one in all.
 
-    It is one for small tensors, where something that belongs to the calling thread watches its operators, and where the
-    number of threads cannot be set for a thread.
+    It is one for small tensors, where they are not plain (what watches operators belongs to the calling thread), and
+    where the number of threads cannot be set for a thread.
     """
+    if not is_plain(*inputs) or max(x.numel() for x in inputs) < _WORTH or not torch.backends.openmp.is_available():
+        return 1
+    return torch.get_num_threads()
+
+
+def is_plain(*inputs: Tensor) -> bool:
+    """`runs_in_stretches`, and no subclass, mode or transform sees the operators on them."""
     # First what a compiler traces.
     if not runs_in_stretches(*inputs) or any(type(x) not in (Tensor, nn.Parameter) for x in inputs):
-        return 1
-    if max(x.numel() for x in inputs) < _WORTH or not torch.backends.openmp.is_available():
-        return 1
-    return 1 if is_transformed() or torch._C._len_torch_dispatch_stack() else torch.get_num_threads()
+        return False
+    return not is_transformed() and not torch._C._len_torch_dispatch_stack()
 
 
 def cut(total: int, parts: int) -> list[slice]:

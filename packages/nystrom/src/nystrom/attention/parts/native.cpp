@@ -1,0 +1,304 @@
+// Loops over the tokens of one head at a time, in the cache of one core. `native` compiles this file, once for
+// REAL = float and once for double, and says what each function computes. Rows of numbers are padded with zeros to whole
+// pairs of vectors, so that a product has no rest.
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#include <limits>
+#include <type_traits>
+#include <vector>
+
+#ifdef __AVX512F__
+constexpr int BYTES = 64, ROWS = 8;
+#else
+constexpr int BYTES = 32, ROWS = 4;
+#endif
+constexpr int64_t N = BYTES / sizeof(REAL), PAIR = 2 * N, STRIP = 8, GROUP = 16;
+constexpr REAL NONE = -std::numeric_limits<REAL>::infinity();
+typedef std::conditional_t<sizeof(REAL) == 4, int32_t, int64_t> Int;
+typedef REAL Vec __attribute__((vector_size(BYTES)));
+typedef Int Ints __attribute__((vector_size(BYTES)));
+typedef REAL Anywhere __attribute__((vector_size(BYTES), aligned(sizeof(REAL)), may_alias));
+typedef std::vector<REAL> Numbers;
+
+// The numbers of one head, and of the next: (rows, tokens, width), of which the last axis is dense.
+struct Rows {
+    REAL* at;
+    int64_t row, token;
+    REAL* of(int64_t r) const { return at + r * row; }
+};
+
+static int64_t up(int64_t size, int64_t to) { return (size + to - 1) / to * to; }
+static Vec load(const REAL* x) { return *(const Anywhere*)x; }
+static void store(REAL* x, Vec y) { *(Anywhere*)x = y; }
+static void add(REAL* to, const REAL* x, int64_t size, REAL factor = 1) {
+    for (int64_t i = 0; i < size; i++) to[i] += factor * x[i];
+}
+
+// exp(x) of x <= 0: 2^n times the series of the rest, at most ln(2) / 2 in size; 0 below the normal numbers.
+static inline Vec exp_of(Vec x) {
+    constexpr bool single = sizeof(REAL) == 4;
+    constexpr REAL lowest = single ? -87.3 : -708, magic = single ? 12582912. : 6755399441055744.;
+    constexpr REAL high = single ? 0.693359375 : 0.693145751953125, low = 0.6931471805599453094 - high;
+    constexpr int terms = single ? 7 : 13, digits = single ? 23 : 52;
+    Vec zero = {}, floor = zero + lowest, y = x < floor ? floor : x;
+    Vec shifted = y * (REAL)1.4426950408889634 + magic, n = shifted - magic;
+    Vec rest = y - n * high - n * low, sum = zero + 1;
+    for (int i = terms; i > 0; i--) sum = sum * rest * (REAL)(1. / i) + 1;
+    Ints power = (Ints)shifted - (Ints)(zero + magic);
+    Vec result = (Vec)((Ints)sum + (power << digits)) + (y - y);  // NaN stays NaN
+    return x < floor ? zero : result;
+}
+
+// C = A B, or A^T B: rows of C a multiple of STRIP, columns of PAIR.
+template <bool TRANSPOSED = false>
+static void product(const REAL* a, int64_t lda, const REAL* b, int64_t ldb, REAL* c, int64_t ldc, int64_t rows,
+                    int64_t depth, int64_t columns) {
+    for (int64_t i0 = 0; i0 < rows; i0 += ROWS) {
+        for (int64_t j = 0; j < columns; j += PAIR) {
+            Vec sum[ROWS][2] = {};
+            const REAL* left = a + i0 * (TRANSPOSED ? 1 : lda);
+            for (int64_t k = 0; k < depth; k++) {
+                Vec first = load(b + k * ldb + j), second = load(b + k * ldb + j + N);
+                for (int i = 0; i < ROWS; i++) {
+                    REAL factor = TRANSPOSED ? left[k * lda + i] : left[i * lda + k];
+                    sum[i][0] += factor * first;
+                    sum[i][1] += factor * second;
+                }
+            }
+            for (int i = 0; i < ROWS; i++) {
+                store(c + (i0 + i) * ldc + j, sum[i][0]);
+                store(c + (i0 + i) * ldc + j + N, sum[i][1]);
+            }
+        }
+    }
+}
+
+// x <- exp(scale x + bias - largest), for one row; returns 1 / sum.
+static REAL softmax(REAL* x, const REAL* bias, REAL scale, int64_t size) {
+    Vec largest = load(x) * scale + load(bias), sum = {};
+    for (int64_t j = 0; j < size; j += N) {
+        Vec here = load(x + j) * scale + load(bias + j);
+        store(x + j, here);
+        largest = here > largest ? here : largest;
+    }
+    REAL top = NONE, total = 0;
+    for (int i = 0; i < N; i++) top = std::max(top, (REAL)largest[i]);
+    for (int64_t j = 0; j < size; j += N) {
+        Vec here = exp_of(load(x + j) - top);
+        store(x + j, here);
+        sum += here;
+    }
+    for (int i = 0; i < N; i++) total += sum[i];
+    return 1 / total;
+}
+
+struct Blocks {
+    Rows q, k, v, out, grad, of_q, of_k, of_v;
+    const int64_t *heavy, *cluster;
+    const uint8_t* found;
+    int64_t tokens, d, e, heavies, clusters, size, reach;
+    double scale;
+};
+
+// The keys of each block: its window, heavy keys, clusters.
+struct Head {
+    const Blocks& s;
+    const bool back;
+    const int64_t t = s.tokens, d = s.d, e = s.e, m = s.clusters, blocks = t / s.size, groups = (blocks + GROUP - 1) / GROUP;
+    const int64_t heavy = s.size + 2 * s.reach, far = heavy + s.heavies, length = far + m;
+    const int64_t L = up(length, PAIR), D = up(d, PAIR), E = up(e, PAIR), tall = up(s.size, STRIP);
+    Numbers keys_t, values, keys, values_t, bias, count, left, means, before, after, later;
+    const REAL *k, *v;
+    const int64_t *cluster, *heavy_at;
+
+    Head(const Blocks& s, bool back)
+        : s(s), back(back), keys_t(d * L), values(L * E), keys(back * L * D), values_t(back * e * L), bias(L, NONE),
+          count(m), left(m), means(m * d), before(m * e), after(GROUP * m * e), later(groups * m * e) {}
+
+    int64_t first(int64_t block) const { return std::max<int64_t>(0, block * s.size - s.reach); }
+    int64_t last(int64_t block) const { return std::min(t, (block + 1) * s.size + s.reach); }
+
+    // Add values, or what tokens are given, of the tokens from `start` to `stop`, by clusters.
+    void gather(REAL* sums, int64_t start, int64_t stop) const {
+        for (int64_t p = start; p < stop; p++)
+            if (cluster[p] < m) add(sums + cluster[p] * e, v + p * s.v.token, e);
+    }
+    void give(const Numbers& sums, REAL* of_v, int64_t start, int64_t stop) const {
+        for (int64_t p = start; p < stop; p++)
+            if (cluster[p] < m) add(of_v + p * s.of_v.token, &sums[cluster[p] * e], e);
+    }
+    void put(int64_t i, const REAL* key, const REAL* value) {
+        for (int64_t j = 0; j < d; j++) keys_t[j * L + i] = key[j];
+        memcpy(&values[i * E], value, e * sizeof(REAL));
+        if (!back) return;
+        memcpy(&keys[i * D], key, d * sizeof(REAL));
+        for (int64_t j = 0; j < e; j++) values_t[j * L + i] = value[j];
+    }
+
+    void start(int64_t row) {
+        k = s.k.of(row), v = s.v.of(row), cluster = s.cluster + row * t, heavy_at = s.heavy + row * s.heavies;
+        const uint8_t* found = s.found + row * s.heavies;
+        for (Numbers* x : {&count, &means, &before}) std::fill(x->begin(), x->end(), 0);
+        bool any = false;
+        for (int64_t p = 0; p < t; p++) {
+            if (cluster[p] >= m) continue;
+            any = true, count[cluster[p]] += 1;
+            add(&means[cluster[p] * d], k + p * s.k.token, d);
+        }
+        for (int64_t i = 0; i < s.heavies; i++) {
+            any |= found[i];
+            put(heavy + i, k + heavy_at[i] * s.k.token, v + heavy_at[i] * s.v.token);
+            bias[heavy + i] = found[i] ? 0 : NONE;
+        }
+        // A softmax over nothing may be NaN.
+        if (!any) count[0] = 1;
+        for (int64_t c = 0; c < m; c++)
+            for (int64_t j = 0; j < d; j++) means[c * d + j] /= std::max<REAL>(count[c], 1);
+        // The values after the windows of each group, summed from the end: nothing is subtracted.
+        int64_t stop = t;
+        for (int64_t g = groups - 1; g >= 0; g--) {
+            REAL* here = &later[g * m * e];
+            if (g == groups - 1) std::fill(here, here + m * e, 0);
+            else memcpy(here, here + m * e, m * e * sizeof(REAL));
+            int64_t from = last(std::min(blocks, (g + 1) * GROUP) - 1);
+            gather(here, from, stop);
+            stop = from;
+        }
+    }
+
+    void fill(int64_t block) {
+        const int64_t g = block / GROUP, begin = g * GROUP, end = std::min(blocks, begin + GROUP), from = block * s.size - s.reach;
+        if (block == begin) {
+            memcpy(&after[(end - 1 - begin) * m * e], &later[g * m * e], m * e * sizeof(REAL));
+            for (int64_t b = end - 2; b >= begin; b--) {
+                memcpy(&after[(b - begin) * m * e], &after[(b + 1 - begin) * m * e], m * e * sizeof(REAL));
+                gather(&after[(b - begin) * m * e], last(b), last(b + 1));
+            }
+        }
+        if (block) gather(before.data(), first(block - 1), first(block));
+        left = count;
+        const std::vector<REAL> nothing(std::max(d, e));
+        for (int64_t i = 0; i < heavy; i++) {
+            const int64_t p = from + i;
+            const bool there = p >= 0 && p < t;
+            put(i, there ? k + p * s.k.token : nothing.data(), there ? v + p * s.v.token : nothing.data());
+            bias[i] = there && cluster[p] < m ? 0 : NONE;
+            if (there && cluster[p] < m) left[cluster[p]] -= 1;
+        }
+        Numbers mean(e);
+        for (int64_t c = 0; c < m; c++) {
+            const REAL *a = &before[c * e], *b = &after[((block - begin) * m + c) * e], number = std::max<REAL>(left[c], 1);
+            for (int64_t j = 0; j < e; j++) mean[j] = (a[j] + b[j]) / number;
+            put(far + c, &means[c * d], mean.data());
+            bias[far + c] = std::log(left[c]);
+        }
+    }
+};
+
+extern "C" void blocks_forward(const Blocks* given, int64_t begin, int64_t end) {
+    const Blocks& s = *given;
+    Head h(s, false);
+    Numbers queries(STRIP * h.d), scores(STRIP * h.L), out(STRIP * h.E);
+    for (int64_t row = begin; row < end; row++) {
+        h.start(row);
+        for (int64_t block = 0; block < h.blocks; block++) {
+            h.fill(block);
+            for (int64_t r = 0; r < s.size; r += STRIP) {
+                const int64_t rows = std::min(STRIP, s.size - r), p = block * s.size + r;
+                for (int64_t i = 0; i < rows; i++)
+                    memcpy(&queries[i * h.d], s.q.of(row) + (p + i) * s.q.token, h.d * sizeof(REAL));
+                product(queries.data(), h.d, h.keys_t.data(), h.L, scores.data(), h.L, STRIP, h.d, h.L);
+                REAL inverse[STRIP];
+                for (int64_t i = 0; i < rows; i++) inverse[i] = softmax(&scores[i * h.L], h.bias.data(), s.scale, h.L);
+                product(scores.data(), h.L, h.values.data(), h.E, out.data(), h.E, STRIP, h.length, h.E);
+                for (int64_t i = 0; i < rows; i++)
+                    for (int64_t j = 0; j < h.e; j++)
+                        s.out.of(row)[(p + i) * s.out.token + j] = out[i * h.E + j] * inverse[i];
+            }
+        }
+    }
+}
+
+extern "C" void blocks_backward(const Blocks* given, int64_t begin, int64_t end) {
+    const Blocks& s = *given;
+    Head h(s, true);
+    const int64_t L = h.L, D = h.D, E = h.E, d = h.d, e = h.e, m = h.m, me = m * e;
+    Numbers q(h.tall * D), grad(h.tall * E), weights(h.tall * L), of_scores(h.tall * L), of_q(h.tall * D), of_keys(L * D),
+        of_values(L * E), heavy_k(s.heavies * d), heavy_v(s.heavies * e), of_means(m * d), shares(GROUP * me), given_now(me),
+        run(me), totals(h.groups * me);
+    for (int64_t row = begin; row < end; row++) {
+        REAL *of_k = s.of_k.of(row), *of_v = s.of_v.of(row);
+        h.start(row);
+        for (Numbers* x : {&heavy_k, &heavy_v, &of_means, &given_now, &totals}) std::fill(x->begin(), x->end(), 0);
+        for (int64_t p = 0; p < h.t; p++) {
+            std::fill_n(of_k + p * s.of_k.token, d, 0);
+            std::fill_n(of_v + p * s.of_v.token, e, 0);
+        }
+        for (int64_t block = 0; block < h.blocks; block++) {
+            const int64_t g = block / GROUP, place = block % GROUP, from = block * s.size - s.reach;
+            h.fill(block);
+            for (int64_t i = 0; i < s.size; i++) {
+                memcpy(&q[i * D], s.q.of(row) + (block * s.size + i) * s.q.token, d * sizeof(REAL));
+                memcpy(&grad[i * E], s.grad.of(row) + (block * s.size + i) * s.grad.token, e * sizeof(REAL));
+            }
+            product(q.data(), D, h.keys_t.data(), L, weights.data(), L, h.tall, d, L);
+            product(grad.data(), E, h.values_t.data(), L, of_scores.data(), L, h.tall, e, L);
+            for (int64_t i = 0; i < s.size; i++) {
+                const REAL* out = s.out.of(row) + (block * s.size + i) * s.out.token;
+                const REAL inverse = softmax(&weights[i * L], h.bias.data(), s.scale, L);
+                REAL both = 0;
+                for (int64_t j = 0; j < e; j++) both += grad[i * E + j] * out[j];
+                for (int64_t j = 0; j < L; j += N) {
+                    const Vec weight = load(&weights[i * L + j]) * inverse;
+                    store(&weights[i * L + j], weight);
+                    store(&of_scores[i * L + j], weight * (load(&of_scores[i * L + j]) - both) * (REAL)s.scale);
+                }
+            }
+            product(of_scores.data(), L, h.keys.data(), D, of_q.data(), D, h.tall, h.length, D);
+            product<true>(weights.data(), L, grad.data(), E, of_values.data(), E, L, s.size, E);
+            product<true>(of_scores.data(), L, q.data(), D, of_keys.data(), D, L, s.size, D);
+            for (int64_t i = 0; i < s.size; i++)
+                memcpy(s.of_q.of(row) + (block * s.size + i) * s.of_q.token, &of_q[i * D], d * sizeof(REAL));
+            for (int64_t i = 0; i < h.heavy; i++) {
+                const int64_t p = from + i;
+                if (p < 0 || p >= h.t) continue;
+                add(of_k + p * s.of_k.token, &of_keys[i * D], d);
+                add(of_v + p * s.of_v.token, &of_values[i * E], e);
+            }
+            for (int64_t i = 0; i < s.heavies; i++) {
+                add(&heavy_k[i * d], &of_keys[(h.heavy + i) * D], d);
+                add(&heavy_v[i * e], &of_values[(h.heavy + i) * E], e);
+            }
+            REAL* share = &shares[place * me];
+            for (int64_t c = 0; c < m; c++) {
+                add(&of_means[c * d], &of_keys[(h.far + c) * D], d);
+                for (int64_t j = 0; j < e; j++) share[c * e + j] = of_values[(h.far + c) * E + j] / std::max<REAL>(h.left[c], 1);
+            }
+            // A block gives to the tokens after its window, then to those before it; by groups, from the end.
+            add(given_now.data(), share, me);
+            add(&totals[g * me], share, me);
+            if (block + 1 < h.blocks) h.give(given_now, of_v, h.last(block), h.last(block + 1));
+            if (place + 1 < GROUP && block + 1 < h.blocks) continue;
+            std::fill(run.begin(), run.end(), 0);
+            for (int64_t b = block - 1; b >= g * GROUP; b--) {
+                add(run.data(), &shares[(b + 1 - g * GROUP) * me], me);
+                h.give(run, of_v, h.first(b), h.first(b + 1));
+            }
+        }
+        std::fill(run.begin(), run.end(), 0);
+        for (int64_t g = h.groups - 1; g > 0; g--) {
+            add(run.data(), &totals[g * me], me);
+            h.give(run, of_v, h.first((g - 1) * GROUP), h.first(g * GROUP));
+        }
+        for (int64_t p = 0; p < h.t; p++) {
+            const int64_t c = h.cluster[p];
+            if (c < m) add(of_k + p * s.of_k.token, &of_means[c * d], d, 1 / std::max<REAL>(h.count[c], 1));
+        }
+        for (int64_t i = 0; i < s.heavies; i++) {
+            add(of_k + h.heavy_at[i] * s.of_k.token, &heavy_k[i * d], d);
+            add(of_v + h.heavy_at[i] * s.of_v.token, &heavy_v[i * e], e);
+        }
+    }
+}
