@@ -190,7 +190,7 @@ def triton_where_it_is_asked_for(request):
         pytest.importorskip("triton")
 
 
-# On a CPU, threads of our own take the heads and stretches of these, as they do of large inputs.
+# On a CPU, these take torch's operators, on threads of our own, as large inputs do; the others our own loops.
 ON_THREADS = VARIANTS["nystrom"][1], VARIANTS["near_far"][1]
 
 
@@ -198,6 +198,7 @@ ON_THREADS = VARIANTS["nystrom"][1], VARIANTS["near_far"][1]
 def on_threads_where_large_inputs_are(request, monkeypatch):
     parameters = request.node.callspec.params if hasattr(request.node, "callspec") else {}
     if any(value in ON_THREADS for value in parameters.values() if isinstance(value, dict)):
+        monkeypatch.setenv("NYSTROM_NATIVE", "0")
         monkeypatch.setattr("nystrom.attention.parts.stretches._WORTH", 0)
         # The fixture `same_threads` of all tests puts the number back.
         torch.set_num_threads(3)

@@ -8,6 +8,8 @@ from nystrom.attention.methods.nystrom import nystrom_attention
 from nystrom.attention.parts.landmark_sums import landmark_sums
 from nystrom.attention.skip import DepthwiseSkip, depthwise_skip, padded_values_and_buffer
 
+pytestmark = pytest.mark.usefixtures("of_a_cpu")
+
 
 def draw(seed, b, h, n, e, size, dtype=torch.float64):
     g = torch.Generator().manual_seed(seed)

@@ -6,6 +6,8 @@ from nystrom.attention.parts.landmark_sums import landmark_sums
 from nystrom.attention.parts.stretches import pieces
 from nystrom.attention.skip import padded_values_and_buffer
 
+pytestmark = pytest.mark.usefixtures("of_a_cpu")
+
 
 def draw(b=2, h=2, n=40, m=5, d=3, e=4, size=5, laid_out=None, dtype=torch.float64):
     g = torch.Generator().manual_seed(0)

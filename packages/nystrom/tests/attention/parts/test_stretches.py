@@ -15,7 +15,8 @@ SKIP = torch.randn(4, 1, 5, 1, generator=torch.Generator().manual_seed(1), dtype
 
 
 @pytest.fixture(autouse=True)
-def threads():
+def threads_and_operators_of_torch(monkeypatch):
+    monkeypatch.setenv("NYSTROM_NATIVE", "0")
     before = torch.get_num_threads()
     torch.set_num_threads(3)
     yield

@@ -22,11 +22,11 @@ typedef Int Ints __attribute__((vector_size(BYTES)));
 typedef REAL Anywhere __attribute__((vector_size(BYTES), aligned(sizeof(REAL)), may_alias));
 typedef std::vector<REAL> Numbers;
 
-// The numbers of one head, and of the next: (rows, tokens, width), of which the last axis is dense.
+// A tensor (batch, heads, tokens, width) whose last axis is dense; a row is a head of a sequence.
 struct Rows {
     REAL* at;
-    int64_t row, token;
-    REAL* of(int64_t r) const { return at + r * row; }
+    int64_t batch, head, token, heads;
+    REAL* of(int64_t row) const { return at + row / heads * batch + row % heads * head; }
 };
 
 static int64_t up(int64_t size, int64_t to) { return (size + to - 1) / to * to; }
@@ -51,8 +51,8 @@ static inline Vec exp_of(Vec x) {
     return x < floor ? zero : result;
 }
 
-// C = A B, or A^T B: rows of C a multiple of STRIP, columns of PAIR.
-template <bool TRANSPOSED = false>
+// C = A B, or A^T B, or that added to C: rows of C a multiple of STRIP, columns of PAIR.
+template <bool TRANSPOSED = false, bool ADD = false>
 static void product(const REAL* a, int64_t lda, const REAL* b, int64_t ldb, REAL* c, int64_t ldc, int64_t rows,
                     int64_t depth, int64_t columns) {
     for (int64_t i0 = 0; i0 < rows; i0 += ROWS) {
@@ -68,8 +68,9 @@ static void product(const REAL* a, int64_t lda, const REAL* b, int64_t ldb, REAL
                 }
             }
             for (int i = 0; i < ROWS; i++) {
-                store(c + (i0 + i) * ldc + j, sum[i][0]);
-                store(c + (i0 + i) * ldc + j + N, sum[i][1]);
+                REAL* to = c + (i0 + i) * ldc + j;
+                store(to, ADD ? load(to) + sum[i][0] : sum[i][0]);
+                store(to + N, ADD ? load(to + N) + sum[i][1] : sum[i][1]);
             }
         }
     }
@@ -109,13 +110,13 @@ struct Head {
     const int64_t t = s.tokens, d = s.d, e = s.e, m = s.clusters, blocks = t / s.size, groups = (blocks + GROUP - 1) / GROUP;
     const int64_t heavy = s.size + 2 * s.reach, far = heavy + s.heavies, length = far + m;
     const int64_t L = up(length, PAIR), D = up(d, PAIR), E = up(e, PAIR), tall = up(s.size, STRIP);
-    Numbers keys_t, values, keys, values_t, bias, count, left, means, before, after, later;
+    Numbers keys_t, values, keys, values_t, bias, count, left, means, before, after, later, nothing, mean;
     const REAL *k, *v;
     const int64_t *cluster, *heavy_at;
 
     Head(const Blocks& s, bool back)
         : s(s), back(back), keys_t(d * L), values(L * E), keys(back * L * D), values_t(back * e * L), bias(L, NONE),
-          count(m), left(m), means(m * d), before(m * e), after(GROUP * m * e), later(groups * m * e) {}
+          count(m), left(m), means(m * d), before(m * e), after(GROUP * m * e), later(groups * m * e), nothing(std::max(d, e)), mean(e) {}
 
     int64_t first(int64_t block) const { return std::max<int64_t>(0, block * s.size - s.reach); }
     int64_t last(int64_t block) const { return std::min(t, (block + 1) * s.size + s.reach); }
@@ -179,7 +180,6 @@ struct Head {
         }
         if (block) gather(before.data(), first(block - 1), first(block));
         left = count;
-        const std::vector<REAL> nothing(std::max(d, e));
         for (int64_t i = 0; i < heavy; i++) {
             const int64_t p = from + i;
             const bool there = p >= 0 && p < t;
@@ -187,7 +187,6 @@ struct Head {
             bias[i] = there && cluster[p] < m ? 0 : NONE;
             if (there && cluster[p] < m) left[cluster[p]] -= 1;
         }
-        Numbers mean(e);
         for (int64_t c = 0; c < m; c++) {
             const REAL *a = &before[c * e], *b = &after[((block - begin) * m + c) * e], number = std::max<REAL>(left[c], 1);
             for (int64_t j = 0; j < e; j++) mean[j] = (a[j] + b[j]) / number;
@@ -299,6 +298,174 @@ extern "C" void blocks_backward(const Blocks* given, int64_t begin, int64_t end)
         for (int64_t i = 0; i < s.heavies; i++) {
             add(of_k + h.heavy_at[i] * s.of_k.token, &heavy_k[i * d], d);
             add(of_v + h.heavy_at[i] * s.of_v.token, &heavy_v[i * e], e);
+        }
+    }
+}
+
+// Tokens that are at hand at a time.
+constexpr int64_t STRETCH = 64;
+
+struct Landmarks {
+    Rows q, landmarks, middle, v, to, out, grad, of_q, of_landmarks, of_middle, of_v, of_w, w, bias;
+    int64_t tokens, d, e, landmarks_count, taps;
+    double scale;
+};
+
+// A stretch of tokens, and `more` before and after it, as rows of `width` numbers; zeros outside the sequence.
+static void copy(const Rows& from, int64_t row, int64_t start, int64_t stop, int64_t tokens, int64_t size, REAL* to, int64_t width) {
+    for (int64_t p = start; p < stop; p++, to += width) {
+        if (p >= 0 && p < tokens) memcpy(to, from.of(row) + p * from.token, size * sizeof(REAL));
+        else std::fill_n(to, size, 0);
+    }
+}
+
+// Taps of a row between zeros, so that each of STRIP outputs may take all tokens that any of them needs.
+static void pad_taps(const Landmarks& s, int64_t row, bool reversed, REAL* to) {
+    const REAL* w = s.w.of(row);
+    for (int64_t i = 0; i < s.taps; i++) to[STRIP - 1 + i] = w[reversed ? s.taps - 1 - i : i];
+}
+
+// out_i = sum_t w_t x_{i + t}, for STRIP rows.
+static void convolve(const REAL* w, int64_t taps, const REAL* x, int64_t width, REAL* out) {
+    for (int64_t j = 0; j < width; j += N) {
+        Vec sum[STRIP] = {};
+        for (int64_t p = 0; p < taps + STRIP - 1; p++) {
+            const Vec here = load(x + p * width + j);
+            for (int64_t i = 0; i < STRIP; i++) sum[i] += w[STRIP - 1 + p - i] * here;
+        }
+        for (int64_t i = 0; i < STRIP; i++) store(out + i * width + j, sum[i]);
+    }
+}
+
+struct Factors {
+    const Landmarks& s;
+    const int64_t m = s.landmarks_count, M = up(m, PAIR), D = up(s.d, PAIR), E = up(s.e, PAIR);
+    Numbers keys, keys_t, middle, middle_t, bias;
+    explicit Factors(const Landmarks& s) : s(s), keys(M * D), keys_t(s.d * M), middle(M * E), middle_t(s.e * M), bias(M, NONE) {}
+
+    void start(int64_t row) {
+        copy(s.landmarks, row, 0, m, m, s.d, keys.data(), D);
+        copy(s.middle, row, 0, m, m, s.e, middle.data(), E);
+        for (int64_t c = 0; c < m; c++) {
+            bias[c] = s.bias.at ? s.bias.of(row)[c] : 0;
+            for (int64_t j = 0; j < s.d; j++) keys_t[j * M + c] = keys[c * D + j];
+            for (int64_t j = 0; j < s.e; j++) middle_t[j * M + c] = middle[c * E + j];
+        }
+    }
+};
+
+// The attention to landmarks, if there are any, and the convolution, and `to`.
+extern "C" void landmarks_forward(const Landmarks* given, int64_t begin, int64_t end) {
+    const Landmarks& s = *given;
+    Factors f(s);
+    const int64_t half = s.taps / 2;
+    Numbers w(s.taps + 2 * (STRIP - 1)), window((STRETCH + s.taps - 1) * f.E), q(STRIP * s.d), scores(STRIP * f.M), out(STRIP * f.E),
+        skip(STRIP * f.E);
+    for (int64_t row = begin; row < end; row++) {
+        f.start(row);
+        pad_taps(s, row, false, w.data());
+        for (int64_t start = 0; start < s.tokens; start += STRETCH) {
+            copy(s.v, row, start - half, start + STRETCH + half, s.tokens, s.e, window.data(), f.E);
+            for (int64_t p = start; p < std::min(s.tokens, start + STRETCH); p += STRIP) {
+                const int64_t rows = std::min(STRIP, s.tokens - p);
+                convolve(w.data(), s.taps, &window[(p - start) * f.E], f.E, skip.data());
+                REAL inverse[STRIP] = {};
+                if (f.m) {
+                    copy(s.q, row, p, p + STRIP, s.tokens, s.d, q.data(), s.d);
+                    product(q.data(), s.d, f.keys_t.data(), f.M, scores.data(), f.M, STRIP, s.d, f.M);
+                    for (int64_t i = 0; i < STRIP; i++) inverse[i] = softmax(&scores[i * f.M], f.bias.data(), s.scale, f.M);
+                    product(scores.data(), f.M, f.middle.data(), f.E, out.data(), f.E, STRIP, f.m, f.E);
+                }
+                for (int64_t i = 0; i < rows; i++) {
+                    REAL* here = s.out.of(row) + (p + i) * s.out.token;
+                    const REAL* more = s.to.at ? s.to.of(row) + (p + i) * s.to.token : nullptr;
+                    for (int64_t j = 0; j < s.e; j++)
+                        here[j] = out[i * f.E + j] * inverse[i] + skip[i * f.E + j] + (more ? more[j] : 0);
+                }
+            }
+        }
+    }
+}
+
+extern "C" void landmarks_backward(const Landmarks* given, int64_t begin, int64_t end) {
+    const Landmarks& s = *given;
+    Factors f(s);
+    const int64_t M = f.M, D = f.D, E = f.E;
+    Numbers q(STRETCH * D), grad(STRETCH * E), weights(STRETCH * M), of_scores(STRETCH * M), of_q(STRETCH * D), of_keys(M * D),
+        of_middle(M * E);
+    for (int64_t row = begin; row < end; row++) {
+        f.start(row);
+        std::fill(of_keys.begin(), of_keys.end(), 0);
+        std::fill(of_middle.begin(), of_middle.end(), 0);
+        for (int64_t start = 0; start < s.tokens; start += STRETCH) {
+            const int64_t rows = std::min(STRETCH, s.tokens - start);
+            copy(s.q, row, start, start + STRETCH, s.tokens, s.d, q.data(), D);
+            copy(s.grad, row, start, start + STRETCH, s.tokens, s.e, grad.data(), E);
+            product(q.data(), D, f.keys_t.data(), M, weights.data(), M, STRETCH, s.d, M);
+            product(grad.data(), E, f.middle_t.data(), M, of_scores.data(), M, STRETCH, s.e, M);
+            for (int64_t i = 0; i < rows; i++) {
+                const REAL inverse = softmax(&weights[i * M], f.bias.data(), s.scale, M);
+                Vec sum = {};
+                REAL both = 0;
+                for (int64_t j = 0; j < M; j += N) {
+                    const Vec weight = load(&weights[i * M + j]) * inverse;
+                    store(&weights[i * M + j], weight);
+                    sum += weight * load(&of_scores[i * M + j]);
+                }
+                for (int j = 0; j < N; j++) both += sum[j];
+                for (int64_t j = 0; j < M; j += N) {
+                    REAL* score = &of_scores[i * M + j];
+                    store(score, load(&weights[i * M + j]) * (load(score) - both) * (REAL)s.scale);
+                }
+            }
+            product<true, true>(weights.data(), M, grad.data(), E, of_middle.data(), E, M, rows, E);
+            product<true, true>(of_scores.data(), M, q.data(), D, of_keys.data(), D, M, rows, D);
+            if (!s.of_q.at) continue;
+            product(of_scores.data(), M, f.keys.data(), D, of_q.data(), D, STRETCH, f.m, D);
+            for (int64_t i = 0; i < rows; i++)
+                memcpy(s.of_q.of(row) + (start + i) * s.of_q.token, &of_q[i * D], s.d * sizeof(REAL));
+        }
+        for (int64_t c = 0; c < f.m; c++) {
+            memcpy(s.of_landmarks.of(row) + c * s.of_landmarks.token, &of_keys[c * D], s.d * sizeof(REAL));
+            memcpy(s.of_middle.of(row) + c * s.of_middle.token, &of_middle[c * E], s.e * sizeof(REAL));
+        }
+    }
+}
+
+// Gradients of the convolution: of the values, to which `to` is added, and of the taps of each row.
+extern "C" void convolution_backward(const Landmarks* given, int64_t begin, int64_t end) {
+    const Landmarks& s = *given;
+    const int64_t E = up(s.e, PAIR), half = s.taps / 2, taps = up(s.taps, STRIP);
+    Numbers w(s.taps + 2 * (STRIP - 1)), grad((STRETCH + s.taps - 1) * E), v((STRETCH + taps - 1) * E), out(STRIP * E), of_w(taps * N);
+    for (int64_t row = begin; row < end; row++) {
+        pad_taps(s, row, true, w.data());
+        std::fill(of_w.begin(), of_w.end(), 0);
+        for (int64_t start = 0; start < s.tokens; start += STRETCH) {
+            copy(s.grad, row, start - half, start + STRETCH + half, s.tokens, s.e, grad.data(), E);
+            for (int64_t p = start; p < std::min(s.tokens, start + STRETCH); p += STRIP) {
+                convolve(w.data(), s.taps, &grad[(p - start) * E], E, out.data());
+                for (int64_t i = 0; i < std::min(STRIP, s.tokens - p); i++) {
+                    REAL* here = s.of_v.of(row) + (p + i) * s.of_v.token;
+                    const REAL* more = s.to.at ? s.to.of(row) + (p + i) * s.to.token : nullptr;
+                    for (int64_t j = 0; j < s.e; j++) here[j] = out[i * E + j] + (more ? more[j] : 0);
+                }
+            }
+            if (!s.of_w.at) continue;
+            copy(s.v, row, start - half, start - half + STRETCH + taps - 1, s.tokens, s.e, v.data(), E);
+            for (int64_t t = 0; t < taps; t += STRIP) {
+                Vec sum[STRIP] = {};
+                for (int64_t i = 0; i < std::min(STRETCH, s.tokens - start); i++)
+                    for (int64_t j = 0; j < E; j += N) {
+                        const Vec coming = load(&grad[(half + i) * E + j]);
+                        for (int64_t k = 0; k < STRIP; k++) sum[k] += coming * load(&v[(i + t + k) * E + j]);
+                    }
+                for (int64_t k = 0; k < STRIP; k++) store(&of_w[(t + k) * N], load(&of_w[(t + k) * N]) + sum[k]);
+            }
+        }
+        if (!s.of_w.at) continue;
+        for (int64_t t = 0; t < s.taps; t++) {
+            REAL& sum = s.of_w.of(row)[t] = 0;
+            for (int64_t j = 0; j < N; j++) sum += of_w[t * N + j];
         }
     }
 }

@@ -29,18 +29,39 @@ _OPTIONS = {
     "AVX2": ("-mavx2", "-mfma"),
     "AVX512": ("-mavx512f", "-mavx512dq", "-mavx512bw", "-mavx512vl", "-mfma", "-mprefer-vector-width=512"),
 }
+_OF_LANDMARKS = (
+    *("q", "landmarks", "middle", "v", "to", "out", "grad"),
+    *("of_q", "of_landmarks", "of_middle", "of_v", "of_w", "w", "bias"),
+)
 _NAMES = {torch.float32: "float", torch.float64: "double"}
 
 
 class Rows(ctypes.Structure):
-    """The numbers of a tensor (rows, tokens, width) whose last axis is dense, or none."""
+    """A tensor (batch, heads, tokens, width), or (rows, tokens, width), whose last axis is dense; or none."""
 
-    _fields_ = (("at", ctypes.c_void_p), ("row", ctypes.c_int64), ("token", ctypes.c_int64))
+    _fields_ = (
+        ("at", ctypes.c_void_p),
+        *((name, ctypes.c_int64) for name in ("batch", "head", "token", "heads")),
+    )
 
     @classmethod
     def of(cls, x: Tensor | None) -> "Rows":
         """Of a tensor, which must outlive the call."""
-        return cls(None, 0, 0) if x is None else cls(x.data_ptr(), x.stride(0), x.stride(1))
+        if x is None:
+            return cls(None, 0, 0, 0, 1)
+        if x.ndim == 3:
+            x = x[:, None]
+        return cls(x.data_ptr(), *x.stride()[:3], x.shape[1])
+
+
+class Landmarks(ctypes.Structure):
+    """The arguments of the loops over tokens, landmarks and taps, see `run_landmarks`."""
+
+    _fields_ = (
+        *((name, Rows) for name in _OF_LANDMARKS),
+        *((name, ctypes.c_int64) for name in ("tokens", "d", "e", "landmarks_count", "taps")),
+        ("scale", ctypes.c_double),
+    )
 
 
 def runs_natively(*inputs: Tensor) -> bool:
@@ -58,6 +79,30 @@ def run(name: str, arguments: ctypes.Structure, rows: int, *inputs: Tensor) -> N
         function(pointer, ctypes.c_int64(part.start), ctypes.c_int64(part.stop))
 
     in_threads(some, cut(rows, num_parts(*inputs)))
+
+
+def run_landmarks(name: str, scale: float = 1.0, **tensors: Tensor | None) -> None:
+    """Call a loop of `native.cpp` over the tokens of each head.
+
+    `landmarks_forward` writes softmax(scale q landmarks^T + bias) middle, the convolution of v with the taps w, and
+    `to`, as far as these are given, to out; `landmarks_backward` the gradients of_q, of_landmarks, of_middle from grad;
+    `convolution_backward` of_v, to which it adds `to`, and of_w, from grad, v and w. All have axes (b, h, n or m or 1,
+    width); what is written is in dense memory, w and bias are expanded.
+    """
+    x = {name: dense(x) for name, x in tensors.items() if x is not None}
+    b, h, n, e = x["out" if "out" in x else "grad"].shape
+    arguments = Landmarks(
+        *(Rows.of(x.get(name)) for name in _OF_LANDMARKS),
+        *(n, x["q"].shape[3] if "q" in x else 0, e),
+        *(x[name].shape[axis] if name in x else 0 for name, axis in (("landmarks", 2), ("w", 3))),
+        scale,
+    )
+    run(name, arguments, b * h, *x.values())
+
+
+def as_rows(w: Tensor, v: Tensor) -> Tensor:
+    """Taps (h, k) as (b, h, 1, k), for the values (b, h, n, e)."""
+    return w[None, :, None].expand(len(v), -1, -1, -1)
 
 
 def dense(x: Tensor) -> Tensor:

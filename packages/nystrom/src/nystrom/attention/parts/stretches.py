@@ -16,8 +16,6 @@ from typing import TypeVar, cast
 import torch
 from torch import Tensor, nn
 
-from nystrom.autograd_modes import is_transformed
-
 # Numbers in a stretch, over all heads: 2 MB of float32, about the L2 cache of a core.
 _NUMBERS = 2**19
 _SHORTEST = 32
@@ -36,7 +34,7 @@ R = TypeVar("R")
 def runs_in_stretches(*inputs: Tensor) -> bool:
     """Whether to work in stretches: on a CPU, in float32 or float64, with known sizes, and outside a compiler."""
     return not torch.compiler.is_compiling() and all(
-        x.device.type == "cpu" and x.dtype in (torch.float32, torch.float64) and isinstance(x.shape[2], int)
+        x.device.type == "cpu" and x.dtype in (torch.float32, torch.float64) and isinstance(x.shape[-2], int)
         for x in inputs
     )
 
@@ -70,7 +68,7 @@ def is_plain(*inputs: Tensor) -> bool:
     # First what a compiler traces.
     if not runs_in_stretches(*inputs) or any(type(x) not in (Tensor, nn.Parameter) for x in inputs):
         return False
-    return not is_transformed() and not torch._C._len_torch_dispatch_stack()
+    return not torch._C._are_functorch_transforms_active() and not torch._C._len_torch_dispatch_stack()
 
 
 def cut(total: int, parts: int) -> list[slice]:
@@ -177,7 +175,10 @@ def for_one_gradient(backward: F) -> F:
         try:
             return backward(*inputs)
         except RuntimeError as error:
-            if "Batching rule not implemented" not in str(error):
+            # Of an operator, or of a loop of our own.
+            if not any(
+                words in str(error) for words in ("Batching rule not implemented", "Cannot access data pointer")
+            ):
                 raise
             raise RuntimeError(
                 "is_grads_batched is True, which this backward pass does not support: use torch.vmap over the "

@@ -1,0 +1,158 @@
+import os
+import shutil
+import stat
+import subprocess
+import sys
+import warnings
+
+import pytest
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+
+from nystrom.attention.methods.near_far import near_far_attention
+from nystrom.attention.options import NearFarOptions
+from nystrom.attention.parts import native
+from nystrom.attention.parts.block_stretches import attend_in_stretches
+from nystrom.attention.parts.clusters import Chosen, choose
+from nystrom.attention.parts.far_keys import attend_blocks
+
+needs_a_compiler = pytest.mark.skipif(shutil.which(os.environ.get("CXX", "c++")) is None, reason="no C++ compiler here")
+pytestmark = pytest.mark.usefixtures("of_a_cpu")
+ROWS = 3
+
+
+def draw(n, d, e, options, real, dtype, by_token):
+    """Queries, keys, values of rows, zeros after the real tokens, and what is chosen for them."""
+    g = torch.Generator().manual_seed(0)
+    keep = torch.arange(n)[None] < real
+    q, k, v = (torch.randn(1, ROWS, n, x, generator=g, dtype=dtype) * keep[:, None, :, None] for x in (d, d, e))
+    if by_token:
+        q, k, v = (x.transpose(1, 2).contiguous().transpose(1, 2) for x in (q, k, v))
+    chosen = choose(q, k, None if real == n else keep, None, options)
+    q, k, v = (x.flatten(0, 1).requires_grad_() for x in (q, k, v))
+    return (q, k, v), Chosen(*(x.flatten(0, 1) for x in chosen))
+
+
+@pytest.mark.parametrize(
+    ("n", "d", "e", "options", "real"),
+    [
+        (64, 8, 8, NearFarOptions(num_clusters=4, num_heavy=3, block_size=16, reach=8), 64),
+        # No heavy keys, no reach, uneven widths, padding
+        (256, 5, 7, NearFarOptions(num_clusters=8, num_heavy=0, block_size=8, reach=0), 200),
+        (1024, 64, 32, NearFarOptions(), 1000),
+        # More blocks than a group holds, and a reach beyond the next block
+        (1600, 16, 16, NearFarOptions(block_size=16, reach=40), 1600),
+        # Fewer keys than clusters, and no key at all
+        (288, 16, 16, NearFarOptions(num_clusters=40, num_heavy=20, block_size=48, reach=24), 3),
+        (160, 16, 16, NearFarOptions(num_clusters=4, num_heavy=2, block_size=20, reach=7), 0),
+    ],
+)
+@pytest.mark.parametrize("by_token", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_blocks_are_the_plain_form_with_its_gradients(n, d, e, options, real, by_token, dtype):
+    inputs, chosen = draw(n, d, e, options, real, dtype, by_token)
+    q, k, v = (x.detach().double().requires_grad_() for x in inputs)
+    out, expected = attend_in_stretches(*inputs, chosen, options), attend_blocks(q, k, v, chosen, options)
+    grad = torch.randn(out.shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    # Rounding of sums of up to 1,600 terms
+    share = 1e-12 if dtype == torch.float64 else 1e-5
+    torch.testing.assert_close(out.double(), expected, rtol=share, atol=share)
+    found = torch.autograd.grad(out, inputs, grad.to(dtype))
+    for ours, theirs in zip(found, torch.autograd.grad(expected, (q, k, v), grad), strict=True):
+        torch.testing.assert_close(ours.double(), theirs, rtol=share, atol=share * (1 + float(theirs.abs().max())))
+
+
+@needs_a_compiler
+def test_neither_threads_nor_runs_change_a_bit(of_a_cpu):
+    if of_a_cpu != "loops of our own":
+        pytest.skip("sums of torch's operators depend on the number of threads")
+    inputs, chosen = draw(8192, 16, 16, NearFarOptions(), 8000, torch.float32, by_token=True)
+
+    def results(threads):
+        torch.set_num_threads(threads)
+        out = attend_in_stretches(*inputs, chosen, NearFarOptions())
+        return out, *torch.autograd.grad(out, inputs, torch.ones_like(out))
+
+    for many, again, one in zip(results(3), results(3), results(1), strict=True):
+        assert torch.equal(many, again)
+        assert torch.equal(many, one)
+
+
+@needs_a_compiler
+def test_not_a_number_stays_one(of_a_cpu):
+    q, k, v = (torch.randn(1, 1, 512, 8) for _ in range(3))
+    q[0, 0, 100, 3] = torch.nan
+    out = near_far_attention(q, k, v, exact_up_to=0)
+    assert out[0, 0, 100].isnan().all()
+
+
+@needs_a_compiler
+def test_what_watches_operators_sees_them(of_a_cpu):
+    q = torch.randn(1, 2, 1024, 16)
+    with FlopCounterMode(display=False) as counter:
+        near_far_attention(q, q, q, exact_up_to=0)
+    # At least the windows' scores
+    assert counter.get_total_flops() > 2 * 2 * 1024 * 64 * 16
+
+
+CALL = """
+import torch
+from nystrom import near_far_attention
+from nystrom.attention.parts import native
+torch.manual_seed(0)
+q, k, v = torch.randn(3, 1, 2, 512, 8)
+print(float(near_far_attention(q, k, v, exact_up_to=0).double().sum()), native.runs_natively(q))
+"""
+
+
+def in_a_process(**environment):
+    run = subprocess.run(
+        [sys.executable, "-c", CALL], env={**os.environ, **environment}, capture_output=True, text=True, check=True
+    )
+    value, natively = run.stdout.split()
+    return float(value), natively == "True", run.stderr
+
+
+def test_without_a_compiler_and_with_one_that_fails_the_operators_of_torch_run(tmp_path, of_a_cpu):
+    if of_a_cpu != "loops of our own":
+        pytest.skip("no compiler is asked")
+    broken = tmp_path / "broken"
+    broken.write_text("#!/bin/sh\necho 'no such option' >&2\nexit 1\n")
+    broken.chmod(broken.stat().st_mode | stat.S_IXUSR)
+    cache = {"XDG_CACHE_HOME": str(tmp_path / "cache")}
+    without, natively, said = in_a_process(CXX="", **cache)
+    assert (natively, said) == (False, "")
+    failed, natively, said = in_a_process(CXX=str(broken), **cache)
+    assert not natively
+    assert "no such option" in said
+    assert "NYSTROM_NATIVE=0" in said
+    assert said.count("RuntimeWarning") == 1
+    assert failed == without
+
+
+@needs_a_compiler
+def test_the_loops_are_compiled_once(tmp_path, monkeypatch, of_a_cpu):
+    if of_a_cpu != "loops of our own":
+        pytest.skip("nothing is compiled")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    first, natively, _ = in_a_process()
+    (library,) = (tmp_path / "nystrom").iterdir()
+    made = library.stat().st_mtime_ns
+    assert natively
+    assert in_a_process()[0] == first
+    assert library.stat().st_mtime_ns == made
+
+
+def test_a_folder_that_cannot_be_written_is_said(tmp_path, monkeypatch, of_a_cpu):
+    if of_a_cpu != "loops of our own" or shutil.which("c++") is None:
+        pytest.skip("nothing is compiled")
+    (tmp_path / "nystrom").write_text("a file where the folder would be")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    native._compiled.cache_clear()
+    try:
+        with warnings.catch_warnings(record=True) as said:
+            warnings.simplefilter("always")
+            assert not native.runs_natively(torch.randn(1, 2, 8, 4))
+        assert "could not make the loops" in str(said[0].message)
+    finally:
+        native._compiled.cache_clear()
