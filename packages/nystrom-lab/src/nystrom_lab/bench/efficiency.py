@@ -13,6 +13,10 @@ Departs from the paper: medians of interleaved calls instead of averages; the fu
 other packages are measured in addition to the materialised softmax.
 """
 
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import get_args
@@ -35,6 +39,7 @@ class EfficiencyOptions(LengthOptions):
             nystrom-triton-64, near_far-triton and skyformer-triton-128, by Triton kernels, and nystrom-compiled-64.
         heads: Heads h.
         width: Width d of one head.
+        beside: Processes that multiply matrices on all cores meanwhile, as on a shared machine.
         layout: "tokens" is (b, n, h*d) in and out, as projections produce them; "heads" is contiguous (b, h, n, d).
         to: Folder of the results.
     """
@@ -43,6 +48,7 @@ class EfficiencyOptions(LengthOptions):
     methods: tuple[str, ...] = ()
     heads: int = 8
     width: int = 64
+    beside: int = 0
     layout: Layout = "tokens"
     to: Path = Path("runs/efficiency")
 
@@ -51,6 +57,20 @@ class EfficiencyOptions(LengthOptions):
         check_choice("layout", self.layout, get_args(Layout))
         for name in ("heads", "width"):
             check_at_least(name, getattr(self, name), 1)
+        check_at_least("beside", self.beside, 0)
+
+
+@contextmanager
+def _others(number: int) -> Iterator[None]:
+    """Run so many processes that multiply matrices."""
+    words = [sys.executable, "-c", "import torch\nx = torch.randn(1500, 1500)\nprint(flush=True)\nwhile True: x @ x"]
+    with ExitStack() as running:
+        for _ in range(number):
+            process = running.enter_context(subprocess.Popen(words, stdout=subprocess.PIPE))
+            running.callback(process.kill)
+            assert process.stdout is not None
+            process.stdout.readline()
+        yield
 
 
 @taking(EfficiencyOptions)
@@ -81,11 +101,13 @@ def run_efficiency(options: EfficiencyOptions) -> list[Row]:
         cells=cells_of(options.methods or available(place.type), options.passes, options.skip, place),
         sizes=sizes,
         shape={
-            "b": sizes.batch, "h": sizes.heads, "d": sizes.width, "kernel": sizes.kernel_size, "layout": sizes.layout
+            "b": sizes.batch, "h": sizes.heads, "d": sizes.width, "kernel": sizes.kernel_size, "layout": sizes.layout,
+            **({"beside": options.beside} if options.beside else {}),
         },
         command=command_line(("nystrom", "bench", "efficiency"), run_efficiency, vars(options), "lengths"),
         triton=triton_version(place, any(find_contender(name)[0].kernels for name in options.methods)),
         bandwidth=copy_bandwidth if place.type == "cuda" else None,
     )  # fmt: skip
     check_folder(options.to)
-    return sweep_lengths(options.lengths, setup, options.to / "efficiency.csv")
+    with _others(options.beside):
+        return sweep_lengths(options.lengths, setup, options.to / "efficiency.csv")

@@ -1,6 +1,7 @@
 import os
 import threading
 import warnings
+from functools import partial
 
 import pytest
 import torch
@@ -8,7 +9,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from nystrom.attention.methods.near_far import near_far_attention
 from nystrom.attention.methods.nystrom import nystrom_attention
-from nystrom.attention.parts.stretches import cut, in_threads, num_parts
+from nystrom.attention.parts.stretches import chain, cut, in_threads, num_parts
 from nystrom.attention.skip import depthwise_skip
 
 SKIP = torch.randn(4, 1, 5, 1, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
@@ -63,6 +64,25 @@ def test_a_forked_process_starts_threads_of_its_own():
     if not child:
         os._exit(in_threads(abs, [-1, -2, -3]) != [1, 2, 3])
     assert os.waitpid(child, 0)[1] == 0
+
+
+@pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated:DeprecationWarning")
+def test_a_chain_is_the_function_with_its_gradients_of_both_orders():
+    g = torch.Generator().manual_seed(0)
+    a, z = (torch.randn(2, 3, 4, 4, generator=g, dtype=torch.float64, requires_grad=True) for _ in range(2))
+
+    def function(a, z):
+        return (a @ z @ a).sin()
+
+    out = chain(function, a, z)
+    assert "Chain" in type(out.grad_fn).__name__
+    torch.testing.assert_close(out, function(a, z))
+    for ours, theirs in zip(*(torch.autograd.grad(f.sum(), (a, z)) for f in (out, function(a, z))), strict=True):
+        torch.testing.assert_close(ours, theirs)
+    assert torch.autograd.gradgradcheck(lambda a, z: chain(function, a, z), (a[:1], z[:1]))
+    tangent = torch.ones_like(a)
+    moved = [torch.func.jvp(lambda a, f=f: f(a, z), (a,), (tangent,))[1] for f in (partial(chain, function), function)]
+    torch.testing.assert_close(*moved)
 
 
 CALLS = {
