@@ -3,6 +3,7 @@ import inspect
 import math
 import re
 import shlex
+import subprocess
 
 import pytest
 import torch
@@ -355,3 +356,14 @@ def test_every_option_reaches_the_command(tmp_path):
     command = command_line(("nystrom", "bench"), run_efficiency, given, "lengths")
     assert all(f"--{name.replace('_', '-')} other" in command for name in asked)
     assert command.endswith("--lengths 1 2")
+
+
+def test_other_processes_work_beside_and_end(tmp_path, monkeypatch):
+    started, start = [], subprocess.Popen
+    monkeypatch.setattr(subprocess, "Popen", lambda *words, **how: started.append(start(*words, **how)) or started[-1])
+    rows = run_efficiency(**{**SMALL, "lengths": (16,), "beside": 1, "to": tmp_path})
+    assert {row.facts["beside"] for row in rows} == {"1"}
+    assert "--beside 1" in rows[0].command
+    assert [process.poll() is None for process in started] == [False]
+    with pytest.raises(ValueError, match="beside is -1"):
+        EfficiencyOptions(beside=-1)
