@@ -22,13 +22,18 @@ def by_token(v):
     return v.transpose(1, 2).contiguous().transpose(1, 2)
 
 
+def by_width(x):
+    """The same numbers, of which those of a token are not neighbours."""
+    return x.mT.contiguous().mT
+
+
 @settings(deadline=None, max_examples=20)
 @given(
     n=st.integers(1, 100),
     size=st.sampled_from([1, 3, 33, 35]),
     seed=st.integers(0, 999),
     dtype=st.sampled_from([torch.float64, torch.float32]),
-    laid_out=st.sampled_from([torch.Tensor.contiguous, by_token]),
+    laid_out=st.sampled_from([torch.Tensor.contiguous, by_token, by_width]),
 )
 def test_it_is_the_convolution_of_torch_with_its_gradients(n, size, seed, dtype, laid_out):
     v, w = draw(seed, 2, 3, n, 4, size, dtype)
@@ -50,7 +55,7 @@ def test_it_is_the_convolution_of_torch_with_its_gradients(n, size, seed, dtype,
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
 @pytest.mark.parametrize("keep", [None, torch.arange(35) > 3])
-@pytest.mark.parametrize("laid_out", [torch.Tensor.contiguous, by_token])
+@pytest.mark.parametrize("laid_out", [torch.Tensor.contiguous, by_token, by_width])
 def test_what_it_is_added_to_passes_through(laid_out, keep, dtype):
     v, w = draw(0, 1, 2, 35, 4, 5, dtype)
     v, w, to = laid_out(v).requires_grad_(), w.requires_grad_(), draw(1, 1, 2, 35, 4, 5, dtype)[0].requires_grad_()
@@ -69,7 +74,7 @@ def test_what_it_is_added_to_passes_through(laid_out, keep, dtype):
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
-@pytest.mark.parametrize("laid_out", [torch.Tensor.contiguous, by_token])
+@pytest.mark.parametrize("laid_out", [torch.Tensor.contiguous, by_token, by_width])
 def test_pieces_meet_without_a_seam(laid_out, dtype):
     # So wide that a piece holds 32 to 256 tokens, with a mask that ends inside a piece.
     v, w = draw(3, 2, 1, 300, 4096, 9, dtype)

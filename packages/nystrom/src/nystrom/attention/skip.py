@@ -19,7 +19,7 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
-from nystrom.attention.parts.native import as_rows, run_landmarks, runs_natively
+from nystrom.attention.parts.native import as_rows, room_like, run_landmarks, runs_natively
 from nystrom.attention.parts.stretches import Piece, for_one_gradient, groups_of_pieces, in_threads, known_signature
 from nystrom.attention.parts.windows import Convolution, ConvolutionGradients, by_band, kernel_gradient
 from nystrom.checks import check_at_least
@@ -144,7 +144,7 @@ class _Convolution(torch.autograd.Function):
     @staticmethod
     @known_signature
     def forward(v: Tensor, w: Tensor, to: Tensor | None, later: bool) -> tuple[Tensor, Tensor]:
-        out = torch.empty_like(v)
+        out = room_like(v)
         if not later and runs_natively(v, w, *(() if to is None else (to,))):
             run_landmarks("landmarks_forward", v=v, w=as_rows(w, v), to=to, out=out)
         elif not later:
@@ -180,7 +180,7 @@ class _Convolution(torch.autograd.Function):
             return of_v if grad_v is None else of_v + grad_v, of_w, of_to, None
         if runs_natively(v, w, grad, *(() if grad_v is None else (grad_v,))):
             of_v, of_w = (
-                torch.empty_like(v),
+                room_like(v),
                 v.new_empty(*v.shape[:2], 1, w.shape[1]) if ctx.needs_input_grad[1] else None,
             )
             run_landmarks("convolution_backward", grad=grad, v=v, w=as_rows(w, v), to=grad_v, of_v=of_v, of_w=of_w)

@@ -21,6 +21,11 @@ def by_token(x):
     return x.transpose(1, 2).contiguous().transpose(1, 2)
 
 
+def by_width(x):
+    """The same numbers, of which those of a token are not neighbours."""
+    return x.mT.contiguous().mT
+
+
 def plain(q, landmarks, middle, v, w, keep):
     """The same by plain operations, in float64."""
     weights = softmax_rows(q, landmarks, keep=keep, scale=0.7)
@@ -36,7 +41,7 @@ def with_room(q, landmarks, middle, v, w, keep):
 # n = 9,000 with 64 landmarks of one head is cut into stretches; 40 sequences of 9 make one piece.
 @pytest.mark.parametrize(("b", "h", "n", "m"), [(2, 2, 40, 5), (1, 1, 9000, 64), (2, 3, 300, 1000), (40, 2, 9, 5)])
 @pytest.mark.parametrize("masked", [False, True])
-@pytest.mark.parametrize("laid_out", [torch.Tensor.contiguous, by_token])
+@pytest.mark.parametrize("laid_out", [torch.Tensor.contiguous, by_token, by_width])
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
 def test_it_is_attention_to_landmarks_plus_the_convolution_with_its_gradients(b, h, n, m, masked, laid_out, dtype):
     inputs = draw(b, h, n, m, laid_out=laid_out, dtype=dtype)

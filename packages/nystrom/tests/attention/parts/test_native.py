@@ -21,13 +21,16 @@ pytestmark = pytest.mark.usefixtures("of_a_cpu")
 ROWS = 3
 
 
-def draw(n, d, e, options, real, dtype, by_token):
+LAYOUTS = {"heads": (0, 1, 2, 3), "tokens": (0, 2, 1, 3), "width": (0, 1, 3, 2)}
+
+
+def draw(n, d, e, options, real, dtype, layout):
     """Queries, keys, values of rows, zeros after the real tokens, and what is chosen for them."""
     g = torch.Generator().manual_seed(0)
     keep = torch.arange(n)[None] < real
     q, k, v = (torch.randn(1, ROWS, n, x, generator=g, dtype=dtype) * keep[:, None, :, None] for x in (d, d, e))
-    if by_token:
-        q, k, v = (x.transpose(1, 2).contiguous().transpose(1, 2) for x in (q, k, v))
+    # Each order of axes is its own inverse.
+    q, k, v = (x.permute(LAYOUTS[layout]).contiguous().permute(LAYOUTS[layout]) for x in (q, k, v))
     chosen = choose(q, k, None if real == n else keep, None, options)
     q, k, v = (x.flatten(0, 1).requires_grad_() for x in (q, k, v))
     return (q, k, v), Chosen(*(x.flatten(0, 1) for x in chosen))
@@ -42,15 +45,16 @@ def draw(n, d, e, options, real, dtype, by_token):
         (1024, 64, 32, NearFarOptions(), 1000),
         # More blocks than a group holds, and a reach beyond the next block
         (1600, 16, 16, NearFarOptions(block_size=16, reach=40), 1600),
+        (64, 8, 1, NearFarOptions(num_clusters=4, num_heavy=3, block_size=16, reach=8), 64),
         # Fewer keys than clusters, and no key at all
         (288, 16, 16, NearFarOptions(num_clusters=40, num_heavy=20, block_size=48, reach=24), 3),
         (160, 16, 16, NearFarOptions(num_clusters=4, num_heavy=2, block_size=20, reach=7), 0),
     ],
 )
-@pytest.mark.parametrize("by_token", [False, True])
+@pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
-def test_blocks_are_the_plain_form_with_its_gradients(n, d, e, options, real, by_token, dtype):
-    inputs, chosen = draw(n, d, e, options, real, dtype, by_token)
+def test_blocks_are_the_plain_form_with_its_gradients(n, d, e, options, real, layout, dtype):
+    inputs, chosen = draw(n, d, e, options, real, dtype, layout)
     q, k, v = (x.detach().double().requires_grad_() for x in inputs)
     out, expected = attend_in_stretches(*inputs, chosen, options), attend_blocks(q, k, v, chosen, options)
     grad = torch.randn(out.shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
@@ -66,7 +70,7 @@ def test_blocks_are_the_plain_form_with_its_gradients(n, d, e, options, real, by
 def test_neither_threads_nor_runs_change_a_bit(of_a_cpu):
     if of_a_cpu != "loops of our own":
         pytest.skip("sums of torch's operators depend on the number of threads")
-    inputs, chosen = draw(8192, 16, 16, NearFarOptions(), 8000, torch.float32, by_token=True)
+    inputs, chosen = draw(8192, 16, 16, NearFarOptions(), 8000, torch.float32, "tokens")
 
     def results(threads):
         torch.set_num_threads(threads)

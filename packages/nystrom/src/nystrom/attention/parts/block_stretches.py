@@ -19,7 +19,7 @@ from nystrom.attention.options import NearFarOptions
 from nystrom.attention.parts.band import add_windows, bias_of, some_windows
 from nystrom.attention.parts.clusters import Chosen, cluster_sums, in_one_matrix, open_sizes, take_rows
 from nystrom.attention.parts.far_keys import attend_blocks
-from nystrom.attention.parts.native import Rows, dense, run, runs_natively
+from nystrom.attention.parts.native import Rows, dense, room_like, run, runs_natively
 from nystrom.attention.parts.outside_sums import OutsideSums
 from nystrom.attention.parts.stretches import cut, for_one_gradient, in_threads, known_signature, num_parts
 from nystrom.autograd_modes import pull_back
@@ -110,7 +110,7 @@ class _Blocks(torch.autograd.Function):
         q: Tensor, k: Tensor, v: Tensor, heavy: Tensor, found: Tensor, cluster: Tensor, options: NearFarOptions
     ) -> Tensor:
         # In the layout of the queries: a model puts the heads side by side again.
-        out = torch.empty_like(q) if q.shape[-1] == v.shape[-1] else v.new_empty(*q.shape[:2], v.shape[-1])
+        out = room_like(q) if q.shape[-1] == v.shape[-1] else v.new_empty(*q.shape[:2], v.shape[-1])
         if runs_natively(q, k, v):
             _run("blocks_forward", Chosen(heavy, found, cluster), options, q=q, k=k, v=v, out=out)
             return out
@@ -135,7 +135,7 @@ class _Blocks(torch.autograd.Function):
         if torch.is_grad_enabled():
             gradients = pull_back(lambda q, k, v: attend_blocks(q, k, v, chosen, options), (q, k, v), grad)
             return *gradients, None, None, None, None
-        of_q, of_k, of_v = (torch.empty_like(x) for x in (q, k, v))
+        of_q, of_k, of_v = (room_like(x) for x in (q, k, v))
         if runs_natively(q, k, v, grad):
             tensors = {"q": q, "k": k, "v": v, "out": out, "grad": grad, "of_q": of_q, "of_k": of_k, "of_v": of_v}
             _run("blocks_backward", chosen, options, **tensors)

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from nystrom.attention.fused import softmax_rows, unmask_empty_rows
 from nystrom.attention.parts.band import bias_of
-from nystrom.attention.parts.native import as_rows, run_landmarks, runs_natively
+from nystrom.attention.parts.native import as_rows, room_like, run_landmarks, runs_natively
 from nystrom.attention.parts.stretches import Piece, for_one_gradient, groups_of_pieces, in_threads, known_signature
 from nystrom.attention.parts.windows import Convolution
 from nystrom.autograd_modes import pull_back
@@ -92,7 +92,7 @@ class _LandmarkSums(torch.autograd.Function):
             inputs = q, landmarks, middle
             gradients = pull_back(lambda q, k, v: _attention(q, k, v, keep, ctx.scale), inputs, grad)
             return grad, *gradients, None, None, None, None
-        of_q = torch.empty_like(q) if ctx.needs_input_grad[1] else None
+        of_q = room_like(q) if ctx.needs_input_grad[1] else None
         if runs_natively(grad, q, landmarks, middle):
             inputs = {"q": q, "landmarks": landmarks, "middle": middle, "grad": grad, "bias": _bias(keep, q)}
             of_landmarks, of_middle = (x.new_empty(x.shape) for x in (landmarks, middle))
