@@ -54,7 +54,7 @@ class Rows(ctypes.Structure):
         return cls(x.data_ptr(), *x.stride()[:3], x.shape[1])
 
 
-class Landmarks(ctypes.Structure):
+class _Landmarks(ctypes.Structure):
     """The arguments of the loops over tokens, landmarks and taps, see `run_landmarks`."""
 
     _fields_ = (
@@ -91,7 +91,7 @@ def run_landmarks(name: str, scale: float = 1.0, **tensors: Tensor | None) -> No
     """
     x = {name: dense(x) for name, x in tensors.items() if x is not None}
     b, h, n, e = x["out" if "out" in x else "grad"].shape
-    arguments = Landmarks(
+    arguments = _Landmarks(
         *(Rows.of(x.get(name)) for name in _OF_LANDMARKS),
         *(n, x["q"].shape[3] if "q" in x else 0, e),
         *(x[name].shape[axis] if name in x else 0 for name, axis in (("landmarks", 2), ("w", 3))),
