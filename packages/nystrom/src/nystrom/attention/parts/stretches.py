@@ -18,8 +18,6 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.autograd import forward_ad
 
-from nystrom.autograd_modes import pull_back
-
 # Numbers in a stretch, over all heads: 2 MB of float32, about the L2 cache of a core.
 _NUMBERS = 2**19
 _SHORTEST = 32
@@ -134,50 +132,14 @@ def in_threads(work: Callable[[P], R], parts: Sequence[P]) -> list[R]:
 
 
 def chain(function: Callable[..., Tensor], *inputs: Float[Tensor, "*b m m"]) -> Float[Tensor, "*b m m"]:
-    """`function(*inputs)`, many small operators on matrices of equal shape, each matrix on one of the threads.
-
-    The backward pass runs the operators again, there as well.
-    """
-    forward_mode = forward_ad._current_level >= 0  # pyright: ignore[reportPrivateUsage]
-    if forward_mode or not is_plain(*inputs) or min(torch.get_num_threads(), inputs[0][..., 0, 0].numel()) < 2:
+    """`function(*inputs)`, many small operators on matrices of equal shape, without derivatives each on a thread."""
+    derived = any(x.requires_grad for x in inputs) or forward_ad._current_level >= 0  # pyright: ignore[reportPrivateUsage]
+    rows = inputs[0].shape[:-2].numel()
+    if derived or not is_plain(*inputs) or min(torch.get_num_threads(), rows) < 2:
         return function(*inputs)
-    return _Chain.apply(function, *inputs)
-
-
-class _Chain(torch.autograd.Function):
-    @staticmethod
-    def forward(function: Callable[..., Tensor], *inputs: Tensor) -> Tensor:
-        flat = [x.flatten(0, -3) for x in inputs]
-        parts = in_threads(lambda rows: function(*(x[rows] for x in flat)), _rows(flat))
-        return torch.cat(parts).view(inputs[0].shape)
-
-    @staticmethod
-    def setup_context(ctx, inputs, output) -> None:
-        ctx.function, *tensors = inputs
-        ctx.save_for_backward(*tensors)
-
-    @staticmethod
-    def backward(ctx, *grads: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
-        inputs = ctx.saved_tensors
-        if torch.is_grad_enabled() or not is_plain(*grads):
-            return None, *pull_back(ctx.function, inputs, *grads)
-        flat, grad = [x.flatten(0, -3) for x in inputs], grads[0].flatten(0, -3)
-
-        def gradients(rows: slice) -> tuple[Tensor, ...]:
-            with torch.enable_grad():
-                leaves = [x[rows].detach().requires_grad_() for x in flat]
-                return torch.autograd.grad(ctx.function(*leaves), leaves, grad[rows])
-
-        parts = zip(*in_threads(gradients, _rows(flat)), strict=True)
-        return None, *(torch.cat(each).view(inputs[0].shape) for each in parts)
-
-    @staticmethod
-    def vmap(info, in_dims, function, *inputs):  # pyright: ignore[reportIncompatibleMethodOverride]
-        return torch.vmap(function, in_dims[1:])(*inputs), 0
-
-
-def _rows(flat: Sequence[Tensor]) -> list[slice]:
-    return cut(len(flat[0]), torch.get_num_threads())
+    flat = [x.flatten(0, -3) for x in inputs]
+    parts = in_threads(lambda some: function(*(x[some] for x in flat)), cut(rows, torch.get_num_threads()))
+    return torch.cat(parts).view(inputs[0].shape)
 
 
 def _start(count: int) -> None:
