@@ -19,9 +19,16 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
-from nystrom.attention.parts.native import as_rows, room_like, run_landmarks, runs_natively
-from nystrom.attention.parts.stretches import Piece, for_one_gradient, groups_of_pieces, in_threads, known_signature
-from nystrom.attention.parts.windows import Convolution, ConvolutionGradients, by_band, kernel_gradient
+from nystrom.attention.parts.native import as_rows, run_landmarks, runs_natively
+from nystrom.attention.parts.stretches import (
+    Piece,
+    for_one_gradient,
+    groups_of_pieces,
+    in_threads,
+    known_signature,
+    room_like,
+)
+from nystrom.attention.parts.windows import Convolution, ConvolutionGradients, by_band, by_channels, kernel_gradient
 from nystrom.checks import check_at_least
 from nystrom.precision import cast_for_autocast, narrowed, without_autocast
 from nystrom.shapes import check_keep, check_tensor, check_weight_device, zero_masked
@@ -145,7 +152,7 @@ class _Convolution(torch.autograd.Function):
     @known_signature
     def forward(v: Tensor, w: Tensor, to: Tensor | None, later: bool) -> tuple[Tensor, Tensor]:
         out = room_like(v)
-        if not later and runs_natively(v, w, *(() if to is None else (to,))):
+        if not later and not by_channels(v) and runs_natively(v, w, *(() if to is None else (to,))):
             run_landmarks("landmarks_forward", v=v, w=as_rows(w, v), to=to, out=out)
         elif not later:
             convolution = Convolution(v, w)

@@ -8,7 +8,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from nystrom.attention.methods.near_far import near_far_attention
 from nystrom.attention.methods.nystrom import nystrom_attention
-from nystrom.attention.parts.stretches import chain, cut, in_threads, num_parts
+from nystrom.attention.parts.stretches import cut, in_threads, num_parts
 from nystrom.attention.skip import depthwise_skip
 
 SKIP = torch.randn(4, 1, 5, 1, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
@@ -63,24 +63,6 @@ def test_a_forked_process_starts_threads_of_its_own():
     if not child:
         os._exit(in_threads(abs, [-1, -2, -3]) != [1, 2, 3])
     assert os.waitpid(child, 0)[1] == 0
-
-
-def test_a_chain_is_the_function_with_and_without_gradients():
-    g = torch.Generator().manual_seed(0)
-    a, z = (torch.randn(2, 3, 4, 4, generator=g, dtype=torch.float64, requires_grad=True) for _ in range(2))
-    seen = []
-
-    def function(a, z):
-        seen.append(len(a))
-        return (a @ z @ a).sin()
-
-    with torch.no_grad():
-        expected = function(a, z)
-        torch.testing.assert_close(chain(function, a.detach(), z.detach()), expected)
-    assert seen == [2, 2, 2, 2]
-    out = chain(function, a, z)
-    assert out.requires_grad
-    assert torch.equal(out, expected)
 
 
 CALLS = {

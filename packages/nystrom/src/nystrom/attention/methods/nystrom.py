@@ -17,7 +17,6 @@ Departs from the authors' code: landmarks and norms see real tokens of one seque
 divide n, queries and keys may differ in number and mask.
 """
 
-from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -30,11 +29,11 @@ from nystrom.attention.fused import fused_softmax, softmax_rows
 from nystrom.attention.options import NystromOptions, documented
 from nystrom.attention.parts.landmark_sums import landmark_sums
 from nystrom.attention.parts.shared_gradient import with_segment_means
-from nystrom.attention.parts.stretches import chain, runs_in_stretches
+from nystrom.attention.parts.stretches import runs_in_stretches
 from nystrom.attention.skip import NEEDS_SAME_TOKENS, check_kernel, depthwise_skip, padded_values_and_buffer
 from nystrom.checks import Backend, Inverse, Landmarks, StartValue
 from nystrom.landmarks import all_are_short, all_real, draw, kmeans, segment_means, uniform
-from nystrom.linalg.pinv import iterate, pinv, start_value
+from nystrom.linalg.pinv import pinv
 from nystrom.precision import at_least_float32, cast_for_autocast, narrowed, without_autocast
 from nystrom.shapes import (
     Generator,
@@ -294,10 +293,7 @@ def _factors(
     a = softmax_rows(q_landmarks, k_landmarks, scale=options.scale)
     if limit is not None:
         a = torch.where(limit.short, torch.eye(m, dtype=a.dtype, device=a.device), a)
-    if options.pinv == "iterative":
-        inverse = chain(partial(iterate, steps=options.pinv_steps), a, start_value(a, z0=options.z0))
-    else:
-        inverse = pinv(a, inverse=options.pinv)
+    inverse = pinv(a, inverse=options.pinv, steps=options.pinv_steps, z0=options.z0)
     return NystromFactors(q_landmarks, k_landmarks, a, inverse)
 
 

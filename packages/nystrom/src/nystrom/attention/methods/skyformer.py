@@ -29,7 +29,6 @@ from nystrom.attention.entry import attend
 from nystrom.attention.exact_limit import exact_limit
 from nystrom.attention.methods.kernelized import sum_by_kernel
 from nystrom.attention.options import SkyformerOptions, SkyformerSoftmaxOptions, documented
-from nystrom.attention.parts.stretches import chain
 from nystrom.checks import Backend, Inverse, Kernel
 from nystrom.kernels import KERNELS
 from nystrom.landmarks import all_are_short, draw, middle_of, uniform, within_reach
@@ -158,6 +157,4 @@ def ridged_inverse(
     ridged = kernel + options.gamma * torch.eye(kernel.shape[-1], dtype=kernel.dtype, device=kernel.device)
     root = ridged.sum(dim=-1).rsqrt()
     scaled = root[..., :, None] * ridged * root[..., None, :]
-    invert = functools.partial(pinv, inverse=options.pinv, steps=options.pinv_steps)
-    inverse = chain(invert, scaled) if options.pinv == "iterative" else invert(scaled)
-    return root[..., :, None] * inverse * root[..., None, :]
+    return root[..., :, None] * pinv(scaled, inverse=options.pinv, steps=options.pinv_steps) * root[..., None, :]

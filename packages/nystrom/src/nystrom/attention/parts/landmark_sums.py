@@ -13,9 +13,16 @@ from torch import Tensor
 
 from nystrom.attention.fused import softmax_rows, unmask_empty_rows
 from nystrom.attention.parts.band import bias_of
-from nystrom.attention.parts.native import as_rows, room_like, run_landmarks, runs_natively
-from nystrom.attention.parts.stretches import Piece, for_one_gradient, groups_of_pieces, in_threads, known_signature
-from nystrom.attention.parts.windows import Convolution
+from nystrom.attention.parts.native import as_rows, run_landmarks, runs_natively
+from nystrom.attention.parts.stretches import (
+    Piece,
+    for_one_gradient,
+    groups_of_pieces,
+    in_threads,
+    known_signature,
+    room_like,
+)
+from nystrom.attention.parts.windows import Convolution, by_channels
 from nystrom.autograd_modes import pull_back
 
 
@@ -56,7 +63,7 @@ class _LandmarkSums(torch.autograd.Function):
         keep: Tensor | None,
         scale: float,
     ) -> Tensor:
-        if runs_natively(out, q, landmarks, middle, v, w):
+        if not by_channels(v) and runs_natively(out, q, landmarks, middle, v, w):
             inputs = {"q": q, "landmarks": landmarks, "middle": middle, "v": v}
             run_landmarks("landmarks_forward", scale, **inputs, w=as_rows(w, v), bias=_bias(keep, q), out=out)
             return out

@@ -100,12 +100,6 @@ def run_landmarks(name: str, scale: float = 1.0, **tensors: Tensor | None) -> No
     run(name, arguments, b * h, *x.values())
 
 
-def room_like(x: Tensor) -> Tensor:
-    """Memory in the layout of a tensor, if its last axis is dense; contiguous otherwise."""
-    room = torch.empty_like(x)
-    return room if room.stride(-1) == 1 else x.new_empty(x.shape)
-
-
 def as_rows(w: Tensor, v: Tensor) -> Tensor:
     """Taps (h, k) as (b, h, 1, k), for the values (b, h, n, e)."""
     return w[None, :, None].expand(len(v), -1, -1, -1)

@@ -14,9 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import TypeVar, cast
 
 import torch
-from jaxtyping import Float
 from torch import Tensor, nn
-from torch.autograd import forward_ad
 
 # Numbers in a stretch, over all heads: 2 MB of float32, about the L2 cache of a core.
 _NUMBERS = 2**19
@@ -131,17 +129,6 @@ def in_threads(work: Callable[[P], R], parts: Sequence[P]) -> list[R]:
     return [results[number] for number in range(len(parts))]
 
 
-def chain(function: Callable[..., Tensor], *inputs: Float[Tensor, "*b m m"]) -> Float[Tensor, "*b m m"]:
-    """`function(*inputs)`, many small operators on matrices of equal shape, without derivatives each on a thread."""
-    derived = any(x.requires_grad for x in inputs) or forward_ad._current_level >= 0  # pyright: ignore[reportPrivateUsage]
-    rows = inputs[0].shape[:-2].numel()
-    if derived or not is_plain(*inputs) or min(torch.get_num_threads(), rows) < 2:
-        return function(*inputs)
-    flat = [x.flatten(0, -3) for x in inputs]
-    parts = in_threads(lambda some: function(*(x[some] for x in flat)), cut(rows, torch.get_num_threads()))
-    return torch.cat(parts).view(inputs[0].shape)
-
-
 def _start(count: int) -> None:
     """Start threads until there are `count`; they wait for jobs, and end with the process."""
     global _started
@@ -174,6 +161,12 @@ def _forget() -> None:
 
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_forget)
+
+
+def room_like(x: Tensor) -> Tensor:
+    """Memory in the layout of a tensor, if its last axis is dense; contiguous otherwise."""
+    room = torch.empty_like(x)
+    return room if room.stride(-1) == 1 else x.new_empty(x.shape)
 
 
 def for_one_gradient(backward: F) -> F:
