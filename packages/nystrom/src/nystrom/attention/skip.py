@@ -28,7 +28,7 @@ from nystrom.attention.parts.stretches import (
     known_signature,
     room_like,
 )
-from nystrom.attention.parts.windows import Convolution, ConvolutionGradients, by_band, by_channels, kernel_gradient
+from nystrom.attention.parts.windows import Convolution, ConvolutionGradients, by_band, kernel_gradient
 from nystrom.checks import check_at_least
 from nystrom.precision import cast_for_autocast, narrowed, without_autocast
 from nystrom.shapes import check_keep, check_tensor, check_weight_device, zero_masked
@@ -152,7 +152,7 @@ class _Convolution(torch.autograd.Function):
     @known_signature
     def forward(v: Tensor, w: Tensor, to: Tensor | None, later: bool) -> tuple[Tensor, Tensor]:
         out = room_like(v)
-        if not later and not by_channels(v) and runs_natively(v, w, *(() if to is None else (to,))):
+        if not later and runs_natively(v, w, *(() if to is None else (to,))):
             run_landmarks("landmarks_forward", v=v, w=as_rows(w, v), to=to, out=out)
         elif not later:
             convolution = Convolution(v, w)

@@ -22,7 +22,7 @@ from nystrom.attention.parts.stretches import (
     known_signature,
     room_like,
 )
-from nystrom.attention.parts.windows import Convolution, by_channels
+from nystrom.attention.parts.windows import Convolution
 from nystrom.autograd_modes import pull_back
 
 
@@ -63,7 +63,7 @@ class _LandmarkSums(torch.autograd.Function):
         keep: Tensor | None,
         scale: float,
     ) -> Tensor:
-        if not by_channels(v) and runs_natively(out, q, landmarks, middle, v, w):
+        if runs_natively(out, q, landmarks, middle, v, w):
             inputs = {"q": q, "landmarks": landmarks, "middle": middle, "v": v}
             run_landmarks("landmarks_forward", scale, **inputs, w=as_rows(w, v), bias=_bias(keep, q), out=out)
             return out

@@ -2,10 +2,12 @@
 // REAL = float and once for double, and says what each function computes. Rows of numbers are padded with zeros to whole
 // pairs of vectors, so that a product has no rest.
 #include <algorithm>
+#include <atomic>
 #include <cmath>
 #include <cstdint>
 #include <cstring>
 #include <limits>
+#include <thread>
 #include <type_traits>
 #include <vector>
 
@@ -354,33 +356,46 @@ struct Factors {
     }
 };
 
-// The attention to landmarks, if there are any, and the convolution, and `to`.
+// The attention to landmarks, if there are any, and the convolution, and `to`. A row is a share of the tokens of a
+// sequence, of all heads: these may lie side by side.
 extern "C" void landmarks_forward(const Landmarks* given, int64_t begin, int64_t end) {
     const Landmarks& s = *given;
-    Factors f(s);
-    const int64_t half = s.taps / 2;
-    Numbers w(s.taps + 2 * (STRIP - 1)), window((STRETCH + s.taps - 1) * f.E), q(STRIP * s.d), scores(STRIP * f.M), out(STRIP * f.E),
-        skip(STRIP * f.E);
-    for (int64_t row = begin; row < end; row++) {
-        f.start(row);
-        pad_taps(s, row, false, w.data());
-        for (int64_t start = 0; start < s.tokens; start += STRETCH) {
-            copy(s.v, row, start - half, start + STRETCH + half, s.tokens, s.e, window.data(), f.E);
-            for (int64_t p = start; p < std::min(s.tokens, start + STRETCH); p += STRIP) {
-                const int64_t rows = std::min(STRIP, s.tokens - p);
-                convolve(w.data(), s.taps, &window[(p - start) * f.E], f.E, skip.data());
-                REAL inverse[STRIP] = {};
-                if (f.m) {
-                    copy(s.q, row, p, p + STRIP, s.tokens, s.d, q.data(), s.d);
-                    product(q.data(), s.d, f.keys_t.data(), f.M, scores.data(), f.M, STRIP, s.d, f.M);
-                    for (int64_t i = 0; i < STRIP; i++) inverse[i] = softmax(&scores[i * f.M], f.bias.data(), s.scale, f.M);
-                    product(scores.data(), f.M, f.middle.data(), f.E, out.data(), f.E, STRIP, f.m, f.E);
-                }
-                for (int64_t i = 0; i < rows; i++) {
-                    REAL* here = s.out.of(row) + (p + i) * s.out.token;
-                    const REAL* more = s.to.at ? s.to.of(row) + (p + i) * s.to.token : nullptr;
-                    for (int64_t j = 0; j < s.e; j++)
-                        here[j] = out[i * f.E + j] * inverse[i] + skip[i * f.E + j] + (more ? more[j] : 0);
+    const int64_t heads = s.out.heads, half = s.taps / 2, stretches = (s.tokens + STRETCH - 1) / STRETCH;
+    std::vector<Factors> factors(heads, Factors(s));
+    std::vector<Numbers> taps(heads, Numbers(s.taps + 2 * (STRIP - 1)));
+    const int64_t M = factors[0].M, E = factors[0].E, m = factors[0].m;
+    int64_t ready = -1;
+    Numbers window((STRETCH + s.taps - 1) * E), q(STRIP * s.d), scores(STRIP * M), out(STRIP * E), skip(STRIP * E);
+    for (int64_t share = begin; share < end; share++) {
+        const int64_t sequence = share / heads, part = share % heads;
+        const int64_t first = part * stretches / heads * STRETCH, last = std::min(s.tokens, (part + 1) * stretches / heads * STRETCH);
+        if (first >= last) continue;
+        for (int64_t head = 0; head < heads && ready != sequence; head++) {
+            factors[head].start(sequence * heads + head);
+            pad_taps(s, sequence * heads + head, false, taps[head].data());
+        }
+        ready = sequence;
+        for (int64_t start = first; start < last; start += STRETCH) {
+            for (int64_t head = 0; head < heads; head++) {
+                const int64_t row = sequence * heads + head;
+                const Factors& f = factors[head];
+                copy(s.v, row, start - half, start + STRETCH + half, s.tokens, s.e, window.data(), E);
+                for (int64_t p = start; p < std::min(last, start + STRETCH); p += STRIP) {
+                    const int64_t rows = std::min(STRIP, s.tokens - p);
+                    convolve(taps[head].data(), s.taps, &window[(p - start) * E], E, skip.data());
+                    REAL inverse[STRIP] = {};
+                    if (m) {
+                        copy(s.q, row, p, p + STRIP, s.tokens, s.d, q.data(), s.d);
+                        product(q.data(), s.d, f.keys_t.data(), M, scores.data(), M, STRIP, s.d, M);
+                        for (int64_t i = 0; i < STRIP; i++) inverse[i] = softmax(&scores[i * M], f.bias.data(), s.scale, M);
+                        product(scores.data(), M, f.middle.data(), E, out.data(), E, STRIP, m, E);
+                    }
+                    for (int64_t i = 0; i < rows; i++) {
+                        REAL* here = s.out.of(row) + (p + i) * s.out.token;
+                        const REAL* more = s.to.at ? s.to.of(row) + (p + i) * s.to.token : nullptr;
+                        for (int64_t j = 0; j < s.e; j++)
+                            here[j] = out[i * E + j] * inverse[i] + skip[i * E + j] + (more ? more[j] : 0);
+                    }
                 }
             }
         }
@@ -468,4 +483,32 @@ extern "C" void convolution_backward(const Landmarks* given, int64_t begin, int6
             for (int64_t j = 0; j < N; j++) sum += of_w[t * N + j];
         }
     }
+}
+
+// Rows that are left, for the threads of a call.
+struct Left {
+    void (*loop)(const void*, int64_t, int64_t);
+    const void* arguments;
+    const int64_t rows, step;
+    std::atomic<int64_t> next{0};
+};
+
+static void take(void* shared) {
+    Left& left = *(Left*)shared;
+    for (int64_t row; (row = left.next.fetch_add(left.step)) < left.rows;)
+        left.loop(left.arguments, row, std::min(left.rows, row + left.step));
+}
+
+// Call a loop for all rows: by `parallel`, which is GOMP_parallel of the OpenMP that torch has, so that no other threads
+// spin beside these; by threads of this call where that is not known.
+extern "C" void in_parallel(void (*loop)(const void*, int64_t, int64_t), const void* arguments, int64_t rows, int64_t threads,
+                            void (*parallel)(void (*)(void*), void*, unsigned, unsigned)) {
+    threads = std::min(threads, rows);
+    if (threads < 2) return loop(arguments, 0, rows);
+    Left left{loop, arguments, rows, std::max<int64_t>(1, rows / (4 * threads))};
+    if (parallel) return parallel(take, &left, (unsigned)threads, 0);
+    std::vector<std::thread> others;
+    for (int64_t i = 1; i < threads; i++) others.emplace_back(take, &left);
+    take(&left);
+    for (auto& other : others) other.join();
 }

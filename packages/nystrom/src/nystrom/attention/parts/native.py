@@ -21,7 +21,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from nystrom.attention.parts.stretches import cut, in_threads, is_plain, num_parts
+from nystrom.attention.parts.stretches import is_plain
 
 _SOURCE = Path(__file__).with_suffix(".cpp")
 # What torch finds the processor to be able to do, as options of the compilers gcc and clang.
@@ -33,6 +33,8 @@ _OF_LANDMARKS = (
     *("q", "landmarks", "middle", "v", "to", "out", "grad"),
     *("of_q", "of_landmarks", "of_middle", "of_v", "of_w", "w", "bias"),
 )
+# Numbers up to which torch, too, takes one thread.
+_GRAIN = 2**15
 _NAMES = {torch.float32: "float", torch.float64: "double"}
 
 
@@ -70,15 +72,18 @@ def runs_natively(*inputs: Tensor) -> bool:
 
 
 def run(name: str, arguments: ctypes.Structure, rows: int, *inputs: Tensor) -> None:
-    """Call a function of `native.cpp` for all rows, on as many threads as `num_parts` says for the inputs."""
+    """Call a function of `native.cpp` for all rows, on as many threads as torch has where the inputs are large."""
     library = _library(inputs[0].dtype)
     assert library is not None
-    function, pointer = getattr(library, name), ctypes.byref(arguments)
+    threads = torch.get_num_threads() if max(x.numel() for x in inputs) > _GRAIN else 1
+    sizes = ctypes.c_int64(rows), ctypes.c_int64(threads)
+    library.in_parallel(getattr(library, name), ctypes.byref(arguments), *sizes, _of_torch())
 
-    def some(part: slice) -> None:
-        function(pointer, ctypes.c_int64(part.start), ctypes.c_int64(part.stop))
 
-    in_threads(some, cut(rows, num_parts(*inputs)))
+@functools.cache
+def _of_torch() -> object:
+    """What calls a function on the threads of torch's operators, if that is GNU's OpenMP."""
+    return getattr(ctypes.CDLL(None), "GOMP_parallel", None) if os.name == "posix" else None
 
 
 def run_landmarks(name: str, scale: float = 1.0, **tensors: Tensor | None) -> None:
@@ -121,7 +126,7 @@ def _compiled(dtype: torch.dtype, compiler: str) -> ctypes.CDLL | None:
     if not words or shutil.which(words[0]) is None:
         return None
     options = _OPTIONS.get(torch.backends.cpu.get_cpu_capability(), ())
-    words += ["-std=c++17", "-O3", f"-DREAL={_NAMES[dtype]}", *options, "-shared", "-fPIC", str(_SOURCE)]
+    words += ["-std=c++17", "-O3", f"-DREAL={_NAMES[dtype]}", *options, "-shared", "-fPIC", "-pthread", str(_SOURCE)]
     key = hashlib.sha256(_SOURCE.read_bytes() + " ".join(words).encode()).hexdigest()
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "nystrom"
     library = cache / f"native-{key[:32]}.so"

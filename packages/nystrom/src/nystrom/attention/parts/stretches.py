@@ -19,8 +19,8 @@ from torch import Tensor, nn
 # Numbers in a stretch, over all heads: 2 MB of float32, about the L2 cache of a core.
 _NUMBERS = 2**19
 _SHORTEST = 32
-# Numbers in a tensor from which the threads gain more than handing over the work costs.
-_WORTH = 2**17
+# Numbers in a tensor from which these threads gain more than they lose to torch's own, which spin for a while.
+_WORTH = 2**21
 _jobs: "queue.SimpleQueue[Callable[[], None]]" = queue.SimpleQueue()
 _lock = threading.Lock()
 _started = 0

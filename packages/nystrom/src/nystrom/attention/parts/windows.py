@@ -20,17 +20,12 @@ from nystrom.precision import accumulator, at_least_float32
 _WINDOW = 16
 
 
-def by_channels(v: Float[Tensor, "b h n e"]) -> bool:
-    """Whether heads stored side by side, token by token, are convolved channels-last: faster than our own loop."""
-    return v.stride(1) < v.stride(2) and v.dtype == torch.float32 and torch.backends.mkldnn.is_available()
-
-
 class Convolution:
     """The convolution of values with the kernels `w` of their heads, of odd size, for one piece after another."""
 
     def __init__(self, v: Float[Tensor, "b h n e"], w: Float[Tensor, "h k"]):
         self._v, self._size = v, w.shape[1]
-        together = by_channels(v)
+        together = v.stride(1) < v.stride(2) and v.dtype == torch.float32 and torch.backends.mkldnn.is_available()
         self._band = None if together else _band(w)
         self._channels = w.repeat_interleave(v.shape[3], dim=0)[:, None, None] if together else None
 
