@@ -128,18 +128,19 @@ def _compiled(dtype: torch.dtype, compiler: str) -> ctypes.CDLL | None:
     options = _OPTIONS.get(torch.backends.cpu.get_cpu_capability(), ())
     words += ["-std=c++17", "-O3", f"-DREAL={_NAMES[dtype]}", *options, "-shared", "-fPIC", "-pthread", str(_SOURCE)]
     key = hashlib.sha256(_SOURCE.read_bytes() + " ".join(words).encode()).hexdigest()
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "nystrom"
-    library = cache / f"native-{key[:32]}.so"
     try:
+        cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "nystrom"
+        library = cache / f"native-{key[:32]}.so"
         if not library.exists():
             cache.mkdir(parents=True, exist_ok=True)
             _compile(words, library)
         return ctypes.CDLL(str(library))
-    except (OSError, subprocess.SubprocessError) as error:
+    except (OSError, RuntimeError, subprocess.SubprocessError) as error:  # RuntimeError: a user without a home
         said = str(getattr(error, "stderr", None) or error).strip().splitlines()
         warnings.warn(
             f"{compiler} could not make the loops of nystrom for this CPU, so torch's operators run, which are slower: "
-            f"{said[0] if said else error}. Set CXX to a compiler of C++17, or NYSTROM_NATIVE=0 to be asked no more.",
+            f"{said[0] if said else error}. Set CXX to a compiler of C++17, XDG_CACHE_HOME to a folder that "
+            "can be written, or NYSTROM_NATIVE=0 to be asked no more.",
             RuntimeWarning,
             stacklevel=2,
         )
