@@ -186,10 +186,9 @@ class _Convolution(torch.autograd.Function):
             of_v, of_w = by_band(grad, w.flip(1)), kernel_gradient(v, w, grad)
             return of_v if grad_v is None else of_v + grad_v, of_w, of_to, None
         if runs_natively(v, w, grad, *(() if grad_v is None else (grad_v,))):
-            of_v, of_w = (
-                room_like(v),
-                v.new_empty(*v.shape[:2], 1, w.shape[1]) if ctx.needs_input_grad[1] else None,
-            )
+            # In place, as no other holds that gradient.
+            of_v = grad_v if grad_v is not None and grad_v.stride(-1) == 1 else room_like(v)
+            of_w = v.new_empty(*v.shape[:2], 1, w.shape[1]) if ctx.needs_input_grad[1] else None
             run_landmarks("convolution_backward", grad=grad, v=v, w=as_rows(w, v), to=grad_v, of_v=of_v, of_w=of_w)
             return of_v, None if of_w is None else of_w.sum(dim=(0, 2)), of_to, None
         gradients = ConvolutionGradients(v, w, grad, grad_v, ctx.needs_input_grad[1])
