@@ -2,6 +2,7 @@
 
 import os
 import random
+import runpy
 import subprocess
 import sys
 from pathlib import Path
@@ -78,3 +79,11 @@ def test_what_cannot_be_counted_is_said(words, says, model, papers, tmp_path):
     assert says.format(papers=papers) in done.stderr
     assert "Traceback" not in done.stderr
     assert not (tmp_path / "rows.csv").exists()
+
+
+def test_a_short_last_window_counts_by_its_tokens(monkeypatch):
+    tool = runpy.run_path(str(TOOL))
+    monkeypatch.setitem(tool["windows"].__globals__, "embedding", lambda model, tokenizer, part: torch.tensor(part[:1]))
+    # A window of 510 tokens whose embedding is 1, and one of 2 tokens whose embedding is 257.
+    mean = tool["windows"](None, None, [1.0] * 510 + [257.0] * 2)
+    assert mean.tolist() == [2.0]
