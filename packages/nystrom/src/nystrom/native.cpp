@@ -550,6 +550,25 @@ extern "C" void convolution_backward(const Landmarks* given, int64_t begin, int6
     }
 }
 
+// The mean of each of the segments, into which the tokens of a row are cut, by sums of sums of stretches.
+extern "C" void means_forward(const Landmarks* given, int64_t begin, int64_t end) {
+    const Landmarks& s = *given;
+    const int64_t m = s.landmarks_count, size = s.tokens / m;
+    Numbers part(s.d);
+    for (int64_t row = begin; row < end; row++) {
+        for (int64_t c = 0; c < m; c++) {
+            REAL* sum = s.landmarks.of(row) + c * s.landmarks.token;
+            std::fill_n(sum, s.d, 0);
+            for (int64_t p = c * size; p < (c + 1) * size; p += STRETCH) {
+                std::fill(part.begin(), part.end(), 0);
+                for (int64_t i = p; i < std::min(p + STRETCH, (c + 1) * size); i++) add(part.data(), s.q.of(row) + i * s.q.token, s.d);
+                add(sum, part.data(), s.d);
+            }
+            for (int64_t j = 0; j < s.d; j++) sum[j] /= size;
+        }
+    }
+}
+
 struct Inverse {
     Rows a, z, out, grad, of_a, of_z;
     REAL* history;

@@ -21,6 +21,9 @@ from pathlib import Path
 
 import torch
 from torch import Tensor, nn
+from torch.autograd import forward_ad
+
+from nystrom.shapes import is_number
 
 _SOURCE = Path(__file__).with_suffix(".cpp")
 # What torch finds the processor to be able to do, as options of the compilers gcc and clang.
@@ -34,6 +37,8 @@ _OF_LANDMARKS = (
 )
 # Numbers up to which torch, too, takes one thread.
 _GRAIN = 2**15
+# Tokens from which a loop is worth a call where torch has a single operator.
+_MANY = 1024
 _NAMES = {torch.float32: "float", torch.float64: "double"}
 
 
@@ -84,12 +89,18 @@ def runs_in_stretches(*inputs: Tensor) -> bool:
 
 
 def is_plain(*inputs: Tensor) -> bool:
-    """`runs_in_stretches`, and no subclass, mode or transform sees the operators on them."""
+    """`runs_in_stretches`, and no subclass, mode, tangent or transform sees the operators on them."""
     # First what a compiler traces.
     if not runs_in_stretches(*inputs) or any(type(x) not in (Tensor, nn.Parameter) for x in inputs):
         return False
     watched = torch._C._get_tracing_state() is not None or torch._C._are_functorch_transforms_active()
-    return not watched and not torch._C._len_torch_dispatch_stack()
+    is_forward_mode = forward_ad._current_level >= 0  # pyright: ignore[reportPrivateUsage]
+    return not watched and not torch._C._len_torch_dispatch_stack() and not is_forward_mode
+
+
+def is_worth_loops(tokens: int) -> bool:
+    """Whether a call has so many tokens that one loop gains more than the call from Python costs."""
+    return is_number(tokens) and tokens >= _MANY
 
 
 def runs_natively(*inputs: Tensor) -> bool:
@@ -119,11 +130,12 @@ def run_landmarks(name: str, scale: float = 1.0, **tensors: Tensor | None) -> No
     `to`, as far as these are given, to out; `landmarks_backward` the gradients of_q, of_landmarks, of_middle from grad;
     `convolution_backward` of_v, to which it adds `to`, and of_w, from grad, v and w. `tokens_forward` writes
     softmax(scale landmarks q^T + bias) v to out, and the logarithm of each sum of the softmax to sums;
-    `tokens_backward` the gradients of_q, of_landmarks, of_v from the coming one, `middle`, and both results. All have
-    axes (b, h, n or m or 1, width); what is written is in dense memory, w and bias are expanded.
+    `tokens_backward` the gradients of_q, of_landmarks, of_v from the coming one, `middle`, and both results;
+    `means_forward` the means of equal segments of q to landmarks. All have axes (b, h, n or m or 1, width); what is
+    written is in dense memory, w and bias are expanded.
     """
     x = {name: dense(x) for name, x in tensors.items() if x is not None}
-    b, h, n, e = x["out" if "out" in x else "grad"].shape
+    b, h, n, e = next(x[name].shape for name in ("out", "grad", "q") if name in x)
     n = x["q"].shape[2] if "q" in x else n
     arguments = _Landmarks(
         *(Rows.of(x.get(name)) for name in _OF_LANDMARKS),

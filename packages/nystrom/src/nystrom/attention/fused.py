@@ -6,11 +6,11 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from nystrom.autograd_modes import for_one_gradient, known_signature, pull_back
-from nystrom.native import is_plain, room_like, run_landmarks, runs_natively
+from nystrom.native import is_plain, is_worth_loops, room_like, run_landmarks, runs_natively
 from nystrom.shapes import score_scale
 
 # On a CPU, loops of our own attend from many tokens to few, or from few to many, faster than the fused call.
-_FEW, _MANY, _LEAST_QUERIES = 256, 1024, 8
+_FEW, _LEAST_QUERIES = 256, 8
 
 
 def fused_softmax(
@@ -76,7 +76,7 @@ def _is_few_and_many(q: Tensor, k: Tensor, v: Tensor) -> bool:
     if not is_plain(q, k, v):
         return False
     n, s = q.shape[2], k.shape[2]
-    few = (0 < s <= _FEW and n >= _MANY) or (_LEAST_QUERIES <= n <= _FEW and s >= _MANY)
+    few = (0 < s <= _FEW and is_worth_loops(n)) or (_LEAST_QUERIES <= n <= _FEW and is_worth_loops(s))
     return few and runs_natively(q, k, v)
 
 

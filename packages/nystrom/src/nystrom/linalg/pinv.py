@@ -30,7 +30,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from nystrom.autograd_modes import for_one_gradient, is_forward_mode, pull_back
+from nystrom.autograd_modes import for_one_gradient, pull_back
 from nystrom.checks import Inverse, StartValue, check_at_least, check_choice, check_positive
 from nystrom.native import iteration_gradients, run_iteration, runs_natively
 from nystrom.shapes import check_tensor
@@ -98,7 +98,7 @@ def iterate(a: Float[Tensor, "*b m m"], z: Float[Tensor, "*b m m"], steps: int) 
     """Steps of the iteration from any start: $Z_{k + steps}$ from $Z_k$."""
     batch, m = a.shape[:-2], a.shape[-1]
     a, z = a.reshape(-1, m, m), z.reshape(-1, m, m)
-    if m > _LARGE or is_forward_mode() or not runs_natively(a, z):
+    if m > _LARGE or not runs_natively(a, z):
         return _iterate(a, z, steps).reshape(*batch, m, m)
     keep = torch.is_grad_enabled() and (a.requires_grad or z.requires_grad)
     return _Iterated.apply(a, z, steps, keep).reshape(*batch, m, m)
