@@ -118,6 +118,18 @@ def test_attention_from_many_to_few_has_second_derivatives(of_a_cpu):
     check_like(found, torch.autograd.grad(first.sum(), x), 1e-10)
 
 
+def test_the_start_of_the_iteration_has_its_gradient():
+    # Rows of unequal sums, a negative number, and two columns that tie
+    a = torch.randn(4, 7, 7, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    a[0, :, 3], a[1] = a[0, :, 5], 0.5
+    a[0, 2, 3], a[0, 2, 5] = 9, 9
+    a.requires_grad_()
+    found, expected = iterate(a, None, 2), iterate(a, start_value(a), 2)
+    check_like([found], [expected], 1e-12)
+    grad = torch.randn_like(found)
+    check_like(torch.autograd.grad(found, a, grad), torch.autograd.grad(expected, a, grad), 1e-12)
+
+
 @pytest.mark.parametrize("m", [1, 5, 64, 100])
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
 def test_the_iteration_is_that_of_products_with_its_gradients(m, dtype):

@@ -596,6 +596,42 @@ struct Iteration {
     void write(const Rows& to, int64_t row, const REAL* from) const {
         for (int64_t i = 0; i < m; i++) memcpy(to.of(row) + i * to.token, from + i * wide, m * sizeof(REAL));
     }
+    // The sums of the sizes in each column, then in each row; the largest of both.
+    std::pair<REAL, REAL> norms(Numbers& sums) const {
+        std::fill(sums.begin(), sums.end(), 0);
+        for (int64_t i = 0; i < m; i++)
+            for (int64_t j = 0; j < m; j++) {
+                const REAL size = std::abs(a[i * wide + j]);
+                sums[j] += size, sums[m + i] += size;
+            }
+        return {*std::max_element(&sums[0], &sums[m]), *std::max_element(&sums[m], &sums[0] + 2 * m)};
+    }
+    // Z of the paper: A^T / (|A|_1 |A|_inf)
+    void start(REAL* z) const {
+        Numbers sums(2 * m);
+        const auto [one, infinity] = norms(sums);
+        std::fill_n(z, size, 0);
+        for (int64_t i = 0; i < m; i++)
+            for (int64_t j = 0; j < m; j++) z[j * wide + i] = a[i * wide + j] / (one * infinity);
+    }
+    // Add to the gradient of A what reaches it by that Z; equal largest sums share theirs.
+    void start_backward(const REAL* of_z, REAL* of_a) const {
+        Numbers sums(2 * m);
+        const auto [one, infinity] = norms(sums);
+        REAL product = 0;
+        for (int64_t i = 0; i < m; i++)
+            for (int64_t j = 0; j < m; j++) {
+                of_a[i * wide + j] += of_z[j * wide + i] / (one * infinity);
+                product -= of_z[j * wide + i] * a[i * wide + j] / (one * infinity);
+            }
+        const REAL of_one = product / one / std::count(&sums[0], &sums[m], one);
+        const REAL of_infinity = product / infinity / std::count(&sums[m], &sums[0] + 2 * m, infinity);
+        for (int64_t i = 0; i < m; i++)
+            for (int64_t j = 0; j < m; j++) {
+                const REAL x = a[i * wide + j], both = (sums[j] == one) * of_one + (sums[m + i] == infinity) * of_infinity;
+                of_a[i * wide + j] += x > 0 ? both : x < 0 ? -both : 0;
+            }
+    }
     // to <- factor y + more x
     void combine(REAL* to, REAL more, const REAL* x, REAL factor, const REAL* y) const {
         for (int64_t i = 0; i < M; i++)
@@ -619,7 +655,8 @@ extern "C" void iterate_forward(const Inverse* given, int64_t begin, int64_t end
     Iteration x(*given);
     for (int64_t row = begin; row < end; row++) {
         x.read(given->a, row, x.a.data());
-        x.read(given->z, row, x.at(row, 0));
+        if (given->z.at) x.read(given->z, row, x.at(row, 0));
+        else x.start(x.at(row, 0));
         for (int64_t k = 0; k < given->steps; k++) {
             REAL *z = x.at(row, k), *az = z + x.size, *inner = az + x.size, *outer = inner + x.size, *next = x.at(row, k + 1);
             x.times(x.a.data(), z, az);
@@ -658,8 +695,9 @@ extern "C" void iterate_backward(const Inverse* given, int64_t begin, int64_t en
             x.flipped_times<true>(x.a.data(), to_az, of_z.data());
             std::swap(grad, of_z);
         }
+        if (given->of_z.at) x.write(given->of_z, row, grad.data());
+        else x.start_backward(grad.data(), of_a.data());
         x.write(given->of_a, row, of_a.data());
-        x.write(given->of_z, row, grad.data());
     }
 }
 

@@ -146,9 +146,12 @@ def run_landmarks(name: str, scale: float = 1.0, **tensors: Tensor | None) -> No
     run(name, arguments, b * h, *x.values())
 
 
-def run_iteration(a: Tensor, z: Tensor, steps: int, *, keep: bool) -> tuple[Tensor, Tensor | None]:
-    """The result of `linalg.pinv.iterate` for matrices (rows, m, m), and what its gradient needs, if that is kept."""
-    a, z = a.contiguous(), z.contiguous()
+def run_iteration(a: Tensor, z: Tensor | None, steps: int, *, keep: bool) -> tuple[Tensor, Tensor | None]:
+    """The result of `linalg.pinv.iterate` for matrices (rows, m, m), and what its gradient needs, if that is kept.
+
+    Without z, it starts from that of the paper.
+    """
+    a, z = a.contiguous(), None if z is None else z.contiguous()
     library, out = _library(a.dtype), torch.empty_like(a)
     assert library is not None
     size = library.padded(ctypes.c_int64(a.shape[1]))
@@ -157,18 +160,18 @@ def run_iteration(a: Tensor, z: Tensor, steps: int, *, keep: bool) -> tuple[Tens
     return out, history
 
 
-def iteration_gradients(a: Tensor, history: Tensor, grad: Tensor) -> tuple[Tensor, Tensor]:
-    """The gradients of a and z from that of the result of `run_iteration`."""
+def iteration_gradients(a: Tensor, z: Tensor | None, history: Tensor, grad: Tensor) -> tuple[Tensor, Tensor | None]:
+    """The gradients of a and z, if it was given, from that of the result of `run_iteration`."""
     a, grad = a.contiguous(), grad.contiguous()
-    of_a, of_z = torch.empty_like(a), torch.empty_like(a)
+    of_a, of_z = torch.empty_like(a), None if z is None else torch.empty_like(a)
     _run_iteration("iterate_backward", history, history.shape[1], a=a, grad=grad, of_a=of_a, of_z=of_z)
     return of_a, of_z
 
 
-def _run_iteration(name: str, history: Tensor | None, steps: int, **tensors: Tensor) -> None:
-    rows = (Rows.of(tensors.get(name)) for name in ("a", "z", "out", "grad", "of_a", "of_z"))
-    a, address = tensors["a"], None if history is None else history.data_ptr()
-    run(name, _Inverse(*rows, address, a.shape[1], steps), len(a), a)
+def _run_iteration(name: str, history: Tensor | None, steps: int, *, a: Tensor, **tensors: Tensor | None) -> None:
+    rows = (Rows.of(tensors.get(name)) for name in ("z", "out", "grad", "of_a", "of_z"))
+    address = None if history is None else history.data_ptr()
+    run(name, _Inverse(Rows.of(a), *rows, address, a.shape[1], steps), len(a), a)
 
 
 def room_like(x: Tensor) -> Tensor:

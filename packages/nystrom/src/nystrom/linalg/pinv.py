@@ -74,7 +74,7 @@ def pinv_iterative(a: Float[Tensor, "*b m m"], *, steps: int = 6, z0: StartValue
     """
     check_square("a", a)
     check_at_least("pinv_steps", steps, 0)
-    return iterate(a, start_value(a, z0=z0), steps)
+    return iterate(a, None if z0 == "paper" else start_value(a, z0=z0), steps)
 
 
 def start_value(a: Float[Tensor, "*b m m"], *, z0: StartValue = "paper") -> Float[Tensor, "*b m m"]:
@@ -94,17 +94,19 @@ def start_value(a: Float[Tensor, "*b m m"], *, z0: StartValue = "paper") -> Floa
     return a.mT / _norm_product(a)
 
 
-def iterate(a: Float[Tensor, "*b m m"], z: Float[Tensor, "*b m m"], steps: int) -> Float[Tensor, "*b m m"]:
-    """Steps of the iteration from any start: $Z_{k + steps}$ from $Z_k$."""
+def iterate(a: Float[Tensor, "*b m m"], z: Float[Tensor, "*b m m"] | None, steps: int) -> Float[Tensor, "*b m m"]:
+    """Steps of the iteration from any start: $Z_{k + steps}$ from $Z_k$; without one, from that of "paper"."""
     batch, m = a.shape[:-2], a.shape[-1]
-    a, z = a.reshape(-1, m, m), z.reshape(-1, m, m)
-    if m > _LARGE or not runs_natively(a, z):
+    a, z = a.reshape(-1, m, m), None if z is None else z.reshape(-1, m, m)
+    inputs = (a,) if z is None else (a, z)
+    if m > _LARGE or not runs_natively(*inputs):
         return _iterate(a, z, steps).reshape(*batch, m, m)
-    keep = torch.is_grad_enabled() and (a.requires_grad or z.requires_grad)
+    keep = torch.is_grad_enabled() and any(x.requires_grad for x in inputs)
     return _Iterated.apply(a, z, steps, keep).reshape(*batch, m, m)
 
 
-def _iterate(a: Float[Tensor, "b m m"], z: Float[Tensor, "b m m"], steps: int) -> Float[Tensor, "b m m"]:
+def _iterate(a: Float[Tensor, "b m m"], z: Float[Tensor, "b m m"] | None, steps: int) -> Float[Tensor, "b m m"]:
+    z = start_value(a) if z is None else z
     for _ in range(steps):
         # From the inside out; each call computes a product plus a multiple of its left factor.
         az = a @ z
@@ -118,7 +120,7 @@ class _Iterated(torch.autograd.Function):
     """The same by loops of our own on a CPU."""
 
     @staticmethod
-    def forward(ctx, a: Tensor, z: Tensor, steps: int, keep: bool) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
+    def forward(ctx, a: Tensor, z: Tensor | None, steps: int, keep: bool) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
         out, history = run_iteration(a, z, steps, keep=keep)
         ctx.save_for_backward(a, z, history)
         ctx.steps = steps
@@ -128,9 +130,11 @@ class _Iterated(torch.autograd.Function):
     @for_one_gradient
     def backward(ctx, *grads: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
         (grad,), (a, z, history), steps = grads, ctx.saved_tensors, ctx.steps
-        if torch.is_grad_enabled():
-            return *pull_back(lambda a, z: _iterate(a, z, steps), (a, z), grad), None, None
-        return *iteration_gradients(a, history, grad), None, None
+        if not torch.is_grad_enabled():
+            return *iteration_gradients(a, z, history, grad), None, None
+        inputs = (a,) if z is None else (a, z)
+        of_a, *of_z = pull_back(lambda a, z=None: _iterate(a, z, steps), inputs, grad)
+        return of_a, of_z[0] if of_z else None, None, None
 
 
 def pinv_ridge(a: Float[Tensor, "*b m m"], *, ridge: float = RIDGE) -> Float[Tensor, "*b m m"]:
