@@ -13,11 +13,14 @@ from dataclasses import field, fields, make_dataclass
 from io import StringIO
 from itertools import pairwise
 from pathlib import Path
+from types import MappingProxyType
 from typing import Annotated, Any
 
 from nystrom.command_options import arguments_doc, signature_of
 
 _IN_WORDS = {"INT": "a whole number", "FLOAT": "a number", "FLOAT FLOAT": "two numbers"}
+# No parameter in Python can be called from.
+_NAMES = MappingProxyType({"source": "from"})
 
 
 class UsageError(ValueError):
@@ -25,7 +28,14 @@ class UsageError(ValueError):
 
 
 def arguments_of(
-    function: Callable[..., Any], words: list[str], name: str, /, **replaced: inspect.Parameter
+    function: Callable[..., Any],
+    words: list[str],
+    name: str,
+    /,
+    *,
+    positional: str = "",
+    names: Mapping[str, str] = _NAMES,
+    **replaced: inspect.Parameter,
 ) -> dict[str, Any]:
     """Parse a command line by a function's signature and docstring, without calling the function.
 
@@ -33,6 +43,8 @@ def arguments_of(
         function: The function whose arguments are parsed, or the class of its options.
         words: The words after the command's name.
         name: The command's name.
+        positional: The parameter that is a positional argument.
+        names: Options that are called otherwise than their parameter.
         **replaced: Parameters that take another form on the command line.
 
     Raises:
@@ -45,6 +57,7 @@ def arguments_of(
     if isinstance(function, type):
         shown, doc = signature_of(function), doc.partition("\n\n")[0] + "\n\n" + arguments_doc(function)
     parameters = [replaced.get(key, value) for key, value in shown.parameters.items()]
+    parameters = [_shown(each, each.name == positional, names.get(each.name)) for each in parameters]
     signature = inspect.Signature(parameters)
 
     def collect(*values: Any, **named: Any) -> dict[str, Any]:
@@ -105,7 +118,7 @@ def arguments_with_method(
     default: str,
     also: Collection[str] = (),
     flat: bool = False,
-    **replaced: inspect.Parameter,
+    **shown: Any,
 ) -> dict[str, Any]:
     """Parse a command line as `arguments_of` does, with the options of the method that --attention names.
 
@@ -118,7 +131,7 @@ def arguments_with_method(
         default: The method if none is given.
         also: Words accepted in place of a method, which have no options.
         flat: Whether the options have no prefix, as in --num-landmarks; on a conflict the function's own arguments win.
-        **replaced: Parameters that take another form on the command line.
+        **shown: Further arguments of `arguments_of`.
 
     Raises:
         UsageError: An option or value that is missing, unknown or wrong.
@@ -143,15 +156,13 @@ def arguments_with_method(
     for option in () if method is None else fields(method):
         if flat and option.name in taken:
             continue
-        kind: Any = option.type
-        optional.append((option.name, kind | None, field(default=None)))
+        optional.append((option.name, option.type | None, field(default=None)))  # pyright: ignore[reportOperatorIssue]
     chosen: Any = make_dataclass("Options", optional)
     chosen.__doc__ = None if method is None else method.__doc__
     parameter = taken["options"]
-    shown = Annotated[chosen, tyro.conf.arg(name="")] if flat else chosen
-    arguments = arguments_of(
-        function, words, name, options=parameter.replace(annotation=shown, default=chosen()), **replaced
-    )
+    kind = Annotated[chosen, tyro.conf.arg(name="")] if flat else chosen
+    shown["options"] = parameter.replace(annotation=kind, default=chosen())
+    arguments = arguments_of(function, words, name, **shown)
     given = vars(arguments["options"])
     return arguments | {"options": {key: value for key, value in given.items() if value is not None}}
 
@@ -177,32 +188,16 @@ def attention_of(model: str) -> str:
     return named if isinstance(named, str) else "nystrom"
 
 
-def positional(function: Callable[..., Any], name: str) -> inspect.Parameter:
-    """The parameter as a positional argument under its own name."""
+def _shown(parameter: inspect.Parameter, positional: bool, name: str | None) -> inspect.Parameter:
+    """The parameter as a positional argument under its own name, or as an option of this name."""
     import tyro
 
-    parameter = inspect.signature(function).parameters[name]
     kind = parameter.annotation
-    if kind in (str, Path, str | None, Path | None):
-        kind = Annotated[kind, tyro.conf.arg(metavar=name.upper())]
-    return parameter.replace(annotation=tyro.conf.Positional[kind])
-
-
-def fixed(function: Callable[..., Any], name: str) -> inspect.Parameter:
-    """The parameter fixed at its default and hidden from the command line."""
-    import tyro
-
-    parameter = inspect.signature(function).parameters[name]
-    kind = tyro.conf.Suppress[tyro.conf.Fixed[parameter.annotation]]
-    return parameter.replace(annotation=kind)
-
-
-def from_option(function: Callable[..., Any]) -> inspect.Parameter:
-    """The parameter `source` as the option --from, a name that no parameter in Python can have."""
-    import tyro
-
-    parameter = inspect.signature(function).parameters["source"]
-    return parameter.replace(annotation=Annotated[parameter.annotation, tyro.conf.arg(name="from")])
+    if positional:
+        if kind in (str, Path, str | None, Path | None):
+            kind = Annotated[kind, tyro.conf.arg(metavar=parameter.name.upper())]
+        return parameter.replace(annotation=tyro.conf.Positional[kind])
+    return parameter if name is None else parameter.replace(annotation=Annotated[kind, tyro.conf.arg(name=name)])
 
 
 def _wrong(event: Any) -> str:

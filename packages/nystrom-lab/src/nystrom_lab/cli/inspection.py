@@ -7,7 +7,7 @@ from typing import Literal
 from nystrom.checks import check_at_least, check_positive
 from nystrom.command_options import taking
 from nystrom.whole_files import check_new, write_whole
-from nystrom_lab.cli.arguments import arguments_of, positional
+from nystrom_lab.cli.arguments import arguments_of
 
 # What is compared where nothing is named; a plan may choose exact attention, too.
 USUAL = ("nystrom-64", "nystrom-128", "nystrom-256", "near_far", "near_far-128")
@@ -15,7 +15,7 @@ USUAL = ("nystrom-64", "nystrom-128", "nystrom-256", "near_far", "near_far-128")
 
 def inspect_encoder(words: list[str]) -> None:
     """Measure how close methods are to exact attention in your model, on your texts."""
-    inspect(**arguments_of(inspect, words, "inspect", model=positional(inspect, "model")))
+    inspect(**arguments_of(inspect, words, "inspect", positional="model"))
 
 
 @dataclass(frozen=True)
@@ -73,12 +73,8 @@ def inspect(asked: InspectOptions) -> None:
         if to is None:
             raise ValueError(f"budget is {budget:g}, and its plan is written to a folder: name one with --to.")
     if to is not None:
-        for name in (
-            "rows.csv",
-            "verdict.txt",
-            "plan.json",
-            *(f"{each}{suffix}" for each in FIGURES for suffix in FORMATS),
-        ):
+        figures = (f"{each}{suffix}" for each in FIGURES for suffix in FORMATS)
+        for name in ("rows.csv", "verdict.txt", "plan.json", *figures):
             check_new(to / name)
     names = asked.methods or USUAL
     import torch

@@ -115,12 +115,12 @@ COMMANDS = {
     "predict": "train.predict_texts",
     "evaluate mlm-sop": "train.evaluate_pretrained",
     "evaluate": "train.evaluate_model",
-    "data prepare listops": "data.prepare_listops_data",
-    "data prepare text": "data.prepare_text_files",
-    "data prepare retrieval": "data.prepare_retrieval_files",
-    "data prepare image": "data.prepare_image_files",
-    "data prepare pathfinder": "data.prepare_pathfinder_data",
-    "data prepare mlm-sop": "data.prepare_mlm_sop_texts",
+    "data prepare listops": "data.listops",
+    "data prepare text": "data.text",
+    "data prepare retrieval": "data.retrieval",
+    "data prepare image": "data.image",
+    "data prepare pathfinder": "data.pathfinder",
+    "data prepare mlm-sop": "data.mlm_sop",
     "data show": "data.show_data",
     "data verify": "data.verify_data",
     "tokenizer train": "data.train_tokenizer_on",
@@ -156,13 +156,4 @@ FIRST = (
     "bench efficiency",
 )
 # They write files even if none is named, and so continue when their output is closed.
-LASTING = {
-    "train",
-    "pretrain",
-    "finetune",
-    "lra run",
-    "reproduce",
-    "bench efficiency",
-    "bench model",
-    "bench training",
-}
+LASTING = {"train", "pretrain", "finetune", "lra run", "reproduce", "bench efficiency", "bench model", "bench training"}

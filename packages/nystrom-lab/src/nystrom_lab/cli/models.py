@@ -3,10 +3,9 @@
 import inspect
 from dataclasses import KW_ONLY, dataclass, fields
 from pathlib import Path
-from typing import Annotated
 
 from nystrom.command_options import ConvertOptions
-from nystrom_lab.cli.arguments import arguments_of, arguments_with_method, positional
+from nystrom_lab.cli.arguments import arguments_of, arguments_with_method
 
 
 @dataclass(frozen=True)
@@ -31,27 +30,17 @@ class ExportOptions:
 
 def convert_model(words: list[str]) -> None:
     """Put a method into a trained encoder, give it more positions, heal it on your texts."""
-    import tyro
-
     from nystrom_lab.training.heal import heal
 
-    parameters = inspect.signature(heal).parameters
-    texts = parameters["texts"]
     asked = arguments_with_method(
-        heal,
-        words,
-        "convert",
-        default="nystrom",
-        flat=True,
-        source=positional(heal, "source"),
-        texts=texts.replace(annotation=Annotated[texts.annotation, tyro.conf.arg(name="heal")]),
+        heal, words, "convert", default="nystrom", flat=True, positional="source", names={"texts": "heal"}
     )
     if asked["texts"]:
         heal(**asked)
         return
     plain = {name: asked.pop(name) for name in [entry.name for entry in fields(ConvertOptions)]}
     for name, value in asked.items():
-        if value != parameters[name].default:
+        if value != inspect.signature(heal).parameters[name].default:
             raise ValueError(
                 f"--{name.replace('_', '-')} is {value}, but nothing is healed: name texts with --heal, or leave it "
                 "out."
@@ -63,7 +52,7 @@ def convert_model(words: list[str]) -> None:
 
 def export_model(words: list[str]) -> None:
     """Export a model to ONNX, for any batch size and length."""
-    asked = arguments_of(ExportOptions, words, "export", folder=positional(ExportOptions, "folder"))
+    asked = arguments_of(ExportOptions, words, "export", positional="folder")
     from nystrom.models.classes import model_class
     from nystrom.models.configuration import EncoderConfig
     from nystrom.models.export.onnx_program import check_file, export_onnx

@@ -7,7 +7,7 @@ from shutil import get_terminal_size
 from typing import TYPE_CHECKING, Any, Literal
 
 from nystrom.checks import check_at_least
-from nystrom_lab.cli.arguments import arguments_of, positional
+from nystrom_lab.cli.arguments import arguments_of
 
 if TYPE_CHECKING:
     from nystrom_lab.studies.reproduce.run import Job
@@ -55,7 +55,7 @@ def reproduce_study(words: list[str]) -> None:
             slurm: Resources of each job.
         """
 
-    asked = arguments_of(reproduce, words, "reproduce", name=positional(reproduce, "name"))
+    asked = arguments_of(reproduce, words, "reproduce", positional="name")
     name, size, to = asked.get("name"), asked["size"], asked["to"]
     if (name is not None) + asked["list"] + asked["all"] != 1:
         came = " and ".join([name] * (name is not None) + ["--list"] * asked["list"] + ["--all"] * asked["all"])
@@ -78,14 +78,7 @@ def reproduce_study(words: list[str]) -> None:
     from nystrom_lab.studies.reproduce.run import check_study, folder_of, run_study
     from nystrom_lab.studies.reproduce.study import Setting
 
-    setting = Setting(
-        size=size,
-        model=asked["model"],
-        texts=tuple(asked["texts"]),
-        data=asked["data"],
-        runs=asked["runs"],
-        precision=asked["precision"],
-    )
+    setting = Setting(**{each: asked[each] for each in ("size", "model", "texts", "data", "runs", "precision")})
     if name is not None:
         job = check_study(name, setting, to)
         if failed := _in_jobs([job], asked):
@@ -183,7 +176,7 @@ def report_gathered(words: list[str]) -> None:
             with house_style():
                 save_figure(next(iter(found.figures(rows, file.parent).values())), figure)
 
-    report(**arguments_of(report, words, "report study", file=positional(report, "file")))
+    report(**arguments_of(report, words, "report study", positional="file"))
 
 
 def _list(to: Path) -> str:

@@ -1,17 +1,17 @@
 """Commands that measure, and print measurements."""
 
 from collections.abc import Callable
-from dataclasses import fields
+from importlib import import_module
 from pathlib import Path
 from shutil import get_terminal_size
 
-from nystrom_lab.cli.arguments import arguments_of, positional
+from nystrom_lab.cli.arguments import arguments_of
 
 
 def list_methods(words: list[str]) -> None:
     """List the attention methods and their options."""
     from nystrom.attention.registry import METHODS
-    from nystrom_lab.report.methods import MethodLine, methods_markdown, methods_text
+    from nystrom_lab.report.methods import methods_markdown, methods_text
 
     def methods(markdown: bool = False) -> None:
         """Print the attention methods: a summary of each, its options, cost, exact limit, capabilities and source.
@@ -19,52 +19,33 @@ def list_methods(words: list[str]) -> None:
         Args:
             markdown: As a Markdown table, without options and capabilities.
         """
-        lines = []
-        for name, method in METHODS.items():
-            options = ", ".join(f"{option.name}={option.default!r}" for option in fields(method.options))
-            can, cannot = (", ".join(names) or "nothing of these" for names in method.abilities())
-            facts = (method.summary, method.cost, method.exact_limit, method.source)
-            lines.append(MethodLine(name, *facts, options or "none", can, cannot))
         if markdown:
-            print(methods_markdown(lines), end="")
+            print(methods_markdown(METHODS), end="")
         else:
-            print(methods_text(lines, width=get_terminal_size().columns))
+            print(methods_text(METHODS, width=get_terminal_size().columns))
 
     # Without options it runs where what parses them is not installed.
     methods(**(arguments_of(methods, words, "methods") if words else {}))
 
 
-def bench_efficiency(words: list[str]) -> None:
-    """Time and memory of attention by length (Table 1 of Nyströmformer)."""
-    from nystrom_lab.bench.efficiency import run_efficiency
-    from nystrom_lab.report import check_place, show_study
+def _bench(study: str, says: str) -> Callable[[list[str]], None]:
+    """The command that measures a study of `nystrom_lab.bench`, prints its rows and plots them."""
 
-    arguments = arguments_of(run_efficiency, words, "bench efficiency")
-    check_place("efficiency", arguments["to"])
-    rows = run_efficiency(**arguments)
-    show_study(rows, arguments["to"])
+    def act(words: list[str]) -> None:
+        from nystrom_lab.report import check_place, show_study
 
+        measure = getattr(import_module(f"nystrom_lab.bench.{study}"), f"run_{study}")
+        arguments = arguments_of(measure, words, f"bench {study}")
+        check_place(study, arguments["to"])
+        show_study(measure(**arguments), arguments["to"])
 
-def bench_training(words: list[str]) -> None:
-    """Time and memory of a training step (Table 2 of Skyformer)."""
-    from nystrom_lab.bench.training import run_training
-    from nystrom_lab.report import check_place, show_study
-
-    arguments = arguments_of(run_training, words, "bench training")
-    check_place("training", arguments["to"])
-    rows = run_training(**arguments)
-    show_study(rows, arguments["to"])
+    act.__doc__ = says
+    return act
 
 
-def bench_model(words: list[str]) -> None:
-    """Time and memory of a whole encoder by length, with exact attention and others."""
-    from nystrom_lab.bench.model import run_model
-    from nystrom_lab.report import check_place, show_study
-
-    arguments = arguments_of(run_model, words, "bench model")
-    check_place("model", arguments["to"])
-    rows = run_model(**arguments)
-    show_study(rows, arguments["to"])
+bench_efficiency = _bench("efficiency", "Time and memory of attention by length (Table 1 of Nyströmformer).")
+bench_model = _bench("model", "Time and memory of a whole encoder by length, with exact attention and others.")
+bench_training = _bench("training", "Time and memory of a training step (Table 2 of Skyformer).")
 
 
 def _report_study(study: str, of: str) -> Callable[[list[str]], None]:
@@ -122,7 +103,7 @@ def _report_study(study: str, of: str) -> Callable[[list[str]], None]:
             if figure is not None:
                 draw_study(rows, figure)
 
-        report(**arguments_of(report, words, f"report {study}", file=positional(report, "file")))
+        report(**arguments_of(report, words, f"report {study}", positional="file"))
 
     act.__doc__ = f"Table and plot of measured rows of {of}."
     return act

@@ -3,16 +3,9 @@
 import inspect
 import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
-from nystrom_lab.cli.arguments import (
-    arguments_of,
-    arguments_with_method,
-    attention_of,
-    fixed,
-    positional,
-    word_after,
-)
+from nystrom_lab.cli.arguments import arguments_of, arguments_with_method, attention_of, word_after
 from nystrom_lab.config import (
     EvaluateOptions,
     EvaluatePretrainedOptions,
@@ -25,7 +18,12 @@ from nystrom_lab.config import (
 
 def train_model(words: list[str]) -> None:
     """Train a model on a task, such as listops."""
-    arguments = _arguments(words, "train", fixed(TrainOptions, "mask_share"))
+    import tyro
+
+    # Hidden, at its default.
+    share = inspect.signature(TrainOptions).parameters["mask_share"]
+    share = share.replace(annotation=tyro.conf.Suppress[tyro.conf.Fixed[share.annotation]])
+    arguments = _arguments(words, "train", share)
     from nystrom_lab.training.train import train
 
     train(**arguments)
@@ -61,27 +59,17 @@ def _pretrain_on_task(words: list[str]) -> None:
 def _arguments(words: list[str], name: str, mask_share: inspect.Parameter) -> dict[str, Any]:
     from nystrom.attention.method_names import NO_ATTENTION
 
-    default, task = attention_of(word_after("--model", words, "")), positional(TrainOptions, "task")
+    default = attention_of(word_after("--model", words, ""))
     return arguments_with_method(
-        TrainOptions, words, name, default=default, also=[NO_ATTENTION], task=task, mask_share=mask_share
+        TrainOptions, words, name, default=default, also=[NO_ATTENTION], positional="task", mask_share=mask_share
     )
 
 
 def finetune_model(words: list[str]) -> None:
     """Fine-tune an encoder on GLUE, IMDB or labelled texts of your own."""
-    import tyro
-
-    grid = inspect.signature(FinetuneOptions).parameters["grid"]
+    # --num-landmarks rather than --options.num-landmarks, and --search.batch-size beside --search.
     arguments = arguments_with_method(
-        FinetuneOptions,
-        words,
-        "finetune",
-        default="nystrom",
-        # --num-landmarks rather than --options.num-landmarks.
-        flat=True,
-        task=positional(FinetuneOptions, "task"),
-        # --search.batch-size beside --search.
-        grid=grid.replace(annotation=Annotated[grid.annotation, tyro.conf.arg(name="search")]),
+        FinetuneOptions, words, "finetune", default="nystrom", flat=True, positional="task", names={"grid": "search"}
     )
     from nystrom_lab.training.finetune.finetune import finetune
 
@@ -98,7 +86,7 @@ def predict_texts(words: list[str]) -> None:
 
 def evaluate_model(words: list[str]) -> None:
     """Measure a trained model on a task."""
-    arguments = arguments_of(EvaluateOptions, words, "evaluate", task=positional(EvaluateOptions, "task"))
+    arguments = arguments_of(EvaluateOptions, words, "evaluate", positional="task")
     from nystrom_lab.training.scoring import evaluate
 
     row = evaluate(**arguments)
@@ -141,7 +129,7 @@ def lra_status(words: list[str]) -> None:
         """
         print("\n".join(status_lines(folder)))
 
-    status(**arguments_of(status, words, "lra status", folder=positional(status, "folder")))
+    status(**arguments_of(status, words, "lra status", positional="folder"))
 
 
 def lra_table(words: list[str]) -> None:
@@ -172,17 +160,14 @@ def lra_table(words: list[str]) -> None:
         rows = [row for file in files for row in read_rows(file)]
         if device is not None:
             rows = of_device(rows, device)
-        if time or memory:
-            if markdown:
-                print(cost_markdown(rows, time=time, memory=memory), end="")
-            else:
-                print_costs(rows, time=time, memory=memory)
-        elif markdown:
-            print(lra_markdown(rows), end="")
+        if markdown:
+            print(cost_markdown(rows, time=time, memory=memory) if time or memory else lra_markdown(rows), end="")
+        elif time or memory:
+            print_costs(rows, time=time, memory=memory)
         else:
             print_lra(rows)
 
-    table(**arguments_of(table, words, "lra table", files=positional(table, "files")))
+    table(**arguments_of(table, words, "lra table", positional="files"))
 
 
 def lra_curves(words: list[str]) -> None:
@@ -219,4 +204,4 @@ def lra_curves(words: list[str]) -> None:
             gather_curves(folder, gather)
         print(figure)
 
-    curves(**arguments_of(curves, words, "lra curves", sources=positional(curves, "sources")))
+    curves(**arguments_of(curves, words, "lra curves", positional="sources"))
