@@ -31,7 +31,7 @@ from nystrom_lab.training.scoring import accuracy, is_right, load_model
 from nystrom_lab.training.tasks import Model, Splits, find_task
 
 
-class EncoderTrainer(RunTrainer):
+class EncoderTrainer(RunTrainer[Settings]):
     """Trains one model by settings, in one run folder.
 
     Args:
@@ -54,7 +54,7 @@ class EncoderTrainer(RunTrainer):
         splits: Splits,
         run: RunFolder,
     ):
-        self.chosen, self.splits = settings, splits
+        self.splits = splits
         if settings.denoise or settings.mask_share:
             from nystrom_lab.training.denoising import Denoiser
 
@@ -80,24 +80,17 @@ class EncoderTrainer(RunTrainer):
             preprocess_logits_for_metrics=self.judge,
         )
 
-    def compute_loss(
-        self,
-        model: nn.Module,
-        inputs: dict[str, Any],
-        return_outputs: bool = False,
-        num_items_in_batch: torch.Tensor | int | None = None,
-    ) -> Any:
+    def compute_loss(self, model: nn.Module, inputs: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
         """The mean cross entropy, in training with smoothed labels and the loss of the tokens if the run has them."""
-        smoothing, weight = self.chosen.label_smoothing, self.chosen.denoise
+        smoothing, weight = self.settings.label_smoothing, self.settings.denoise
         if not model.training or not (smoothing or weight):
-            return super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
+            return super().compute_loss(model, inputs, *args, **kwargs)
         if weight:
             outputs, of_tokens = self._denoise(model, inputs)
         else:
             outputs, of_tokens = model(**inputs), 0.0
         loss = F.cross_entropy(outputs.logits.float(), inputs["labels"], label_smoothing=smoothing)
-        loss = loss + weight * of_tokens
-        return (loss, outputs) if return_outputs else loss
+        return loss + weight * of_tokens
 
     def _denoise(self, model: nn.Module, inputs: dict[str, Any]) -> tuple[Any, torch.Tensor]:
         """The output for a corrupted input, and the loss of its tokens."""
@@ -115,26 +108,19 @@ class EncoderTrainer(RunTrainer):
 
     def get_train_dataloader(self) -> DataLoader:
         """The batches of the whole run, with samples augmented if the run does so."""
-        if not self.chosen.augment:
+        if not self.settings.augment:
             return super().get_train_dataloader()
-        return self.varied_loader(find_task(self.chosen.task).vary)
+        return self.varied_loader(find_task(self.settings.task).vary)
 
     def varied_loader(self, vary: Vary) -> DataLoader:
         """The batches of the whole run, with samples augmented anew in each pass."""
-        settings, samples = self.chosen, self.splits.train
-        order = PassOrder(samples.lengths, batch_size=settings.batch_size, steps=settings.steps, seed=settings.seed)
-        return self._loader(AugmentedSplit(samples, vary, seed=settings.seed), order, settings.part_size)
-
-    def evaluate(
-        self, eval_dataset: Any = None, ignore_keys: list[str] | None = None, metric_key_prefix: str = "eval"
-    ) -> dict[str, float]:
-        """Evaluate on the validation split, and add the value that selects the best checkpoint."""
-        metrics = super().evaluate(eval_dataset, ignore_keys, metric_key_prefix)
-        return {**metrics, "eval_selection": self.selection(metrics)}
+        samples = self.splits.train
+        varied = AugmentedSplit(samples, vary, seed=self.settings.seed)
+        return self._whole_run(varied, partial(PassOrder, samples.lengths))
 
     def selection(self, metrics: Mapping[str, float]) -> float:
         """The value that selects the best checkpoint."""
-        counts = self.state.global_step > self.chosen.base.best_after * self.settings.steps
+        counts = self.state.global_step > self.settings.base.best_after * self.settings.steps
         return metrics["eval_accuracy"] if counts else -1.0
 
     def judge(self, logits: torch.Tensor, labels: torch.Tensor) -> Any:
@@ -148,7 +134,7 @@ class EncoderTrainer(RunTrainer):
 
     def score_best(self, step: int) -> tuple[Any, Any]:
         """The best model, and its accuracy on the test split."""
-        settings, test = self.chosen, self._test()
+        settings, test = self.settings, self._test()
         task = find_task(settings.task)
         best = load_model(self.run.checkpoint(step), settings.task, classes=test.classes)
         if self.pieces is not None:
@@ -161,7 +147,7 @@ class EncoderTrainer(RunTrainer):
 
     def results(self, model: Any, scores: Any, command: str) -> RunResults:
         """The accuracies on the test and validation splits, and those of guesses without a model."""
-        settings, test, val, reached = self.chosen, self._test(), self.splits.val, self.state.best_metric
+        settings, test, val, reached = self.settings, self._test(), self.splits.val, self.state.best_metric
         assert reached is not None, "the last step is evaluated"
         guesses, guess = {"largest class": test.majority_share}, find_task(settings.task).guess
         if guess is not None:
@@ -181,7 +167,7 @@ class EncoderTrainer(RunTrainer):
 
     def place(self, command: str) -> Place:
         """Where its results are measured."""
-        settings = self.chosen
+        settings = self.settings
         return Place(settings.device, settings.precision, settings.seed, setting_facts(settings), command)
 
     def _test(self) -> Split:

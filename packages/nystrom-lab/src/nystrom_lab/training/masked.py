@@ -31,6 +31,7 @@ from nystrom_lab.training.arena import EncoderTrainer
 from nystrom_lab.training.batches import AugmentedSplit, masking, shortest_first, unmasked
 from nystrom_lab.training.denoising import Denoiser
 from nystrom_lab.training.results import result_row
+from nystrom_lab.training.run_progress import logged_with
 from nystrom_lab.training.run_trainer import RunResults
 from nystrom_lab.training.tasks import find_task
 
@@ -40,18 +41,12 @@ ACCURACY, LOSS = "validation masked accuracy", "validation loss"
 class MaskedTrainer(EncoderTrainer):
     """Trains one encoder to predict masked tokens of a task's own inputs."""
 
-    logged: Mapping[str, str] = {
-        "loss": "train loss",
-        "eval_loss": LOSS,
-        "eval_accuracy": ACCURACY,
-        "learning_rate": "learning rate",
-        "grad_norm": "gradient norm",
-    }
+    logged = logged_with(eval_accuracy=ACCURACY)
 
     @property
     def words(self) -> int:
         """Tokens of the vocabulary."""
-        return LRA[self.chosen.task].vocab_size
+        return LRA[self.settings.task].vocab_size
 
     @property
     def denoiser(self) -> Denoiser:
@@ -62,32 +57,19 @@ class MaskedTrainer(EncoderTrainer):
 
     def get_train_dataloader(self) -> DataLoader:
         """The batches of the whole run, masked anew in each pass over the data."""
-        vary = find_task(self.chosen.task).vary if self.chosen.augment else None
-        return self.varied_loader(masking(self.chosen.mask_share, self.words, after=vary))
+        vary = find_task(self.settings.task).vary if self.settings.augment else None
+        return self.varied_loader(masking(self.settings.mask_share, self.words, after=vary))
 
     def get_eval_dataloader(self, eval_dataset: Any = None) -> DataLoader:
         """The validation split, always with the same tokens masked."""
-        masked = AugmentedSplit(self.splits.val, masking(self.chosen.mask_share, self.words), seed=0)
+        masked = AugmentedSplit(self.splits.val, masking(self.settings.mask_share, self.words), seed=0)
         return self._loader(masked, shortest_first(self.splits.val.lengths), self.args.eval_batch_size)
 
-    def compute_loss(
-        self,
-        model: nn.Module,
-        inputs: dict[str, Any],
-        return_outputs: bool = False,
-        num_items_in_batch: torch.Tensor | int | None = None,
-    ) -> Any:
+    def compute_loss(self, model: nn.Module, inputs: dict[str, Any], *_: Any, **__: Any) -> Any:
         """The mean over the sequences of the mean loss of their masked tokens."""
-        assert not return_outputs, "evaluation scores each sequence"
         return self.denoiser.loss(*self._encode(model, inputs), group=self.network.group)
 
-    def prediction_step(
-        self,
-        model: nn.Module,
-        inputs: dict[str, Any],
-        prediction_loss_only: bool,
-        ignore_keys: list[str] | None = None,
-    ) -> tuple[torch.Tensor | None, torch.Tensor | None, torch.Tensor | None]:
+    def prediction_step(self, model: nn.Module, inputs: dict[str, Any], *_: Any, **__: Any) -> Any:
         """For each sample its loss, the number of its masked tokens that are predicted, and the number of them all."""
         inputs = self._prepare_inputs(inputs)
         with torch.no_grad(), self.compute_loss_context_manager():
@@ -120,7 +102,7 @@ class MaskedTrainer(EncoderTrainer):
     def sum_up(self, prediction: EvalPrediction) -> dict[str, float]:
         """The mean loss of a sequence, and the share of the masked tokens that are predicted."""
         losses, right, masked = np.asarray(prediction.predictions).T
-        documents = LRA[self.chosen.task].documents
+        documents = LRA[self.settings.task].documents
         return {"loss": float(losses.mean() / documents), "accuracy": float(right.sum() / masked.sum())}
 
     def score_best(self, step: int) -> tuple[Any, Any]:
@@ -130,7 +112,7 @@ class MaskedTrainer(EncoderTrainer):
     def results(self, model: Any, scores: Any, command: str) -> RunResults:
         """The share of the masked tokens that are predicted, and the loss."""
         samples, found = len(self.splits.val), {ACCURACY: scores["eval_accuracy"], LOSS: scores["eval_loss"]}
-        row = partial(result_row, model.config, place=self.place(command), study=f"pretrain {self.chosen.task}")
+        row = partial(result_row, model.config, place=self.place(command), study=f"pretrain {self.settings.task}")
         text = (
             f"of the masked tokens of {samples} validation samples {found[ACCURACY]:.1%} are predicted, loss "
             f"{found[LOSS]:.4g}; best after step {self.state.best_global_step}"

@@ -7,20 +7,20 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
-from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+from transformers import TrainerCallback, TrainerState
 from transformers.trainer_utils import has_length
 from transformers.utils import logging
 
 from nystrom.progress import Progress, duration
 
-# What the Trainer logs, and its name in the curves and lines.
-QUANTITIES = {
-    "loss": "train loss",
-    "eval_loss": "validation loss",
-    "eval_accuracy": "validation accuracy",
-    "learning_rate": "learning rate",
-    "grad_norm": "gradient norm",
-}
+
+def logged_with(**scores: str) -> Mapping[str, str]:
+    """What the Trainer logs, with these scores of an evaluation, and its name in the curves and lines."""
+    rest = {"learning_rate": "learning rate", "grad_norm": "gradient norm"}
+    return {"loss": "train loss", "eval_loss": "validation loss", **scores, **rest}
+
+
+QUANTITIES = logged_with(eval_accuracy="validation accuracy")
 
 
 class RunProgress(TrainerCallback):
@@ -35,44 +35,30 @@ class RunProgress(TrainerCallback):
         self._steps: Progress | None = None
         self._batches: Progress | None = None
 
-    def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+    def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """Begin with the steps that are left."""
         if state.is_world_process_zero:
             self._steps = Progress("training", state.max_steps, unit="steps", initial=state.global_step)
 
-    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """Count a step."""
         if self._steps is not None:
             self._steps.update(state.global_step - self._steps.done)
 
-    def on_prediction_step(
-        self,
-        args: TrainingArguments,
-        state: TrainerState,
-        control: TrainerControl,
-        eval_dataloader: Any = None,
-        **_: Any,
-    ) -> None:
+    def on_prediction_step(self, args: Any, state: Any, control: Any, eval_dataloader: Any = None, **_: Any) -> None:
         """Count a batch of an evaluation."""
         if state.is_world_process_zero and has_length(eval_dataloader):
             if self._batches is None:
                 self._batches = Progress("validation", len(eval_dataloader), unit="batches")
             self._batches.update()
 
-    def on_evaluate(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+    def on_evaluate(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """End an evaluation."""
         if self._batches is not None:
             self._batches.close()
             self._batches = None
 
-    def on_log(
-        self,
-        args: TrainingArguments,
-        state: TrainerState,
-        control: TrainerControl,
-        logs: Mapping[str, float] | None = None,
-        **_: Any,
-    ) -> None:
+    def on_log(self, args: Any, state: Any, control: Any, logs: Mapping[str, float] | None = None, **_: Any) -> None:
         """Print a line of the logged values."""
         if state.is_world_process_zero and (line := line_of(logs or {}, state, self.quantities)):
             if self._steps is None:
@@ -80,7 +66,7 @@ class RunProgress(TrainerCallback):
             else:
                 self._steps.print(line)
 
-    def on_train_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+    def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """End what is shown."""
         if self._steps is not None:
             self._steps.close()

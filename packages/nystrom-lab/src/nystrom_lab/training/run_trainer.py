@@ -28,21 +28,13 @@ from contextlib import AbstractContextManager, nullcontext
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import numpy as np
 import torch
 from torch import nn
 from torch.utils.data import DataLoader
-from transformers import (
-    PreTrainedModel,
-    PrinterCallback,
-    Trainer,
-    TrainerCallback,
-    TrainerControl,
-    TrainerState,
-    TrainingArguments,
-)
+from transformers import PreTrainedModel, PrinterCallback, Trainer, TrainerCallback, TrainingArguments
 from transformers.trainer_pt_utils import safe_globals
 
 from nystrom.models.files.folder import write_card
@@ -60,13 +52,9 @@ from nystrom_lab.training.run_folder import Point, RunFolder, written
 from nystrom_lab.training.run_progress import QUANTITIES, RunProgress
 from nystrom_lab.whole_folders import whole_folder
 
+S = TypeVar("S", bound=Resolved)
 # By their names in transformers.
-_SCHEDULES = {
-    "linear": "linear",
-    "cosine": "cosine",
-    "constant": "constant_with_warmup",
-    "rsqrt": "inverse_sqrt",
-}
+_SCHEDULES = {"linear": "linear", "cosine": "cosine", "constant": "constant_with_warmup", "rsqrt": "inverse_sqrt"}
 # Samples that the mean and variance of pooled tokens are measured on, at most.
 MEASURED = 512
 _REMEDY = "continue with --resume"
@@ -88,7 +76,7 @@ class RunResults(NamedTuple):
     files: Mapping[str, object]
 
 
-class RunTrainer(Trainer):
+class RunTrainer(Trainer, Generic[S]):
     """Trains one model by settings, in one run folder.
 
     Args:
@@ -110,7 +98,7 @@ class RunTrainer(Trainer):
         model: PreTrainedModel,
         arguments: TrainingArguments,
         *,
-        settings: Resolved,
+        settings: S,
         train: Any,
         validation: Any,
         collate: Callable[..., dict[str, torch.Tensor]],
@@ -147,13 +135,12 @@ class RunTrainer(Trainer):
 
     def get_train_dataloader(self) -> DataLoader:
         """The batches of the whole run; each process takes its share of every batch."""
-        order = TrainingOrder(
-            self.train_samples.lengths,
-            batch_size=self.settings.batch_size,
-            steps=self.settings.steps,
-            seed=self.settings.seed,
-        )
-        return self._loader(self.train_dataset, order, self.settings.part_size)
+        return self._whole_run(self.train_dataset, partial(TrainingOrder, self.train_samples.lengths))
+
+    def _whole_run(self, samples: Any, order: Callable[..., TrainingOrder]) -> DataLoader:
+        settings = self.settings
+        drawn = order(batch_size=settings.batch_size, steps=settings.steps, seed=settings.seed)
+        return self._loader(samples, drawn, settings.part_size)
 
     def get_eval_dataloader(self, eval_dataset: Any = None) -> DataLoader:
         """The validation split, the shortest samples first."""
@@ -171,28 +158,28 @@ class RunTrainer(Trainer):
         )
         return self.accelerator.prepare(loader) if self.pieces is None else self.pieces.loader(loader, self.accelerator)
 
-    def training_step(
-        self, model: nn.Module, inputs: dict[str, Any], num_items_in_batch: torch.Tensor | int | None = None
-    ) -> torch.Tensor:
+    def training_step(self, *args: Any, **kwargs: Any) -> torch.Tensor:
         """One gradient-accumulation step; a loss that is not finite raises."""
-        loss = super().training_step(model, inputs, num_items_in_batch)
+        loss = super().training_step(*args, **kwargs)
         if not torch.isfinite(loss):
             raise NotFinite(f"the loss is {loss.item()} at step {self.state.global_step + 1} of {self.settings.steps}")
         return loss
 
-    def evaluate(
-        self, eval_dataset: Any = None, ignore_keys: list[str] | None = None, metric_key_prefix: str = "eval"
-    ) -> dict[str, float]:
-        """Evaluate on the validation split."""
+    def evaluate(self, *args: Any, **kwargs: Any) -> dict[str, float]:
+        """Evaluate on the validation split, and add the value that selects the best checkpoint."""
         if self.pieces is not None:
             # The Trainer's own would count each sample once for each of its pieces.
             self.gather_function = partial(self.pieces.gather, accelerator=self.accelerator)
         if pooled_norms(self.network):
             self.measure_pooled()
-        metrics = super().evaluate(eval_dataset, ignore_keys, metric_key_prefix)
+        metrics = super().evaluate(*args, **kwargs)
         if not math.isfinite(metrics["eval_loss"]):
             raise NotFinite(f"the validation loss is {metrics['eval_loss']} after step {self.state.global_step}")
-        return metrics
+        return {**metrics, "eval_selection": self.selection(metrics)}
+
+    def selection(self, metrics: Mapping[str, float]) -> float:
+        """The value that selects the best checkpoint."""
+        return metrics["eval_selection"]
 
     def measure_pooled(self) -> None:
         """Measure the mean and variance of the head's norm on training samples, as evaluation sees them."""
@@ -319,33 +306,26 @@ class RunCallback(TrainerCallback):
     def __init__(self, trainer: RunTrainer):
         self.trainer = trainer
 
-    def on_train_begin(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
+    def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """Start the clock, and give each process its own dropout."""
         self.trainer.restart_clock()
         if args.world_size > 1:
             # With one seed, all processes would drop the same units. A resumed run loads its own state after this.
             torch.manual_seed(self.trainer.settings.seed + args.process_index)
 
-    def on_pre_optimizer_step(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
+    def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """Record the gradient norm if the step is logged, and clip the gradient by value if the run does."""
         if not args.max_grad_norm:
             # Once a step, where a clip by norm has not done it.
             self.trainer.accelerator.unscale_gradients()
         step = state.global_step + 1
         if step % args.logging_steps == 0 or step >= self.trainer.settings.steps:
-            self.trainer.gradient_norm = self._norm()
+            grads = [weight.grad for weight in self.trainer.network.parameters() if weight.grad is not None]
+            self.trainer.gradient_norm = float(nn.utils.get_total_norm(grads))
         if (clip := self.trainer.clip_value) is not None:
             nn.utils.clip_grad_value_(self.trainer.network.parameters(), clip)
 
-    def _norm(self) -> float:
-        grads = [weight.grad for weight in self.trainer.network.parameters() if weight.grad is not None]
-        return float(nn.utils.get_total_norm(grads))
-
-    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """Count passes over the data, and check the weights before they are saved."""
         trainer = self.trainer
         state.epoch = state.global_step * trainer.settings.batch_size / len(trainer.train_samples)
@@ -356,7 +336,7 @@ class RunCallback(TrainerCallback):
                 if not torch.isfinite(weight).all():
                     raise NotFinite(f"{name} holds numbers that are not finite after step {state.global_step}")
 
-    def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+    def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """Complete the checkpoint once every process has written its part."""
         self.trainer.accelerator.wait_for_everyone()
         if state.is_world_process_zero:
@@ -465,23 +445,15 @@ def run_to_the_end(trainer: RunTrainer, *, resume: bool, command: str, score: bo
             print(f"warning: {checkpoint} is skipped: {what}.", flush=True)
         run.clear_unfinished()
         if resume:
-            print(
-                f"Continuing after step {step}."
-                if step
-                else "There is no complete checkpoint yet: starting at step 1.",
-                flush=True,
-            )
+            none = "There is no complete checkpoint yet: starting at step 1."
+            print(f"Continuing after step {step}." if step else none, flush=True)
     trainer.accelerator.wait_for_everyone()
     try:
         with _naming_lost_ranks(trainer, lambda: f"in step {trainer.state.global_step + 1}"):
             trainer.train(resume_from_checkpoint=None if step is None else str(run.checkpoint(step)))
     except NotFinite as error:
         good = run.last_step()
-        where = (
-            "there is no checkpoint before it"
-            if good is None
-            else f"the last good checkpoint is {run.checkpoint(good)}"
-        )
+        where = f"the last good checkpoint is {run.checkpoint(good)}" if good else "there is no checkpoint before it"
         raise NotFinite(
             f"{error}; {where}. Start another run with a lower --learning-rate"
             f"{'' if settings.precision == 'float32' else ' or with --precision float32'}."

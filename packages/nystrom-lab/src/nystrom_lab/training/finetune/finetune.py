@@ -49,7 +49,7 @@ from nystrom_lab.training.grid.slurm import Jobs
 from nystrom_lab.training.hardware import is_main, processes, usable_device, usable_precision
 from nystrom_lab.training.ranks import check_pieces, leaving_the_group
 from nystrom_lab.training.run_folder import RunFolder, written
-from nystrom_lab.training.run_progress import no_file_bars
+from nystrom_lab.training.run_progress import logged_with, no_file_bars
 from nystrom_lab.training.run_trainer import RunResults, RunTrainer, run_to_the_end, training_arguments
 
 OWN = "own"
@@ -288,7 +288,7 @@ def run_once(
     return trainer
 
 
-class FinetuneTrainer(RunTrainer):
+class FinetuneTrainer(RunTrainer[FinetuneSettings]):
     """The trainer of fine-tuning runs; the first metric of the task selects the best checkpoint.
 
     Args:
@@ -309,11 +309,9 @@ class FinetuneTrainer(RunTrainer):
         tokenizer: PreTrainedTokenizerBase,
         run: RunFolder,
     ):
-        self.chosen, self.material, self.splits, self.tokenizer = settings, material, splits, tokenizer
+        self.material, self.splits, self.tokenizer = material, splits, tokenizer
         self.batch_maker = collator(padding_of(tokenizer), most=settings.max_length)
         task, classes = material.task, material.data.classes is not None
-        quantities = {"loss": "train loss", "eval_loss": "validation loss"}
-        quantities |= {f"eval_{metric}": f"validation {metric}" for metric in task.metrics}
         super().__init__(
             model,
             training_arguments(settings, OPTIMIZER, run, adam_epsilon=ADAM_EPSILON),
@@ -322,14 +320,14 @@ class FinetuneTrainer(RunTrainer):
             validation=splits["validation"],
             collate=self.batch_maker,
             run=run,
-            quantities=quantities | {"learning_rate": "learning rate", "grad_norm": "gradient norm"},
+            quantities=logged_with(**{f"eval_{metric}": f"validation {metric}" for metric in task.metrics}),
             compute_metrics=partial(_scored, task=task, classes=classes),
             preprocess_logits_for_metrics=_logits_alone,
         )
 
     def score_best(self, step: int) -> tuple[Any, Any]:
         """The best model, and its logits for each split except training."""
-        settings, run, pieces = self.chosen, self.run, self.pieces
+        settings, run, pieces = self.settings, self.run, self.pieces
         load_model(self.network, run.checkpoint(step) / "model.safetensors")
         make = self.batch_maker if pieces is None else pieces.collate(self.batch_maker)
         size, device, precision = settings.part_size, settings.device, settings.precision
@@ -338,14 +336,14 @@ class FinetuneTrainer(RunTrainer):
 
     def save_best(self, model: Any, folder: Path) -> None:
         """Save the best model with its attention and tokenizer."""
-        self.tokenizer.model_max_length = self.chosen.max_length
+        self.tokenizer.model_max_length = self.settings.max_length
         save_with_attention(model, folder)
         self.tokenizer.save_pretrained(folder)
 
     def results(self, model: Any, scores: Any, command: str) -> RunResults:
         """The metrics of each split that has labels, and the files of its predictions."""
         data, task = self.material.data, self.material.task
-        rows = ResultRows(self.chosen, model.config, published=data.published, command=command)
+        rows = ResultRows(self.settings, model.config, published=data.published, command=command)
         results: list[Row] = []
         said: list[str] = []
         files: list[Path] = []
@@ -367,7 +365,7 @@ class FinetuneTrainer(RunTrainer):
                 if wanted is not None and not name.startswith("validation") and (data.published or name in _UNLABELLED):
                     files.append(self.run.path / "predictions" / wanted)
                     write_submission(files[-1], logits, task)
-        said.append(f"best after step {self.state.best_global_step} of {self.chosen.steps}")
+        said.append(f"best after step {self.state.best_global_step} of {self.settings.steps}")
         return RunResults(results, rows.row, "\n".join(said), {"predictions": ", ".join(map(str, files))})
 
 

@@ -10,6 +10,7 @@ The best checkpoint is that of the lowest held-out loss. If the model is compile
 batches padded to one length: the number of masked tokens differs from batch to batch.
 """
 
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -30,23 +31,19 @@ from nystrom_lab.training.pretrain.pretrain_settings import PretrainingSettings
 from nystrom_lab.training.pretrain.scores import STUDY, Scores, score_batch, score_rows, sum_up, summary
 from nystrom_lab.training.results import Place, result_row
 from nystrom_lab.training.run_folder import RunFolder
+from nystrom_lab.training.run_progress import logged_with
 from nystrom_lab.training.run_trainer import RunResults, RunTrainer
 
-# What is logged, and its name in the curves and lines.
-QUANTITIES = {
-    "loss": "train loss",
-    "eval_loss": "validation loss",
-    "eval_mlm_loss": "validation MLM loss",
-    "eval_mlm_accuracy": "validation MLM accuracy",
-    "eval_perplexity": "validation perplexity",
-    "eval_sop_loss": "validation SOP loss",
-    "eval_sop_accuracy": "validation SOP accuracy",
-    "learning_rate": "learning rate",
-    "grad_norm": "gradient norm",
-}
+QUANTITIES = logged_with(
+    eval_mlm_loss="validation MLM loss",
+    eval_mlm_accuracy="validation MLM accuracy",
+    eval_perplexity="validation perplexity",
+    eval_sop_loss="validation SOP loss",
+    eval_sop_accuracy="validation SOP accuracy",
+)
 
 
-class PretrainingTrainer(RunTrainer):
+class PretrainingTrainer(RunTrainer[PretrainingSettings]):
     """Trains one model on masked words and sentence order, in one run folder.
 
     Args:
@@ -68,7 +65,7 @@ class PretrainingTrainer(RunTrainer):
         held_out: HeldOutInstances,
         run: RunFolder,
     ):
-        self.instances, self.scored, self.chosen = train, model, settings
+        self.scored = model
         collate = train.collate
         if settings.compile:
             collate = partial(collate, length=settings.length)
@@ -89,16 +86,10 @@ class PretrainingTrainer(RunTrainer):
 
     def get_train_dataloader(self) -> DataLoader:
         """The batches of the whole run; each process takes its share of every batch."""
-        settings = self.settings
-        order = InstanceOrder(self.instances, batch_size=settings.batch_size, steps=settings.steps, seed=settings.seed)
-        return self._loader(self.train_dataset, order, settings.part_size)
+        return self._whole_run(self.train_samples, partial(InstanceOrder, self.train_samples))
 
     def compute_loss(
-        self,
-        model: nn.Module,
-        inputs: dict[str, Any],
-        return_outputs: bool = False,
-        num_items_in_batch: torch.Tensor | int | None = None,
+        self, model: nn.Module, inputs: dict[str, Any], *_: Any, num_items_in_batch: Any = None, **__: Any
     ) -> Any:
         """The contribution of one part to the loss of a step."""
         assert num_items_in_batch is not None, "the Trainer counts the labels of a step"
@@ -107,27 +98,17 @@ class PretrainingTrainer(RunTrainer):
         words = here / torch.as_tensor(num_items_in_batch, device=here.device).clamp(min=1)
         instances = len(inputs["labels"]) / (self.settings.batch_size * self.settings.context_parallel)
         # Gradients are averaged over the processes.
-        loss = (words * outputs.prediction_loss + instances * outputs.sop_loss) * self.args.world_size
-        return (loss, outputs) if return_outputs else loss
+        return (words * outputs.prediction_loss + instances * outputs.sop_loss) * self.args.world_size
 
-    def prediction_step(
-        self,
-        model: nn.Module,
-        inputs: dict[str, Any],
-        prediction_loss_only: bool,
-        ignore_keys: list[str] | None = None,
-    ) -> tuple[torch.Tensor | None, torch.Tensor | None, torch.Tensor | None]:
+    def prediction_step(self, model: nn.Module, inputs: dict[str, Any], *_: Any, **__: Any) -> Any:
         """Score the instances of a batch."""
         batch = self._prepare_inputs(inputs)
         with self.compute_loss_context_manager():
             return None, score_batch(self.scored, batch), batch["sentence_order_label"]
 
-    def evaluate(
-        self, eval_dataset: Any = None, ignore_keys: list[str] | None = None, metric_key_prefix: str = "eval"
-    ) -> dict[str, float]:
-        """Evaluate on the held-out instances, and name the metric that chooses the best checkpoint."""
-        metrics = super().evaluate(eval_dataset, ignore_keys, metric_key_prefix)
-        return {**metrics, "eval_selection": -metrics["eval_loss"]}
+    def selection(self, metrics: Mapping[str, float]) -> float:
+        """The value that selects the best checkpoint."""
+        return -metrics["eval_loss"]
 
     def score_best(self, step: int) -> tuple[Any, Any]:
         """The best model, and the scores of its evaluation."""
@@ -138,11 +119,11 @@ class PretrainingTrainer(RunTrainer):
     def save_best(self, model: Any, folder: Path) -> None:
         """Save the best model with the tokenizer of the data."""
         super().save_best(model, folder)
-        copy_tokenizer(Path(self.chosen.data), folder, max_length=model.config.max_position_embeddings)
+        copy_tokenizer(Path(self.settings.data), folder, max_length=model.config.max_position_embeddings)
 
     def results(self, model: Any, scores: Any, command: str) -> RunResults:
         """The scores on held-out documents."""
-        settings = self.chosen
+        settings = self.settings
         # What distinguishes runs: the preset, the model that it starts from, and the training.
         facts = {
             "preset": settings.preset,
