@@ -181,7 +181,7 @@ class Columns:
     label_field: str | None = field(default=None, compare=False)
     pair_field: str | None = field(default=None, compare=False)
 
-    def columns(self) -> dict[str, str | None]:
+    def columns(self) -> dict[str, Any]:
         """The columns by name; None for the usual names."""
         return {entry.name: getattr(self, entry.name) for entry in fields(Columns)}
 
@@ -493,7 +493,7 @@ class FinetuneOptions(Steps, RunOptions):
     on: Where = field(default="local", compare=False)
     slurm: Slurm = field(default=NO_SLURM, compare=False)
 
-    def columns(self) -> dict[str, str | None]:
+    def columns(self) -> dict[str, Any]:
         """The columns by name; None for the usual names."""
         return {name: getattr(self, name) for name in ("text_field", "label_field", "pair_field")}
 

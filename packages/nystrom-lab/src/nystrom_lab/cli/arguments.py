@@ -126,12 +126,8 @@ def arguments_with_method(
 
     Args:
         function: The function whose arguments are parsed; it takes `options`.
-        words: The words after the command's name.
-        name: The command's name.
-        default: The method if none is given.
         also: Words accepted in place of a method, which have no options.
         flat: Whether the options have no prefix, as in --num-landmarks; on a conflict the function's own arguments win.
-        **shown: Further arguments of `arguments_of`.
 
     Raises:
         UsageError: An option or value that is missing, unknown or wrong.

@@ -46,9 +46,7 @@ def expected(error: Exception, command: str, words: list[str]) -> Fault | None:
     """The line and exit code of an expected error; None for a bug in the program.
 
     Args:
-        error: The error that ended a command.
         command: The command's name; empty if there is none.
-        words: The arguments after it.
     """
     said = _one_line(str(error))
     if isinstance(error, ModuleNotFoundError):

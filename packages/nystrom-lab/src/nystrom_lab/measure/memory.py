@@ -66,10 +66,6 @@ def check_memory(*, layers: int, width: int, intermediate: int, vocabulary: int,
     """Check, before it is made, that an encoder fits in the memory of this machine, or raise ValueError.
 
     Args:
-        layers: Layers.
-        width: Width of a token.
-        intermediate: Width inside the feed-forward blocks.
-        vocabulary: Tokens of the vocabulary.
         numbers: Numbers of 4 bytes that are kept for each weight: 1 for the model alone, 4 for a training by Adam.
     """
     weights = 2 * layers * width * intermediate + vocabulary * width

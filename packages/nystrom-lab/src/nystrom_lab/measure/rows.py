@@ -171,7 +171,6 @@ def rows_so_far(path: Path, new: Row, last: str) -> list[Row]:
     """The rows of a file that a command goes on with; none if there is no file.
 
     Args:
-        path: The file.
         new: A row that the command would write.
         last: The argument that ends the command and may differ.
 

@@ -54,7 +54,6 @@ def gallery_markdown(summaries: Sequence[Summary], missing: Mapping[str, str], *
     """The page of claims: a section for each study, with its pictures, its claims and the command for its numbers.
 
     Args:
-        summaries: What the studies found.
         missing: Why others were not run, by name.
         pictures: The folder of the figures, as the page links to it.
         results: The folder of the rows, from the root of the repository.

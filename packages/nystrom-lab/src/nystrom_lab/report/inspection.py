@@ -86,8 +86,6 @@ def plan_text(said: str, found: Mapping[str, Any], *, file: Path) -> str:
 
     Args:
         said: The layers and their methods, in words.
-        found: The measurements behind the plan, `nystrom.attention.plan.AttentionPlan.found`.
-        file: The file of the plan.
     """
     mean, exact = found["mean ms of a layer's attention"], found["ms of a layer's attention"]["softmax"]
     changed = found["changed predictions"]

@@ -32,15 +32,7 @@ from nystrom_lab.training.tasks import Model, Splits, find_task
 
 
 class EncoderTrainer(RunTrainer[Settings]):
-    """Trains one model by settings, in one run folder.
-
-    Args:
-        model: The model.
-        arguments: From `training_arguments`.
-        settings: Settings of the run.
-        splits: Data.
-        run: The folder.
-    """
+    """Trains one model by settings, in one run folder."""
 
     # What is logged, and its name in the curves and lines.
     logged = QUANTITIES

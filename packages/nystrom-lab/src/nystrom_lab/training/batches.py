@@ -33,10 +33,7 @@ class TrainingOrder(Sampler[int]):
     """The samples of a whole run, one batch after another.
 
     Args:
-        lengths: Tokens of each sample.
         batch_size: Global batch size: samples per step, over all processes and accumulation steps.
-        steps: Steps of the run.
-        seed: Determines the order.
     """
 
     def __init__(self, lengths: NDArray[np.int64], *, batch_size: int, steps: int, seed: int):
@@ -87,7 +84,6 @@ def collate(
     """Pad samples at their end, and mark the real tokens.
 
     Args:
-        samples: The samples.
         length: Tokens to pad to; None for the length of the longest sample.
         most: If length is None, pad further, to `rounded(longest, most)`.
     """
@@ -153,9 +149,7 @@ class AugmentedSplit:
     """Samples by the numbers of `PassOrder`.
 
     Args:
-        split: The samples.
         vary: Function that returns a random variation of an input.
-        seed: Seed.
     """
 
     def __init__(self, split: Split, vary: Vary, *, seed: int):
@@ -178,8 +172,6 @@ def masking(share: float, vocab_size: int, *, after: Vary | None = None) -> Vary
     """A function that masks tokens of a sample, or of both its documents.
 
     Args:
-        share: Share of the tokens to mask.
-        vocab_size: Tokens of the vocabulary.
         after: Augmentation to apply first; None for none.
     """
 

@@ -33,9 +33,6 @@ def compile_module(module: nn.Module) -> None:
 def check_compiler(device: str) -> None:
     """Check that torch can compile here, before data and model are created.
 
-    Args:
-        device: "cpu" or "cuda".
-
     Raises:
         ValueError: It cannot; the message says what is missing.
     """

@@ -30,11 +30,7 @@ CORRUPTED, RANDOM = 0.3, 1 / 3
 
 
 class Denoiser(nn.Module):
-    """The vector that masks a token, and the head that predicts tokens.
-
-    Args:
-        config: Configuration of the model.
-    """
+    """The vector that masks a token, and the head that predicts tokens."""
 
     def __init__(self, config: EncoderConfig):
         super().__init__()
@@ -54,13 +50,7 @@ class Denoiser(nn.Module):
     def corrupt(
         self, ids: Int[Tensor, "*b n"], keep: Bool[Tensor, "*b n"] | None, words: nn.Embedding
     ) -> Float[Tensor, "*b n w"]:
-        """Embeddings of a corrupted input.
-
-        Args:
-            ids: Tokens.
-            keep: Real tokens; None if all are.
-            words: The embeddings.
-        """
+        """Embeddings of a corrupted input."""
         draw = torch.rand(ids.shape, device=ids.device)
         chosen = draw < CORRUPTED if keep is None else (draw < CORRUPTED) & keep
         becomes_random = draw < CORRUPTED * RANDOM
@@ -85,8 +75,6 @@ class Denoiser(nn.Module):
         """Mean over the sequences of the mean loss of their chosen tokens.
 
         Args:
-            x: Last hidden states.
-            ids: The clean tokens.
             chosen: Tokens to score, such as the real ones; None for all.
             group: Process group across which the tokens are split; the loss is the mean of the results of its ranks.
         """

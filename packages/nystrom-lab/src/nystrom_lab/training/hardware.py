@@ -8,6 +8,7 @@ from typing import cast, get_args
 
 from nystrom.checks import check_choice
 from nystrom_lab.config import Device, Precision
+from nystrom_lab.measure.rows import cpu_name
 
 
 class LostRanks(ConnectionError):
@@ -34,8 +35,6 @@ def usable_precision(precision: str, device: str, *, has_bfloat16: bool | None =
     """The precision to compute in: "auto" means bfloat16 on an accelerator that has it, and float32 elsewhere.
 
     Args:
-        precision: One of `Precision`.
-        device: "cpu" or "cuda".
         has_bfloat16: Whether the accelerator computes in bfloat16; torch is asked if it is not given.
 
     Raises:
@@ -55,6 +54,13 @@ def usable_precision(precision: str, device: str, *, has_bfloat16: bool | None =
     if precision == "bfloat16" and not has_bfloat16:
         raise ValueError("precision is 'bfloat16', which this GPU does not support: use 'float16' or 'float32'.")
     return cast("Precision", ("bfloat16" if has_bfloat16 else "float32") if precision == "auto" else precision)
+
+
+def device_name(device: str) -> str:
+    """The name of a device, "cpu" or "cuda", in rows."""
+    import torch
+
+    return torch.cuda.get_device_name() if device == "cuda" else cpu_name()
 
 
 def visible_gpus(count: int | None = None) -> list[str]:

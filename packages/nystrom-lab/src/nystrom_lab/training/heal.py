@@ -91,12 +91,8 @@ def settle(asked: HealOptions, *, attention: str, options: dict[str, object], lo
     """Resolve and check all settings that determine the result of a run.
 
     Args:
-        asked: The user's options.
-        attention: Method of the new model.
-        options: Its options.
         longest: The longest input of the new model; None if there is no limit.
         weights: Checksum of the weights of the source.
-        processes: Processes of the run.
 
     Raises:
         ValueError: An invalid value.

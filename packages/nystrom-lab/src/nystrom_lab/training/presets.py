@@ -152,8 +152,6 @@ def linformer(num_features: int, length: int, *, frozen: bool | None = None) -> 
     values, one per layer.
 
     Args:
-        num_features: Mixtures of the tokens.
-        length: Positions of the model.
         frozen: Whether it stays fixed at its random initial values, as in Skyformer's code; None outside the design
             "authors".
     """

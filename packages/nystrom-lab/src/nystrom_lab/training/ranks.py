@@ -50,7 +50,6 @@ def connect(device: str, timeout: timedelta) -> None:
     """Connect to the other processes, on the CPU; transformers passes its timeout on only for accelerators.
 
     Args:
-        device: "cpu" or "cuda".
         timeout: How long to wait for the other processes.
 
     Raises:
@@ -128,10 +127,6 @@ def own_place(store: Store, rank: int, size: int, timeout: timedelta) -> PrefixS
 def naming_lost_ranks(where: Callable[[], str], remedy: Callable[[], str]) -> Iterator[None]:
     """Report lost processes in one line.
 
-    Args:
-        where: Returns the step, for the message.
-        remedy: Returns how to continue, for the message.
-
     Raises:
         LostRanks: A collective failed because another process died, or did not answer in time.
     """
@@ -170,8 +165,6 @@ class Pieces:
     """The groups of ranks that share samples, and this rank's place among them.
 
     Args:
-        size: Ranks of a group.
-        device: "cpu" or "cuda".
         timeout: How long to wait for the other ranks.
 
     Attributes:
@@ -227,8 +220,6 @@ def check_pieces(size: int, build: Callable[[], nn.Module], *, compile: bool = F
 
     Args:
         size: Ranks of a group; 1 works for any model.
-        build: Makes the model, without weights.
-        compile: Whether it is compiled.
 
     Raises:
         ValueError: It cannot; the message says what does not work across ranks.

@@ -10,13 +10,12 @@ A row of a training records the command that reproduces that run by itself, howe
 import math
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import NamedTuple
-
-import torch
+from typing import Any, NamedTuple
 
 from nystrom.attention.method_names import SIZES, sized_name
 from nystrom.models import EncoderConfig
-from nystrom_lab.measure.rows import Row, cpu_name, new_row, started_as
+from nystrom_lab.measure.rows import Row, started_as
+from nystrom_lab.training.hardware import device_name
 from nystrom_lab.training.run_settings import Settings
 
 # Changes of a preset that rows record elsewhere, or that affect when results are looked at but not what is trained.
@@ -54,9 +53,9 @@ def setting_facts(settings: Settings) -> dict[str, object]:
     return {"preset": settings.preset, **changed}
 
 
-def accuracy_row(config: EncoderConfig, quantity: str, share: float, samples: int, place: Place) -> Row:
+def accuracy_row(config: EncoderConfig, quantity: str, share: float, samples: int, place: Place, **more: Any) -> Row:
     """An accuracy with its interval, `repeats` being the number of samples."""
-    return result_row(config, quantity, share, "", place, spread=wilson(share, samples), repeats=samples)
+    return result_row(config, quantity, share, "", place, spread=wilson(share, samples), repeats=samples, **more)
 
 
 def result_row(
@@ -75,16 +74,8 @@ def result_row(
     """A number that belongs to a trained model.
 
     Args:
-        config: Configuration of the model.
-        quantity: What the number measures.
-        value: The number.
-        unit: Its unit.
-        place: Where it was measured.
-        spread: Its spread; the quantity says which.
-        repeats: Number of measurements.
         study: Name of the study. Default: training on the model's task.
         facts: In addition to the sizes of the model.
-        note: Why the number is not finite.
     """
     method, size = sized_name(config.attention, config.attention_options)
     model: dict[str, object] = {
@@ -94,7 +85,7 @@ def result_row(
     }
     if config.attention == "linformer":
         model |= {"projections": "frozen" if config.attention_options.get("frozen", False) else "trained"}
-    return new_row(
+    return Row(
         study=f"train {config.task}" if study is None else study,
         quantity=quantity,
         method=method if config.conv_kernel_size is None else f"{method}+skip",
@@ -108,7 +99,7 @@ def result_row(
         facts={**model, **place.facts, **(facts or {})},
         dtype=place.precision,
         seed=place.seed,
-        device=torch.cuda.get_device_name() if place.device == "cuda" else cpu_name(),
+        device=device_name(place.device),
         command=place.command or started_as(),
         note=note,
     )

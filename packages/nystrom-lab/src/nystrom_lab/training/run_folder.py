@@ -74,8 +74,6 @@ class RunFolder:
         removed.
 
         Args:
-            settings: Settings of the run.
-            resume: Whether to continue a run.
             main: Whether this is the process that writes; for other processes this does nothing.
 
         Raises:
@@ -187,13 +185,7 @@ class RunFolder:
         return content
 
     def start(self, settings: Resolved, *, folder: str, fingerprint: str) -> None:
-        """Write run.json, unless the run is resumed.
-
-        Args:
-            settings: Settings of the run.
-            folder: The folder of its data.
-            fingerprint: The checksum of its data.
-        """
+        """Write run.json, unless the run is resumed."""
         if not self.is_started:
             method, _ = sized_name(settings.attention, settings.options)
             content = {
@@ -319,7 +311,6 @@ def written(path: Path, remedy: str) -> Iterator[None]:
     """Convert any failure to write a file to one kind of error.
 
     Args:
-        path: The file or folder.
         remedy: What to do once it can be written.
 
     Raises:

@@ -33,7 +33,6 @@ def data_positions(preset: Preset, data: Path | None) -> int | None:
     """The positions that a model needs for larger data than its preset's; None for the preset's.
 
     Args:
-        preset: The preset.
         data: A prepared folder; None for the preset's. A missing folder counts as the preset's.
 
     Raises:
@@ -78,7 +77,6 @@ def attended(preset: Preset, positions: int | None, pooling: str) -> int | None:
     """Maximum number of tokens that attention sees, including the class token; None for the preset's.
 
     Args:
-        preset: The preset.
         positions: Positions of the model, if not the preset's.
         pooling: The model's; "cls" adds a token.
     """
@@ -93,8 +91,6 @@ def fit_options(
     """Options of a method for sequences of a given length.
 
     Args:
-        attention: The method.
-        options: Those of the preset.
         given: Chosen options, which override the preset's.
         positions: Maximum number of tokens that attention sees, if not the preset's; see `attended`.
 
@@ -324,8 +320,6 @@ def in_proportion(base: Loop, steps: int, whole: int, evaluate_every: int | None
     shortens the interval of the curve.
 
     Args:
-        base: The preset.
-        steps: Steps of the run.
         whole: Steps that the preset's warm-up is meant for.
         evaluate_every: The requested interval; None for the preset's.
     """

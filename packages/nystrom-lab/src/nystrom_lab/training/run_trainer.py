@@ -80,17 +80,10 @@ class RunTrainer(Trainer, Generic[S]):
     """Trains one model by settings, in one run folder.
 
     Args:
-        model: The model.
         arguments: From `training_arguments`.
-        settings: Settings of the run.
         train: The training split, with the `lengths` of its samples.
-        validation: The validation split.
-        collate: Makes a batch of samples.
-        run: The folder.
         clip_value: Entries of a gradient are clipped to this size; None for no clipping.
         quantities: Names in the curves and the lines of the logged values.
-        compute_metrics: As the Trainer has it.
-        preprocess_logits_for_metrics: As the Trainer has it.
     """
 
     def __init__(
@@ -238,9 +231,6 @@ class RunTrainer(Trainer, Generic[S]):
 
         Ranks that share the samples of the process that writes call it together.
 
-        Args:
-            command: The command that reproduces the run.
-
         Raises:
             OSError: A file could not be written; the message names it and how to continue.
         """
@@ -297,11 +287,7 @@ class RunTrainer(Trainer, Generic[S]):
 
 
 class RunCallback(TrainerCallback):
-    """Actions between the steps.
-
-    Args:
-        trainer: The trainer that it belongs to.
-    """
+    """Actions between the steps."""
 
     def __init__(self, trainer: RunTrainer):
         self.trainer = trainer
@@ -359,9 +345,7 @@ def training_arguments(
     """The settings as arguments of the Trainer.
 
     Args:
-        settings: Settings of the run.
         optimizer: Further settings of AdamW and the learning rate.
-        run: The folder.
         adam_epsilon: Added to the root of the second mean of AdamW.
         workers: Processes that make batches ahead; 0 for only this one.
         reports: Reporting integrations of the Trainer. Default: TensorBoard, where it is installed.
@@ -421,8 +405,6 @@ def run_to_the_end(trainer: RunTrainer, *, resume: bool, command: str, score: bo
 
     Args:
         trainer: The trainer, whose folder this process has locked.
-        resume: Continue from the last complete checkpoint.
-        command: The command that reproduces the run.
         score: Whether the best model is scored and saved.
 
     Raises:

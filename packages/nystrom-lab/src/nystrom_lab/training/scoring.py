@@ -66,8 +66,6 @@ def load_model(folder: Path, task: str, *, classes: Sequence[str]) -> Model:
     """Load a saved model, and check that it is one of the task.
 
     Args:
-        folder: A folder written by `save_pretrained`.
-        task: The task.
         classes: Labels of the classes of the data. They must be the model's, in the same order; if either side only has
             numbers, they are matched by order, with a warning.
 
@@ -138,11 +136,7 @@ def accuracy(model: Model, split: Split, task: Task, *, batch_size: int, device:
 
     Args:
         model: The model; it is moved to the device.
-        split: The samples.
-        task: Their task.
         batch_size: Samples per batch; affects only speed and memory.
-        device: "cpu" or "cuda".
-        precision: Precision to compute in.
 
     Raises:
         NotFinite: A logit is not a finite number.
@@ -172,12 +166,7 @@ def score_batches(
 
     Args:
         model: The model; it is moved to the device, and left in evaluation mode.
-        samples: The samples, with their `lengths`.
-        collate: Makes a batch of samples.
-        score: Scores the samples of a batch.
         batch_size: Samples per batch; affects only speed and memory.
-        device: "cpu" or "cuda".
-        precision: Precision to compute in.
         progress: Counts the samples, where these are some of more; None for one of these alone.
     """
     model.to(device).eval()

@@ -53,7 +53,6 @@ def find_start(folder: Path, kinds: Collection[str] | None = None, **changes: An
     """Read the model of a folder.
 
     Args:
-        folder: Folder with config.json and the weights.
         kinds: The model types that the training accepts; None for all that transformers knows.
         **changes: Fields of the configuration of a model of this library, in place of its own.
 
@@ -87,9 +86,7 @@ def load_start(folder: Path, kind: Any, **options: Any) -> tuple[Any, dict[str, 
     """Make the model that is trained, with the weights of a folder.
 
     Args:
-        folder: That of a `StartModel`.
         kind: Its class, or one of transformers' Auto classes.
-        **options: As `from_pretrained` has them.
 
     Returns:
         The model, and transformers' report of missing, unexpected and mismatched weights.
@@ -139,7 +136,6 @@ class StartEncoder(StartModel):
         """The positions of the model: the encoder's, or those of longer data if it has no weights per position.
 
         Args:
-            base: The preset.
             of_data: Positions that the data need or the user requested; None for the preset's.
 
         Returns:
@@ -186,7 +182,6 @@ class StartEncoder(StartModel):
         """Check that it is an encoder for a task and preset, and that no requested setting contradicts it.
 
         Args:
-            base: The preset.
             given: Requested settings of the encoder, by argument name, options of the method as "options.NAME"; None if
                 not given.
 

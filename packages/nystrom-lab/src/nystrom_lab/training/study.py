@@ -76,7 +76,6 @@ def ended_trials(study: "Study", since: int = 0) -> "dict[str, FrozenTrial]":
     """The last outcome of each trial, by the name of its folder.
 
     Args:
-        study: The study.
         since: Number of outcomes before which those without a score do not count: such a trial is tried again.
     """
     trials = study.get_trials(deepcopy=False)

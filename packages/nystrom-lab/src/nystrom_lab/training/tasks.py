@@ -76,14 +76,8 @@ def _listops() -> Task:
     from nystrom_lab.data.lra.listops.task import ListOps, first_operator_share, prepare_listops
 
     def prepare(folder: Path, sizes: DataSizes) -> None:
-        prepare_listops(
-            folder,
-            train=sizes.train,
-            val=sizes.val,
-            test=sizes.test,
-            min_length=sizes.min_length,
-            max_length=sizes.max_length,
-        )
+        names = ("train", "val", "test", "min_length", "max_length")
+        prepare_listops(folder, **{name: getattr(sizes, name) for name in names})
 
     guess = Guess("first operator", first_operator_share)
     return Task(open=ListOps, prepare=prepare, vary=shuffle_arguments, guess=guess)
@@ -172,7 +166,6 @@ def prepared_folder(task: str, data: Path, *, max_length: int, columns: Columns)
     """The prepared folder for the data that a user names; the user's own files are prepared first.
 
     Args:
-        task: Task.
         data: A prepared folder, or files of the task.
         max_length: The longest sample that the model takes; longer ones are cut.
         columns: Where the files hold texts and labels.
@@ -185,14 +178,7 @@ def prepared_folder(task: str, data: Path, *, max_length: int, columns: Columns)
         return data
     from nystrom_lab.data.lra.texts.own_texts import prepare_own
 
-    folder = prepare_own(
-        task,
-        data,
-        max_length=max_length,
-        text_field=columns.text_field,
-        label_field=columns.label_field,
-        pair_field=columns.pair_field,
-    )
+    folder = prepare_own(task, data, max_length=max_length, **columns.columns())
     print(f"The data of {data} are in {folder}.")
     return folder
 
@@ -224,11 +210,7 @@ def open_splits(task: str, folder: Path, *, positions: int, batch_size: int, tes
     """Open a data set, and check that it can be trained on.
 
     Args:
-        task: Task.
-        folder: Its prepared data.
         positions: The longest sample that the model takes.
-        batch_size: Samples per step.
-        test: Whether the test split is opened.
 
     Raises:
         ValueError: The folder holds no data of the task, modified data, samples that are too long, or too few samples.
@@ -265,10 +247,6 @@ def fingerprint(splits: Splits, folder: Path) -> str:
     """Two checksums of the open splits: of the lengths and classes of all samples, and of their files.
 
     An older run has only the first, which cannot distinguish images of equal size.
-
-    Args:
-        splits: The splits.
-        folder: Their folder.
     """
     seen = 0
     for split in filter(None, splits):

@@ -89,7 +89,6 @@ def train_model(settings: Settings, preset: Preset, run: RunFolder) -> None:
     """Train with checked settings, and write the results.
 
     Args:
-        settings: Settings of the run.
         preset: The preset whose data are used if the settings name none.
         run: The folder, which this process has locked.
 
@@ -150,7 +149,6 @@ def start_model(settings: Settings, config: EncoderConfig) -> Model | EncoderMod
 
     Args:
         settings: Settings of the run; if they name an encoder, its weights are used.
-        config: Configuration of the model.
 
     Raises:
         ValueError: Weights that do not match; the message names them.

@@ -38,7 +38,6 @@ def load_encoder(folder: Path, *, length: int | None = None, decoders: bool = Fa
     """Load an encoder with its head, ours or of transformers, for evaluation.
 
     Args:
-        folder: Where it is.
         length: Tokens of the texts that it will read, see `check_length`.
         decoders: Whether a decoder without an encoder will do.
 
@@ -195,7 +194,6 @@ def check_encoder(model: Any, report: Mapping[str, Any], folder: Path, *, new_he
     """Check that all weights of a transformers encoder came from its folder; a pooler may be new.
 
     Args:
-        model: The loaded model.
         report: The loading report of transformers (`output_loading_info` with `ignore_mismatched_sizes`).
         folder: The folder that it was loaded from.
         new_heads: Whether a head may also be new.

@@ -36,7 +36,6 @@ def find_imdb(source: Path, *, unlabelled: bool = False) -> Source | None:
     """The reviews of the archive, of the folder, or of the folder in a folder; None if they are not there.
 
     Args:
-        source: File or folder.
         unlabelled: Also read the reviews without classes, where they are there.
 
     Raises:

@@ -48,7 +48,6 @@ def find_corpora(sources: Sequence[Path], *, text_field: str | None = None) -> t
     """Recognize files and folders, and read the first document of each.
 
     Args:
-        sources: Files and folders.
         text_field: Column or field of the texts in files of rows. Default: one of `TEXT_FIELDS`.
 
     Returns:

@@ -17,10 +17,6 @@ class Split:
 
     Items have the fields for a collator: `input_ids` and `labels`. A copy for another process opens the files again.
 
-    Args:
-        folder: The prepared folder.
-        split: One of train, val and test.
-
     Attributes:
         task: Task of the data.
         vocab_size: Tokens.

@@ -162,13 +162,9 @@ def write_pieces(
     """Write one split into a folder of `new_folder`.
 
     Args:
-        folder: The folder.
-        split: One of train, val and test.
         tokens: Pieces of the tokens of all sequences; they may come while they are written.
         offsets: Where each sequence begins, and the end of the last.
-        labels: Class of each sample.
         members: Sequences of each sample, if it has several.
-        dtype: Type of the tokens.
     """
     _write(_path(folder, split, "tokens"), dtype, (int(offsets[-1]),), tokens)
     _write(_path(folder, split, "offsets"), np.int64, offsets.shape, [offsets])

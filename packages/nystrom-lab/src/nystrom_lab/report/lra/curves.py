@@ -85,10 +85,8 @@ def draw_lra_curves(
 
     Args:
         source: The folder of `nystrom lra run`, a CSV file that `gather_curves` wrote, or several of them.
-        path: The file, .png or .svg.
         quantity: "accuracy" and "loss" on the validation split, or "gradient-norm", that of a step before it is
             clipped.
-        over: "seconds" of training, or "steps".
 
     Raises:
         ValueError: As `read_lra_curves`, seeds of a method that share fewer than two steps, or another format.

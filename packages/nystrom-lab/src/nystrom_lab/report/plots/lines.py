@@ -44,13 +44,10 @@ def draw_lines(
     Args:
         panels: Rows by the title of their panel.
         over: The place of a row on the horizontal axis; None for a method without such a size: it is a level line.
-        x_label: Name of the horizontal axis.
         y_label: Name of the vertical axis, with the unit.
         band: What `low` and `high` are, for the legend, such as "quartiles over heads and texts"; "" for no bands.
         line: What `value` is, where there are bands.
-        columns: Panels in a row.
         log_x: Whether the horizontal axis is logarithmic; then it has a number for each size.
-        log_y: Whether the vertical axis is logarithmic.
         share_y: Whether panels side by side share the vertical axis.
         limits: Ends of the vertical axes; None means those of the values.
         looks: How lines look that are not of methods, by name.

@@ -65,7 +65,6 @@ def find_classifier(model: str, *, attention: str | None, options: Mapping[str, 
     Args:
         model: A folder, or OWNER/NAME of the Hugging Face Hub.
         attention: Method to use instead of its own; None keeps its own.
-        options: Options of the method.
 
     Raises:
         ValueError: No such model, no weights, a tokenizer with another vocabulary, or an attention that the model
@@ -108,9 +107,7 @@ def make_classifier(
     """Make the model to train; its head is new unless the folder has a matching one.
 
     Args:
-        start: From `find_classifier`.
         classes: Names of the classes; None for numbers.
-        task: The task; stored in the configuration.
         pairs: Whether it classifies pairs of texts; stored in the configuration.
 
     Raises:

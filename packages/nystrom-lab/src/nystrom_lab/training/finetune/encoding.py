@@ -19,8 +19,6 @@ class EncodedSplit:
     """The texts of a split, or the pairs, as tokens.
 
     Args:
-        split: The texts.
-        tokenizer: The tokenizer.
         max_length: Truncation length of a text, or of a pair; the longer text of a pair is truncated first.
         segments: Whether the model distinguishes the texts of a pair.
 
@@ -99,7 +97,6 @@ def collator(
     """A function that makes a batch of samples, padded at their end to the longest of them.
 
     Args:
-        pad_token_id: Padding token.
         most: The longest input of the model; batches are padded to `rounded(longest, most)`.
     """
 

@@ -77,10 +77,6 @@ class Material:
 def read_texts(asked: FinetuneOptions, words: tuple[str, ...]) -> Material:
     """Read the texts of a fine-tuning.
 
-    Args:
-        asked: The user's options.
-        words: The command of the run, after `nystrom`.
-
     Raises:
         ValueError: Broken or missing texts or labels.
     """
@@ -196,7 +192,6 @@ def finetune_model(asked: FinetuneOptions, run: RunFolder, material: Material, c
     Args:
         asked: The user's options, with device and precision resolved from "auto".
         run: The folder of the run, or of the search.
-        material: The texts.
         cluster: Cluster on which the trials of a search run as jobs; None for this machine.
     """
     if asked.threads is not None and cluster is None:
@@ -260,11 +255,6 @@ def run_once(
     """Train with these settings, in a folder that this process has locked.
 
     Args:
-        start: The model.
-        material: The texts.
-        settings: Settings of the run.
-        run: The folder.
-        resume: Continue the run in it.
         score: Evaluate the best checkpoint, and write its model, predictions and rows.
 
     Returns:
@@ -289,16 +279,7 @@ def run_once(
 
 
 class FinetuneTrainer(RunTrainer[FinetuneSettings]):
-    """The trainer of fine-tuning runs; the first metric of the task selects the best checkpoint.
-
-    Args:
-        model: The model.
-        settings: Settings of the run.
-        material: The texts and their task.
-        splits: The texts as tokens.
-        tokenizer: The tokenizer.
-        run: The folder.
-    """
+    """The trainer of fine-tuning runs; the first metric of the task selects the best checkpoint."""
 
     def __init__(
         self,

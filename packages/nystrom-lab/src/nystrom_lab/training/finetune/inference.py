@@ -28,11 +28,7 @@ def logits_of(
 
     Args:
         model: The model; it is moved to the device, and left in evaluation mode.
-        split: The texts.
-        collate: Makes a batch.
         batch_size: Texts per batch; affects only speed and memory.
-        device: "cpu" or "cuda".
-        precision: "float32", "bfloat16" or "float16".
         progress: Counts the texts, where these are some of more; None for one of these alone.
 
     Raises:

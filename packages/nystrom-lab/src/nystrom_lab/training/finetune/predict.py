@@ -42,8 +42,6 @@ class SavedClassifier:
 
     Args:
         folder: A model saved by `nystrom finetune`, or any text classifier.
-        device: "cpu" or "cuda".
-        precision: "float32", "bfloat16" or "float16".
 
     Attributes:
         task: The task that it was fine-tuned on; "" if unknown.
@@ -80,7 +78,6 @@ class SavedClassifier:
 
         Args:
             texts: Texts, or pairs of them, as tuples.
-            batch_size: Texts at a time.
             progress: Counts the texts; None for one of these alone.
         """
         columns = list(zip(*texts, strict=True))

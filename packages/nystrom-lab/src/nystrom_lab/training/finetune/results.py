@@ -11,14 +11,14 @@ from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from nystrom.attention.method_names import sized_name
 from nystrom.whole_files import whole_file
 from nystrom_lab.data.language.labelled.glue import LabelledTask, Metric
-from nystrom_lab.measure.rows import Row, cpu_name, new_row
+from nystrom_lab.measure.rows import Row
 from nystrom_lab.training.finetune.finetune_settings import FinetuneSettings
+from nystrom_lab.training.hardware import device_name
 from nystrom_lab.training.results import wilson
 
 Numbers = NDArray[Any]
@@ -34,9 +34,6 @@ def scores(logits: Numbers, labels: Numbers, metrics: Sequence[Metric], *, class
 
     Args:
         logits: Of each text, one for each class, or one number.
-        labels: The class, or the number.
-        metrics: Names of metrics.
-        classes: Whether the labels are classes.
     """
     guess, truth = predicted(logits, classes=classes), np.asarray(labels)
     found = {metric: float(_METRICS[metric](truth, guess)) for metric in metrics}
@@ -117,10 +114,7 @@ class ResultRows:
     """Makes the rows of one fine-tuning.
 
     Args:
-        settings: Its settings.
-        config: The configuration of its model.
         published: Whether its splits are the published ones.
-        command: The command that reproduces it.
     """
 
     def __init__(self, settings: FinetuneSettings, config: Any, *, published: bool, command: str):
@@ -142,7 +136,7 @@ class ResultRows:
         """A row; an accuracy has its 95 % interval over `samples` texts."""
         low, high = wilson(value, samples) if quantity.endswith("accuracy") else (None, None)
         settings = self.settings
-        return new_row(
+        return Row(
             study=f"finetune {settings.task}",
             quantity=quantity,
             method=self.method,
@@ -156,7 +150,7 @@ class ResultRows:
             facts=self.facts,
             dtype=settings.precision,
             seed=settings.seed,
-            device=torch.cuda.get_device_name() if settings.device == "cuda" else cpu_name(),
+            device=device_name(settings.device),
             command=self.command,
         )
 
@@ -172,8 +166,6 @@ def write_predictions(
     """Write the predictions of a split, one row per text in the order of the file.
 
     Args:
-        path: The tsv file.
-        logits: Of each text.
         classes: Names of the classes; None for numbers.
         labels: The true labels; None where there are none.
     """
@@ -197,8 +189,6 @@ def write_submission(path: Path, logits: NDArray[Any], task: LabelledTask) -> No
 
     Args:
         path: The tsv file, with the name that the site requires.
-        logits: Of each text of the test split.
-        task: The task.
     """
     guess = predicted(logits, classes=task.classes is not None)
     if task.submitted is None:

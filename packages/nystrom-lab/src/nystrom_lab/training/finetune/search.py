@@ -62,8 +62,6 @@ class Search:
 
     Args:
         asked: The user's options; `to` is the folder of the search.
-        start: The model.
-        material: The texts.
 
     Attributes:
         trials: The trials by the name of their folder, in the order of the grid.

@@ -26,11 +26,7 @@ def main() -> int:
 
 
 def train_run(arguments: Mapping[str, Any]) -> None:
-    """Train a run, from its last checkpoint if there is one.
-
-    Args:
-        arguments: Arguments of `nystrom_lab.training.train.train`, as JSON values.
-    """
+    """Train a run, from its last checkpoint if there is one."""
     from nystrom_lab.training.run_folder import RunFolder
     from nystrom_lab.training.train import train
 

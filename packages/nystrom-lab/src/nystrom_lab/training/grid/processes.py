@@ -60,8 +60,6 @@ class Grid:
     """The processes of a grid.
 
     Args:
-        to: Folder of the runs.
-        jobs: Processes at a time.
         gpus: GPUs for them, in the notation of CUDA_VISIBLE_DEVICES; none if they share the CPU and its memory.
         command: The command that starts the process of a run; its arguments follow as JSON.
     """

@@ -176,12 +176,7 @@ def _train_in_jobs(cluster: Jobs, runs: Sequence[Run]) -> list[Failure]:
 
 
 def train_and_tabulate(to: str, arguments: Mapping[str, object]) -> None:
-    """Train a run, and rewrite the table of the grid.
-
-    Args:
-        to: Folder of the grid.
-        arguments: Arguments of the run, as JSON values.
-    """
+    """Train a run, and rewrite the table of the grid."""
     train_run(arguments)
     write_table(Path(to))
 

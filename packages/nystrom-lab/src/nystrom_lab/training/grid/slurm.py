@@ -80,10 +80,7 @@ class Jobs:
 
     Args:
         to: The folder; all machines of the cluster see it.
-        asked: Resources of each job.
-        cpus: Cores of each job.
         at_once: Maximum number of parallel jobs; None for as many as the cluster starts.
-        seconds: Seconds between checks of the queue.
 
     Raises:
         ValueError: submitit is not installed, or SLURM is missing or rejects such a job.

@@ -17,12 +17,6 @@ class InstanceOrder(TrainingOrder):
     """The instances of a whole run, one batch after another; each pass draws new ones.
 
     Instance i of pass e has the number e * len(data) + i.
-
-    Args:
-        data: Instances.
-        batch_size: Global batch size: instances per step, over all processes and accumulation steps.
-        steps: Steps of the run.
-        seed: Determines the order.
     """
 
     def __init__(self, data: MlmSop, *, batch_size: int, steps: int, seed: int):
@@ -38,7 +32,6 @@ class HeldOutInstances:
     """A fixed set of held-out instances: the same for all runs on the data, whatever their seed.
 
     Args:
-        data: Instances of the held-out documents.
         instances: How many; all of an epoch if there are fewer.
     """
 
@@ -62,13 +55,6 @@ def open_instances(
     folder: Path, *, length: int, seed: int, instances: int, batch_size: int
 ) -> tuple[MlmSop, HeldOutInstances]:
     """Open prepared documents for a run.
-
-    Args:
-        folder: The prepared folder.
-        length: Tokens of an instance.
-        seed: Determines the training instances.
-        instances: Maximum number of held-out instances.
-        batch_size: Instances per step.
 
     Raises:
         ValueError: The folder holds no prepared documents, modified ones, or too few for a batch.

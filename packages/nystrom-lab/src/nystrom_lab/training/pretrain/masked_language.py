@@ -44,16 +44,7 @@ QUANTITIES = logged_with(
 
 
 class PretrainingTrainer(RunTrainer[PretrainingSettings]):
-    """Trains one model on masked words and sentence order, in one run folder.
-
-    Args:
-        model: The model.
-        arguments: From `training_arguments`.
-        settings: Settings of the run.
-        train: Training instances.
-        held_out: Held-out instances.
-        run: The folder.
-    """
+    """Trains one model on masked words and sentence order, in one run folder."""
 
     def __init__(
         self,

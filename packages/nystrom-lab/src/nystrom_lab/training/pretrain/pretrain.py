@@ -74,8 +74,6 @@ def pretrain_model(base: PretrainingPreset, run: RunFolder, asked: PretrainOptio
     """Pretrain; see `pretrain`.
 
     Args:
-        base: The preset.
-        run: The folder of the run.
         asked: The requested options, with device and precision already resolved from "auto".
         words: The command that reproduces the run, after `nystrom`.
 

@@ -177,7 +177,6 @@ def settle(base: PretrainingPreset, source: StartModel | None, asked: PretrainOp
     """Combine a preset with its changes and with the model that the run starts from.
 
     Args:
-        base: The preset.
         source: The model that it starts from; None for none.
         asked: The requested options, with device and precision already resolved from "auto".
 

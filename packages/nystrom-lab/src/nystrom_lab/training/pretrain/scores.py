@@ -8,7 +8,7 @@ accuracy are means over instances. Only masked tokens are scored.
 import math
 from collections.abc import Mapping
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -26,7 +26,7 @@ from nystrom.precision import at_least_float32
 from nystrom_lab.measure.rows import Row
 from nystrom_lab.training.finite import check_outputs
 from nystrom_lab.training.pretrain.data import HeldOutInstances
-from nystrom_lab.training.results import Place, result_row, wilson
+from nystrom_lab.training.results import Place, accuracy_row, result_row
 from nystrom_lab.training.scoring import score_batches
 
 STUDY = "pretrain mlm-sop"
@@ -59,7 +59,6 @@ def score_batch(model: EncoderForPreTraining, batch: Mapping[str, Tensor]) -> Te
     """Score each instance of a batch.
 
     Args:
-        model: The model, in evaluation mode.
         batch: A batch from `MlmSop.collate`, or this rank's piece of it.
 
     Returns:
@@ -111,51 +110,25 @@ def sum_up(scores: NDArray[np.float64]) -> Scores:
 def score_model(
     model: EncoderForPreTraining, held_out: HeldOutInstances, *, batch_size: int, device: str, precision: str
 ) -> Scores:
-    """Score a model on held-out instances.
-
-    Args:
-        model: The model; it is moved to the device.
-        held_out: Instances.
-        batch_size: Instances per batch; affects only speed and memory.
-        device: "cpu" or "cuda".
-        precision: Precision to compute in.
-    """
-    collate, score = held_out.data.collate, partial(score_batch, model)
-    return sum_up(
-        score_batches(
-            model, held_out, collate, score, batch_size=batch_size, device=device, precision=precision
-        ).numpy()
-    )
+    """Score a model on held-out instances."""
+    machine: dict[str, Any] = {"batch_size": batch_size, "device": device, "precision": precision}
+    scores = score_batches(model, held_out, held_out.data.collate, partial(score_batch, model), **machine)
+    return sum_up(scores.numpy())
 
 
 def score_rows(config: EncoderConfig, scores: Scores, place: Place, *, length: int) -> list[Row]:
     """Scores as rows; `repeats` is the number of masked words, or of instances."""
-    rows = []
-    for name, words in (("MLM", True), ("SOP", False)):
-        samples = scores.words if words else scores.instances
-        right = scores.mlm_accuracy if words else scores.sop_accuracy
-        measured: list[tuple[str, float, tuple[float, float] | tuple[None, None]]] = [
-            (f"validation {name} accuracy", right, wilson(right, samples)),
-            (f"validation {name} loss", scores.mlm_loss if words else scores.sop_loss, (None, None)),
-        ]
-        if words:
-            measured.append(("validation perplexity", scores.perplexity, (None, None)))
-        rows += [
-            result_row(
-                config,
-                quantity,
-                value,
-                "",
-                place,
-                spread=spread,
-                repeats=samples,
-                study=STUDY,
-                facts={} if length == config.max_position_embeddings else {"length": length},
-                note="the exponential of the loss is beyond float64" if value == scores.perplexity == math.inf else "",
-            )
-            for quantity, value, spread in measured
-        ]
-    return rows
+    facts = {} if length == config.max_position_embeddings else {"length": length}
+    more: dict[str, Any] = {"study": STUDY, "facts": facts}
+    note = "the exponential of the loss is beyond float64" if scores.perplexity == math.inf else ""
+    words, instances = {"repeats": scores.words, **more}, {"repeats": scores.instances, **more}
+    return [
+        accuracy_row(config, "validation MLM accuracy", scores.mlm_accuracy, scores.words, place, **more),
+        result_row(config, "validation MLM loss", scores.mlm_loss, "", place, **words),
+        result_row(config, "validation perplexity", scores.perplexity, "", place, note=note, **words),
+        accuracy_row(config, "validation SOP accuracy", scores.sop_accuracy, scores.instances, place, **more),
+        result_row(config, "validation SOP loss", scores.sop_loss, "", place, **instances),
+    ]
 
 
 def summary(scores: Scores) -> str:

@@ -46,7 +46,6 @@ def check_vocabulary(source: StartModel, data: Path, vocabulary: Vocabulary) -> 
         source: The model. If there is a tokenizer in its folder, it must have the same tokens as that of the data; if
             there is none, only the number of tokens is compared.
         data: The prepared folder, which holds its tokenizer.
-        vocabulary: Tokens of the data.
 
     Raises:
         ValueError: They are not.
@@ -82,9 +81,7 @@ def encoder_config(settings: PretrainingSettings, base: Mapping[str, Any], vocab
     """The configuration of a model trained from scratch.
 
     Args:
-        settings: Settings of the run.
         base: Fields that the preset sets: the activation and the initial standard deviation.
-        vocabulary: Tokens of the data.
 
     Raises:
         ValueError: An unknown method or option, or a value that the model does not support.

@@ -86,8 +86,6 @@ def read_labelled(
     """Read the splits of a task.
 
     Args:
-        data: A folder, or files.
-        task: The task.
         own: Whether the data are a user's own, whose labels define the classes.
         kind: Kind of the labels of own data; "auto" means numbers if any label is not an integer.
         val_share: Share of the training texts to hold out for validation.
