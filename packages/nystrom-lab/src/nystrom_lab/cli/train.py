@@ -135,7 +135,7 @@ def lra_status(words: list[str]) -> None:
 def lra_table(words: list[str]) -> None:
     """Accuracies of these runs over seeds, compared with the two papers."""
     from nystrom_lab.measure.rows import read_rows
-    from nystrom_lab.report.lra.tables import cost_markdown, lra_markdown, print_costs, print_lra
+    from nystrom_lab.report.lra.tables import lra_markdown, print_lra
     from nystrom_lab.report.tables import of_device
 
     def table(
@@ -161,11 +161,9 @@ def lra_table(words: list[str]) -> None:
         if device is not None:
             rows = of_device(rows, device)
         if markdown:
-            print(cost_markdown(rows, time=time, memory=memory) if time or memory else lra_markdown(rows), end="")
-        elif time or memory:
-            print_costs(rows, time=time, memory=memory)
+            print(lra_markdown(rows, time=time, memory=memory), end="")
         else:
-            print_lra(rows)
+            print_lra(rows, time=time, memory=memory)
 
     table(**arguments_of(table, words, "lra table", positional="files"))
 

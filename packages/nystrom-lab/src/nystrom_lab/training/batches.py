@@ -125,10 +125,15 @@ def _padded(
     longest = int(lengths.max())
     width = length or (longest if most is None else rounded(longest, most))
     assert longest <= width, "open_splits raises for samples longer than the model"
-    tokens = np.zeros((len(documents), width), dtype=np.int64)
-    for row, document in zip(tokens, documents, strict=True):
-        row[: len(document)] = document
-    return torch.from_numpy(tokens), torch.arange(tokens.shape[1]) < lengths[:, None]
+    return fill_up(documents, width), torch.arange(width) < lengths[:, None]
+
+
+def fill_up(rows: Sequence[NDArray[Any]], width: int, fill: int = 0) -> Tensor:
+    """Rows of numbers, each filled up at its end."""
+    filled = np.full((len(rows), width), fill, dtype=np.int64)
+    for place, row in zip(filled, rows, strict=True):
+        place[: len(row)] = row
+    return torch.from_numpy(filled)
 
 
 def _labels(samples: Sequence[Mapping[str, Any]]) -> Tensor:

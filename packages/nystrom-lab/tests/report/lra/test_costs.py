@@ -3,7 +3,7 @@ import dataclasses
 import pytest
 
 from nystrom_lab.measure.rows import new_row
-from nystrom_lab.report.lra.tables import cost_lines, cost_markdown, print_costs
+from nystrom_lab.report.lra.tables import cost_lines, lra_markdown, print_lra
 
 
 def rows_of(task, method, seconds, megabytes):
@@ -41,10 +41,10 @@ def test_cells_are_means_over_the_seeds_beside_the_printed_ones():
 def test_hours_and_gigabytes_are_shown_alone_too(capsys):
     assert cost_lines(ROWS, time=True, memory=False)[0][1][1] == "0.75"
     assert cost_lines(ROWS, time=False, memory=True)[0][1][1] == "1.25"
-    print_costs(ROWS, time=True, memory=False)
+    print_lra(ROWS, time=True, memory=False)
     printed = capsys.readouterr().out
     assert "text (demo): 500 steps; nystrom-128" in printed
-    assert "| **nystrom-128, demo** | – | 1.25 |" in cost_markdown(ROWS, time=False, memory=True)
+    assert "| **nystrom-128, demo** | – | 1.25 |" in lra_markdown(ROWS, time=False, memory=True)
 
 
 def test_notes_say_whose_steps_they_are_and_the_papers_line_comes_once():
@@ -54,7 +54,7 @@ def test_notes_say_whose_steps_they_are_and_the_papers_line_comes_once():
         )
         for row in rows_of("text", "nystrom-128", [90_000], [4000])
     ]
-    text = cost_markdown([*ROWS, *rows_of("text", "linear", [60], [9]), *other], time=True, memory=False)
+    text = lra_markdown([*ROWS, *rows_of("text", "linear", [60], [9]), *other], time=True, memory=False)
     table, notes = text.split("\n\n")
     assert "- text (demo): 500 steps; nystrom-128, linear\n" in notes
     assert "- text (skyformer): 9,000 steps; nystrom-128\n" in notes

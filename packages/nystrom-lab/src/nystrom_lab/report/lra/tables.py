@@ -35,7 +35,6 @@ from nystrom_lab.report.table import Table, markdown_table, print_table
 
 _DASH, _LABEL, _FEW = "–", 20, 500
 _TIME, _MEMORY, _STEPS = "training time", "peak memory", "steps"
-_TITLE = "accuracy in %"
 _CAPTION = (
     "mean ± standard deviation over seeds (number of seeds; binomial standard error of one run on the test samples)"
 )
@@ -99,43 +98,36 @@ def cost_lines(rows: Sequence[Row], *, time: bool, memory: bool) -> list[TableLi
     return lines
 
 
-def print_lra(rows: Sequence[Row]) -> None:
-    """Print the accuracies. Raises as `lra_lines`."""
-    _print(_TITLE, (*LRA_TASKS, "mean"), lra_lines(rows), [_CAPTION, *_notes(rows)])
-
-
-def print_costs(rows: Sequence[Row], *, time: bool, memory: bool) -> None:
-    """Print the costs. Raises as `cost_lines`."""
-    _print(_units(time, memory), LRA_TASKS, cost_lines(rows, time=time, memory=memory), _cost_notes(rows))
-
-
-def lra_markdown(rows: Sequence[Row]) -> str:
-    """The accuracies as Markdown, with the commands that measured them. Raises as `lra_lines`."""
-    tested = [row for row in rows if row.quantity == "test accuracy"]
-    text = [_markdown(_TITLE, (*LRA_TASKS, "mean"), lra_lines(rows))]
-    text += [f"{_CAPTION[0].upper()}{_CAPTION[1:]}.", "", *(f"- {note}" for note in _notes(rows)), ""]
-    text += ["Measured by", "", *(f"    {command}" for command in dict.fromkeys(_any_seed(row) for row in tested))]
-    return "\n".join(text) + "\n"
-
-
-def cost_markdown(rows: Sequence[Row], *, time: bool, memory: bool) -> str:
-    """The costs as Markdown. Raises as `cost_lines`."""
-    table = _markdown(_units(time, memory), LRA_TASKS, cost_lines(rows, time=time, memory=memory))
-    return "\n".join([table, *(f"- {note}" for note in _cost_notes(rows))]) + "\n"
-
-
-def _print(title: str, columns: Iterable[str], lines: Iterable[TableLine], notes: Iterable[str]) -> None:
-    """A table whose first column is narrow: long names are broken between words, to leave room for numbers."""
+def print_lra(rows: Sequence[Row], *, time: bool = False, memory: bool = False) -> None:
+    """Print the accuracies, or the costs. Raises as `lra_lines` and `cost_lines`."""
+    title, columns, lines, notes = _parts(rows, time, memory)
+    # The first column is narrow: long names are broken between words, to leave room for numbers.
     narrow = [
         [fill(name, _LABEL, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False), *cells]
         for name, cells in lines
     ]
-    print_table(Table(title, ["", *columns], narrow, notes="\n".join(notes)))
+    caption = [] if time or memory else [_CAPTION]
+    print_table(Table(title, ["", *columns], narrow, notes="\n".join([*caption, *notes])))
 
 
-def _markdown(title: str, columns: Iterable[str], lines: Iterable[TableLine]) -> str:
+def lra_markdown(rows: Sequence[Row], *, time: bool = False, memory: bool = False) -> str:
+    """The same as Markdown, the accuracies with the commands that measured them. Raises as `print_lra`."""
+    title, columns, lines, notes = _parts(rows, time, memory)
     marked = [[f"*{name.strip()}*" if name.startswith(" ") else f"**{name}**", *cells] for name, cells in lines]
-    return markdown_table(Table("", (title, *columns), marked))
+    text = [markdown_table(Table("", (title, *columns), marked))]
+    if time or memory:
+        return "\n".join([*text, *(f"- {note}" for note in notes)]) + "\n"
+    commands = dict.fromkeys(_any_seed(row) for row in rows if row.quantity == "test accuracy")
+    text += [f"{_CAPTION[0].upper()}{_CAPTION[1:]}.", "", *(f"- {note}" for note in notes), ""]
+    return "\n".join([*text, "Measured by", "", *(f"    {command}" for command in commands)]) + "\n"
+
+
+def _parts(rows: Sequence[Row], time: bool, memory: bool) -> tuple[str, Sequence[str], list[TableLine], list[str]]:
+    """The title, the columns, the lines and the notes of a table."""
+    if not (time or memory):
+        return "accuracy in %", (*LRA_TASKS, "mean"), lra_lines(rows), _notes(rows)
+    units = " / ".join(["hours"] * time + ["GB"] * memory)
+    return units, LRA_TASKS, cost_lines(rows, time=time, memory=memory), _cost_notes(rows)
 
 
 def _any_seed(row: Row) -> str:
@@ -174,10 +166,6 @@ def _cost(seconds: float | None, megabytes: float | None, time: bool, memory: bo
     shown = [(seconds, 3600)] * time + [(megabytes, 1e3)] * memory
     texts = [_DASH if value is None else f"{value / unit:.2f}" for value, unit in shown]
     return _DASH if set(texts) == {_DASH} else " / ".join(texts)
-
-
-def _units(time: bool, memory: bool) -> str:
-    return " / ".join(["hours"] * time + ["GB"] * memory)
 
 
 def _shared(said: Iterable[tuple[Line, str, str]]) -> list[str]:

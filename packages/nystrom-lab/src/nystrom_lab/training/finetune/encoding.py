@@ -5,12 +5,11 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from nystrom_lab.data.language.labelled.splits import TextSplit
-from nystrom_lab.training.batches import rounded
+from nystrom_lab.training.batches import fill_up, rounded
 
 _AT_ONCE = 1000
 
@@ -104,20 +103,13 @@ def collator(
         lengths = torch.tensor([len(sample["input_ids"]) for sample in samples])
         longest = int(lengths.max())
         width = longest if most is None else rounded(longest, most)
-        batch = {"input_ids": _padded([sample["input_ids"] for sample in samples], width, pad_token_id)}
+        batch = {"input_ids": fill_up([sample["input_ids"] for sample in samples], width, pad_token_id)}
         batch["attention_mask"] = (torch.arange(width) < lengths[:, None]).long()
         if "token_type_ids" in samples[0]:
-            batch["token_type_ids"] = _padded([sample["token_type_ids"] for sample in samples], width, 0)
+            batch["token_type_ids"] = fill_up([sample["token_type_ids"] for sample in samples], width)
         if "labels" in samples[0]:
             labels = torch.tensor(np.array([sample["labels"] for sample in samples]))
             batch["labels"] = labels.float() if labels.is_floating_point() else labels
         return batch
 
     return collate
-
-
-def _padded(rows: Sequence[NDArray[Any]], width: int, fill: int) -> Tensor:
-    out = np.full((len(rows), width), fill, dtype=np.int64)
-    for place, row in zip(out, rows, strict=True):
-        place[: len(row)] = row
-    return torch.from_numpy(out)
