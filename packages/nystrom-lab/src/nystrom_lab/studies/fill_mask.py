@@ -107,9 +107,8 @@ STUDIES = {
         tables=[_table],
         claims=[
             Claim(
-                "The five words and their scores are those of the post.",
-                "Hugging Face, post on Nyströmformer", _as_printed,
-                "a word is another, or a score is off by more than .0005; unknown with fewer than five words",
+                "The five words and their scores are those of the post.", "Hugging Face, post on Nyströmformer",
+                _as_printed,
             )
         ],
         figures={

@@ -177,7 +177,6 @@ STUDIES = {
                 "The attention patterns of the approximation and of softmax are quite similar.",
                 "Nyströmformer, Fig. 3",
                 _alike,
-                "with pretrained weights the cosine similarity is at least 0.9 in fewer than half of the heads",
             )
         ],
         figures=_draw_heads,

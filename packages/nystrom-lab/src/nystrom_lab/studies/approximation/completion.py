@@ -183,7 +183,6 @@ def _figures(rows: pd.DataFrame, folder: Path) -> "Mapping[str, Figure]":
     return {"": figure}
 
 
-_REFUSED = "a kind of input has a head with a value below minus the rounding; undecided if the rounding is above 1e-6"
 STUDIES = {
     "skyformer-lemma-1": declare(
         shows="smallest eigenvalues of score matrices, and of their completion to queries and keys",
@@ -207,19 +206,16 @@ STUDIES = {
                 "SM(Q, Q) of the softmax kernel is positive semi-definite.",
                 "Skyformer, Lemma 1",
                 partial(_semidefinite, LEMMA),
-                _REFUSED,
             ),
             Claim(
                 "Gaussian scores completed to 2n rows are positive semi-definite.",
                 "Skyformer, eq. 4",
                 partial(_semidefinite, COMPLETED),
-                _REFUSED,
             ),
             Claim(
                 "The softmax matrix and the Gaussian scores themselves are not positive semi-definite.",
                 "Skyformer, section 4.2",
                 _indefinite,
-                "one of them is indefinite in at most a quarter of the real heads; undecided below three quarters",
             ),
         ],
         figures=_figures,

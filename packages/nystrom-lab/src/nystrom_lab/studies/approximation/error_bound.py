@@ -197,16 +197,15 @@ STUDIES = {
         claims=[
             Claim(
                 "The error is at most the bound of Proposition 1.", "Nyströmformer, supplement, Proposition 1",
-                _proposition, "one head is beyond the bound; undecided where a kind of weights or inverse is missing",
+                _proposition,
             ),
             Claim(
                 "With every token a landmark the error is at most the bound of Lemma 2.",
-                "Nyströmformer, supplement, Lemma 2", _lemma, "one head is beyond it after some number of iterations",
+                "Nyströmformer, supplement, Lemma 2", _lemma,
             ),
             Claim(
                 "With every token a landmark the approximation converges to attention.", "Nyströmformer, Lemma 2",
-                _converges, "with pretrained weights the lower quartile of the error is above 0.001 after 24 "
-                "iterations; undecided if 0.001 lies between the quartiles",
+                _converges,
             ),
         ],
         figures={

@@ -165,19 +165,12 @@ STUDIES = {
         plan=_plan,
         tables=[_table],
         claims=[
+            Claim("All singular values are within (0, 1).", _LEMMA, _as_printed),
             Claim(
-                "All singular values are within (0, 1).", _LEMMA, _as_printed,
-                "a matrix has one within rounding of 1, or above it; undecided where one is within rounding of 0",
+                "The largest singular value is 1, and the smallest at least the ridge over the largest row sum.", OURS,
+                _sharp,
             ),
-            Claim(
-                "The largest singular value is 1, and the smallest at least the ridge over the largest row sum.",
-                OURS, _sharp, "the largest of a matrix is off 1 by more than rounding, or the smallest below its "
-                "bound; undecided where the bound is below rounding",
-            ),
-            Claim(
-                "The norm of I - N is below 1.", _LEMMA, _norm,
-                "1 less the norm is below minus the rounding in a matrix; undecided where it is within rounding of 0",
-            ),
+            Claim("The norm of I - N is below 1.", _LEMMA, _norm),
         ],
         figures={
             "": Lines(

@@ -122,16 +122,12 @@ STUDIES = {
         ],
         claims=[
             Claim(
-                "A context has less than half the error of as many keys, evenly spread.",
-                "this library",
+                "A context has less than half the error of as many keys, evenly spread.", "this library",
                 all_ratios(ERROR, mean_of, _SAID.format(".3f"), OURS, SPREAD, limit=0.5, over="m"),
-                "its mean error over heads is more than half at some number of entries",
             ),
             Claim(
-                "100 questions to a context take less than a tenth of the time of 100 calls.",
-                "this library",
+                "100 questions to a context take less than a tenth of the time of 100 calls.", "this library",
                 all_ratios(TIME, quartiles_of, _SAID.format(",.4g"), OURS, EACH, limit=0.1, over="m"),
-                "with making the context they take more than a tenth at some number of entries",
             ),
         ],
         figures={

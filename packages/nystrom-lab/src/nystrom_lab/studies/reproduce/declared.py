@@ -294,13 +294,11 @@ class Claim:
         says: The claim, in a sentence.
         source: The paper and the place that makes it; `OURS` for a claim of this library.
         rule: Decides it on the frame of the rows.
-        refused: When the rule says that it does not agree, and when that it cannot tell.
     """
 
     says: str
     source: str
     rule: Rule
-    refused: str
 
     def decide(self, frame: pd.DataFrame, *, ours: bool) -> Verdict:
         """The verdict of the rule; "cannot tell" where it lacks rows.

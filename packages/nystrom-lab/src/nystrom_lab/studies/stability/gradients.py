@@ -132,8 +132,6 @@ STUDIES = {
             Claim(
                 "The modified Nyström method on self-attention, as printed, has the more severe gradient explosion.",
                 "Skyformer, section 4.5", _explodes,
-                "at some m, over all layers, its gradient is above ten times softmax's in fewer than three heads of "
-                "a hundred; unknown where three lie within what is known of the share",
             )
         ],
         figures={

@@ -301,20 +301,14 @@ STUDIES = {
             Claim(
                 "Softmax attention takes more steps to its limit than attention with Gaussian kernels.", _SECTION,
                 _more_steps,
-                "its steps are below those of kernelized attention or Skyformer on a task; a method whose limit is "
-                "more than two points below softmax's does not arrive at the same limit, and decides nothing",
             ),
             Claim(
                 "Seeds of softmax attention end further apart than those of attention with Gaussian kernels.", _SECTION,
                 _more_spread,
-                "the deviation of its limit over the seeds, pooled over tasks, is smaller than another method's "
-                "by two standard errors of the logarithm of the ratio, sqrt(1 / (2 f) + 1 / (2 g)) for f and g degrees "
-                "of freedom",
             ),
             Claim(
                 "Skyformer converges to its limit in less time than softmax attention, with comparable accuracy.",
                 _SECTION, _converges,
-                "on a task it takes more seconds, or its limit is more than two points below",
             ),
         ],
         figures=_figures,

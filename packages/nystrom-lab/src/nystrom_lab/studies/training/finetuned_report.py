@@ -181,23 +181,16 @@ def claims_2(frame: pd.DataFrame) -> list[Claim]:
     competitive = "performs competitively with exact attention"
     return [
         *(
-            Claim(f"Nyström attention {competitive} on {task}.", source, partial(_beside, task), _REFUSED)
+            Claim(f"Nyström attention {competitive} on {task}.", source, partial(_beside, task))
             for task in dict.fromkeys(task for task, _ in found)
             if (task, EXACT) in found and _nearest(found, task)
         ),
         *(
-            Claim(f"After the search on {of[0]} it {competitive}.", source, partial(_after_search, *of), _REFUSED)
+            Claim(f"After the search on {of[0]} it {competitive}.", source, partial(_after_search, *of))
             for of in _scores(frame, "search")
             if of[1] != EXACT and (of[0], EXACT) in found | _scores(frame, "search")
         ),
     ]
-
-
-_REFUSED = (
-    "it is more than two points below, with two standard errors to spare; undecided where exact attention is no better "
-    "than a guess of one class, where fewer than a tenth of the texts are longer than the landmarks, or where exact "
-    "attention was not searched as well"
-)
 
 
 def _nearest(found: Mapping[tuple[str, str], Any], task: str) -> str:
@@ -261,8 +254,6 @@ def claims_1(frame: pd.DataFrame) -> list[Claim]:
             f"With {method}, {task} at {LONG} tokens is fairly similar to 512.",
             "Nyströmformer, supplement, Table 1",
             partial(_longer, task, method),
-            "the two are more than two points apart, with two standard errors to spare; undecided where the score at "
-            "512 tokens is no better than a guess",
         )
         for task, method in _scores(frame, n=LONG)
         if method != EXACT and (task, method) in short
