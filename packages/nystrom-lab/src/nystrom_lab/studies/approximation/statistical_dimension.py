@@ -44,11 +44,10 @@ from torch import Tensor
 from nystrom.kernels import gaussian_kernel, laplace_kernel, matern32_kernel, matern52_kernel
 from nystrom_lab.measure.rows import Row, new_row
 from nystrom_lab.report.summary import OURS
-from nystrom_lab.report.table import Table
 from nystrom_lab.studies.approximation.draw_errors import measure_draws, needed_draws, rounding
 from nystrom_lab.studies.matrices.dense_nystrom import complete
 from nystrom_lab.studies.matrices.spectra import leverage_scores, spectral_norm, statistical_dimension
-from nystrom_lab.studies.reproduce.declared import Claim, Found, Lines, NotMeasured, Pivot, cells, declare, each, select
+from nystrom_lab.studies.reproduce.declared import Claim, Found, Lines, NotMeasured, Pivot, cells, declare, each
 from nystrom_lab.studies.reproduce.encoders import Encoder, Weights, find_encoder
 from nystrom_lab.studies.reproduce.known import Known, mean_of, most, roughly, share_of
 from nystrom_lab.studies.reproduce.spread import spread_row
@@ -317,17 +316,6 @@ def _pooled(rows: Sequence[Any]) -> Known:
     return Known(*(fmean(ends) for ends in zip(*map(mean_of, rows), strict=True)))
 
 
-def _kernel_table(rows: pd.DataFrame) -> list[Table]:
-    kernels = select(rows, ERROR, method=tuple(KERNELS))
-    means: Any = kernels.groupby(["weights", "method", "m"], as_index=False, sort=False)["value"].mean()
-    return Pivot(
-        title="mean relative error of kernels over heads",
-        index={"kernel": "{method}, {weights}"},
-        columns=[cells("d={m}", ERROR, "{value:.3f}")],
-        names={"weights": _WEIGHTS, "method": tuple(KERNELS)},
-    ).tables(means.assign(quantity=ERROR))
-
-
 _THEOREM, _LIMITS = "Skyformer, Theorem 2", "Skyformer, Limitations"
 _POLYLOG = "The statistical dimension grows no faster than a power of log n ({}).".format
 _HEADS = partial(Lines, panel="{weights}, layer {number}, {head}", options={"columns": 3})
@@ -354,7 +342,11 @@ STUDIES = {
                     (f"{NEEDED}, by leverage scores", NEEDED, "leverage"),
                 )
             ),
-            _kernel_table,
+            Pivot(
+                title="mean relative error of kernels over heads", index={"kernel": "{method}, {weights}"},
+                columns=[cells("d={m}", ERROR, "{value:.3f}", pick=fmean)],
+                names={"weights": _WEIGHTS, "method": tuple(KERNELS)},
+            ),
         ],
         claims=[
             Claim(

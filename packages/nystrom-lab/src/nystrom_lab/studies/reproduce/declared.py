@@ -32,6 +32,7 @@ Found = tuple[bool | None, str]
 Rule = Callable[[pd.DataFrame], Found]
 # Values of a column that are shown, in order; a mapping gives their names.
 Names = Mapping[str, Collection[Any]]
+Pick = Callable[[Sequence[float]], float]
 # As the value of a column: the largest that is there, such as the longest n.
 LONGEST = "the largest"
 
@@ -127,7 +128,7 @@ class Cells:
         quantity: The quantity.
         text: The text, from the columns of the row; {percent} is a hundred times the value, {short} its first figures.
         where: Values of other columns.
-        pick: min or max: which row a cell shows that several would fill; None for those that only one may fill.
+        pick: min, max or fmean: the value of a cell that several rows would fill; None where only one may fill it.
         beside: Cells whose texts stand in this one's text by their heads, for the same `on`; "" where there is no row.
         on: The columns that such a row shares.
     """
@@ -136,25 +137,28 @@ class Cells:
     quantity: str | Collection[str] | None
     text: str
     where: Mapping[str, Any]
-    pick: Callable[[float, float], float] | None
+    pick: Pick | None
     beside: "Sequence[Cells]" = ()
     on: tuple[str, ...] = ("method", "n")
 
     def lines(self, frame: pd.DataFrame, names: Names) -> Iterator[dict[str, Any]]:
         """The lines that are shown, with the texts of the rows beside them as further columns."""
         others = {
-            other.head: {
-                tuple(line[x] for x in self.on): other.text.format_map(line) for line in other.lines(frame, {})
-            }
+            other.head: {tuple(line[x] for x in self.on): other.tell([line]) for line in other.lines(frame, {})}
             for other in self.beside
         }
         for line in _named(select(frame, self.quantity, **self.where), names):
             place = tuple(line.get(x) for x in self.on)
-            texts = {head: of.get(place, "") for head, of in others.items()}
-            value = line["value"]
-            short = f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
             # Empty, too, is a fact that no row has.
-            yield defaultdict(str, line | texts | {"percent": 100 * value, "short": short})
+            yield defaultdict(str, line | {head: of.get(place, "") for head, of in others.items()})
+
+    def tell(self, lines: Sequence[Mapping[str, Any]]) -> str:
+        """The text of a cell that these rows fill."""
+        value = self.pick([line["value"] for line in lines]) if self.pick else lines[0]["value"]
+        short = f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
+        told = defaultdict(str, {**lines[0], "value": value, "percent": 100 * value, "short": short})
+        # A row without a number says in its note why it was not measured.
+        return "–" if math.isnan(value) else self.text.format_map(told)
 
 
 def cells(
@@ -162,7 +166,7 @@ def cells(
     quantity: str | Collection[str] | None,
     text: str = "{value:.3g}",
     *,
-    pick: Callable[[float, float], float] | None = None,
+    pick: Pick | None = None,
     beside: Sequence[Cells] = (),
     on: tuple[str, ...] = ("method", "n"),
     **where: Any,
@@ -193,17 +197,16 @@ class Pivot:
 
     def tables(self, frame: pd.DataFrame) -> list[Table]:
         """The tables of a frame; a cell that two rows would fill raises ValueError."""
-        found: dict[str, dict[tuple[str, ...], dict[tuple[int, str], dict[str, Any]]]] = {}
+        found: dict[str, dict[tuple[str, ...], dict[tuple[int, str], list[dict[str, Any]]]]] = {}
         heads: dict[str, dict[tuple[int, str], None]] = {}
         for number, cell in enumerate(self.columns):
             for line in cell.lines(frame, self.names):
                 title, place = self.title.format_map(line), (number, cell.head.format_map(line))
                 index = tuple(text.format_map(line) for text in self.index.values())
-                other = found.setdefault(title, {}).setdefault(index, {}).setdefault(place, line)
-                if other is not line and cell.pick is None:
+                lines = found.setdefault(title, {}).setdefault(index, {}).setdefault(place, [])
+                if lines and cell.pick is None:
                     raise ValueError(f"two rows fill {place[1]!r} of {', '.join(index)} in the table {title!r}.")
-                if cell.pick and cell.pick(line["value"], other["value"]) != other["value"]:
-                    found[title][index][place] = line
+                lines.append(line)
                 heads.setdefault(title, {})[place] = None
         left = len(self.index) if self.left is None else self.left
         if not found and "{" not in self.title:
@@ -211,15 +214,12 @@ class Pivot:
             return [Table(self.title, [*self.index], [], left)]
         tables = []
         for title, lines in found.items():
-            texts = [[*index, *(self._text(of, at) for at in heads[title])] for index, of in lines.items()]
+            texts = [
+                [*index, *(self.columns[at[0]].tell(of[at]) if at in of else self.missing for at in heads[title])]
+                for index, of in lines.items()
+            ]
             tables.append(Table(title, [*self.index, *(head for _, head in heads[title])], texts, left))
         return tables
-
-    def _text(self, line: Mapping[tuple[int, str], Mapping[str, Any]], at: tuple[int, str]) -> str:
-        if at not in line:
-            return self.missing
-        # A row without a number says in its note why it was not measured.
-        return "–" if math.isnan(line[at]["value"]) else self.columns[at[0]].text.format_map(line[at])
 
 
 @dataclass(frozen=True, kw_only=True)

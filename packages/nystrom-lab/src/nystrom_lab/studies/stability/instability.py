@@ -17,7 +17,7 @@ from each segment instead of independently.
 """
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from statistics import fmean
@@ -34,8 +34,7 @@ from nystrom_lab.bench.training_step import TrainingStep
 from nystrom_lab.data.lra.facts import LRA
 from nystrom_lab.measure.rows import Row
 from nystrom_lab.report.printed import SKYFORMER_APPENDIX_F
-from nystrom_lab.report.table import Table
-from nystrom_lab.studies.reproduce.declared import Claim, Found, Lines, declare, each
+from nystrom_lab.studies.reproduce.declared import Claim, Found, Lines, Pivot, cells, declare, each, frame_of
 from nystrom_lab.studies.reproduce.known import mean_over, most
 from nystrom_lab.studies.reproduce.spread import spread_row
 from nystrom_lab.studies.reproduce.study import Part, Plan, Setting, in_words
@@ -165,23 +164,11 @@ def _ratios(rows: pd.DataFrame) -> dict[str, dict[str, list[float]]]:
     return found
 
 
-def _table(rows: pd.DataFrame) -> list[Table]:
-    """The methods, other than self-attention, that every task has."""
-    ratios, printed = _ratios(rows), SKYFORMER_APPENDIX_F
-    lines = [
-        [
-            name,
-            *(
-                f"{fmean(of[name]):.2f} / {f'{printed[name][task]:.2f}' if name in printed else '–'}"
-                for task, of in ratios.items()
-            ),
-        ]
-        for name in METHODS[1:]
-        if all(name in of for of in ratios.values())
-    ]
-    return [
-        Table("mean ratio of the instability score to self-attention's, here / printed", ["method", *ratios], lines)
-    ]
+def _framed(rows: Sequence[Row]) -> pd.DataFrame:
+    """The rows, and the ratio that the paper prints."""
+    frame = frame_of(rows)
+    printed = [SKYFORMER_APPENDIX_F.get(row.method, {}).get(row.task) for row in each(frame)]
+    return frame.assign(printed=["–" if ratio is None else f"{ratio:.2f}" for ratio in printed])
 
 
 def _lies(names: tuple[str, ...], least: float, limit: float, rows: pd.DataFrame) -> Found:
@@ -228,7 +215,14 @@ STUDIES = {
         minutes=3,
         trains=True,
         plan=_plan,
-        tables=[_table],
+        framed=_framed,
+        tables=[
+            Pivot(
+                title="mean ratio of the instability score to self-attention's, here / printed",
+                index={"method": "{method}"}, names={"method": METHODS[1:]},
+                columns=[cells("{task}", _RATIO, "{value:.2f} / {printed}", pick=fmean)],
+            )
+        ],
         claims=[
             Claim(
                 "Kernelized attention and Skyformer have a lower instability score than self-attention in every task.",
