@@ -4,7 +4,7 @@ import pytest
 
 from nystrom_lab.measure.rows import new_row
 from nystrom_lab.report.summary import OURS
-from nystrom_lab.studies.reproduce.declared import LONGEST, Claim, Lines, Pivot, cells, each, frame_of, only, select
+from nystrom_lab.studies.reproduce.declared import LONGEST, Cells, Claim, Lines, Pivot, each, frame_of, only, select
 
 
 def row_of(quantity, value, *, method="nystrom", n=512, m=None, low=None, high=None, **facts):
@@ -49,9 +49,9 @@ def test_a_pivot_names_and_orders_its_lines_and_marks_what_is_missing():
         title="errors at n = {n}",
         index={"method": "{method}"},
         columns=[
-            cells("m={m}", "error", "{value:.2f}", m=(16, 64)),
-            cells("time", "time"),
-            cells("all", "error", m=None),
+            Cells("m={m}", "error", "{value:.2f}", m=(16, 64)),
+            Cells("time", "time"),
+            Cells("all", "error", m=None),
         ],
         names={"method": {"softmax": "exact", "nystrom": "Nyström"}},
     ).tables(ROWS)
@@ -62,9 +62,9 @@ def test_a_pivot_names_and_orders_its_lines_and_marks_what_is_missing():
 def test_two_rows_in_one_cell_raise_unless_one_is_picked():
     index = {"method": "{method}"}
     with pytest.raises(ValueError, match="two rows fill 'error' of nystrom in the table 'errors'"):
-        Pivot(title="errors", index=index, columns=[cells("error", "error")]).tables(ROWS)
+        Pivot(title="errors", index=index, columns=[Cells("error", "error")]).tables(ROWS)
     for pick, text in ((min, "0.25"), (max, "0.5")):
-        (table,) = Pivot(title="errors", index=index, columns=[cells("error", "error", pick=pick)]).tables(ROWS)
+        (table,) = Pivot(title="errors", index=index, columns=[Cells("error", "error", pick=pick)]).tables(ROWS)
         assert table.lines[0] == ["nystrom", text]
 
 

@@ -19,10 +19,9 @@ smallest.
 Source: Xiong et al. (2021), arXiv:2102.03902, eq. 13 and 15, Fig. 2 and 3, without numbers.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pandas as pd
 import torch
@@ -38,13 +37,10 @@ from nystrom_lab.report.plots.maps import draw_maps
 from nystrom_lab.studies.approximation.real_heads.pictures import read_pictures, save_pictures
 from nystrom_lab.studies.approximation.real_heads.recorded import WEIGHTS, LayerHeads, find_heads
 from nystrom_lab.studies.approximation.real_heads.selection import framed_over_layers
-from nystrom_lab.studies.reproduce.declared import Claim, Found, Pivot, cells, declare, only
+from nystrom_lab.studies.reproduce.declared import Cells, Claim, Found, Pivot, declare, only
 from nystrom_lab.studies.reproduce.known import share_in
 from nystrom_lab.studies.reproduce.spread import spread_row
-from nystrom_lab.studies.reproduce.study import Plan, Setting
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+from nystrom_lab.studies.reproduce.study import Figures, Plan, Setting
 
 _LANDMARKS, _LIKE = 64, 0.9
 # Methods, with their numbers of landmarks.
@@ -107,7 +103,7 @@ def _alike(rows: pd.DataFrame) -> Found:
     )
 
 
-def _draw_factors(rows: pd.DataFrame, folder: Path) -> "Mapping[str, Figure]":
+def _draw_factors(rows: pd.DataFrame, folder: Path) -> Figures:
     lines = read_pictures(folder)
     ordered = sorted(lines, key=lambda line: float(lines[line][f"nystrom {_COSINE}"]))
     line = ordered[min(2, len(ordered) - 1)]
@@ -116,7 +112,7 @@ def _draw_factors(rows: pd.DataFrame, folder: Path) -> "Mapping[str, Figure]":
     return {"": draw_factors(lines[line], title=title, bar=_FACTOR_BAR)}
 
 
-def _draw_heads(rows: pd.DataFrame, folder: Path) -> "Mapping[str, Figure]":
+def _draw_heads(rows: pd.DataFrame, folder: Path) -> Figures:
     lines = read_pictures(folder)
     names = {"exact": "softmax", "nystrom": "Nyström", "near_far": "near and far"}
     captions = {
@@ -143,7 +139,7 @@ _study = partial(
             title=f"all heads, m = {_LANDMARKS}",
             index={"weights": "{weights}", "beside exact attention": "{quantity}"},
             columns=[
-                cells(head, tuple(_MEASURES), text, method=method)
+                Cells(head, tuple(_MEASURES), text, method=method)
                 for method in _METHODS
                 for head, text in ((method, "{value:.3f}"), ("quartiles of a layer", "{low:.3f}–{high:.3f}"))
             ],
@@ -152,7 +148,7 @@ _study = partial(
         Pivot(
             title="the heads that are shown",
             index={name: f"{{{name}}}" for name in ("method", "layer", "head")},
-            columns=[cells(head, f"{quantity} of one head", "{value:.3f}") for quantity, head in _MEASURES.items()],
+            columns=[Cells(head, f"{quantity} of one head", "{value:.3f}") for quantity, head in _MEASURES.items()],
             left=1,
         ),
     ],

@@ -24,10 +24,10 @@ tokens in a small cluster, and tokens found by gradient descent on the smallest 
 Source: Chen et al. (2021), arXiv:2111.00035, Lemma 1 and eq. 4. Its inline Gaussian lacks the minus sign.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pandas as pd
 import torch
@@ -39,12 +39,9 @@ from nystrom.kernels import gaussian_kernel, softmax_kernel
 from nystrom_lab.measure.rows import Row, new_row
 from nystrom_lab.report.plots.canvas import MARKERS, PAGE, figure_of
 from nystrom_lab.studies.approximation.real_heads.recorded import LENGTH, WEIGHTS, LayerHeads, find_heads
-from nystrom_lab.studies.reproduce.declared import Claim, Found, Pivot, cells, declare, each, select
+from nystrom_lab.studies.reproduce.declared import Cells, Claim, Found, Pivot, declare, each, select
 from nystrom_lab.studies.reproduce.spread import spread_row
-from nystrom_lab.studies.reproduce.study import Plan, Setting, part
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+from nystrom_lab.studies.reproduce.study import Figures, Plan, Setting, part
 
 LEMMA, COMPLETED, SOFTMAX, SCORES = "softmax kernel, Q", "Gaussian, completed", "softmax", "Gaussian"
 LEAST, BELOW, ROUNDING = "least eigenvalue over the largest", "share below rounding", "rounding"
@@ -165,7 +162,7 @@ def _indefinite(rows: pd.DataFrame) -> Found:
     return agrees, f"the symmetric part has an eigenvalue below 0 in {shown}."
 
 
-def _figures(rows: pd.DataFrame, folder: Path) -> "Mapping[str, Figure]":
+def _figures(rows: pd.DataFrame, folder: Path) -> Figures:
     figure = figure_of(PAGE, 3.4)
     axes = figure.subplots()
     least: Any = select(rows, LEAST).pivot_table("value", "method", "inputs", aggfunc="min", sort=False)
@@ -196,8 +193,8 @@ STUDIES = {
                 title="smallest eigenvalue over the largest, the least of all heads",
                 index={"inputs": "{inputs}"},
                 columns=[
-                    cells("{method}", LEAST, "{value:.1g}", pick=min),
-                    cells("known to", ROUNDING, "{value:.1g}", pick=max),
+                    Cells("{method}", LEAST, "{value:.1g}", pick=min),
+                    Cells("known to", ROUNDING, "{value:.1g}", pick=max),
                 ],
             )
         ],

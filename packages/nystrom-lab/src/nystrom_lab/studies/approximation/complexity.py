@@ -65,7 +65,10 @@ def count_rows(n: int, sizes: Sequence[int]) -> Iterable[Row]:
         )
 
     for method, m in _cells(n, sizes):
-        options = _options(method, n, m)
+        # A window is odd.
+        options = size_options(method, None if m is None else m + (method == "longformer"))
+        options |= {"form": "materialised"} if method == "softmax-materialised" else {}
+        options |= {"max_length": n} if method == "linformer" else {}
         with torch.random.fork_rng(devices=[]), torch.no_grad():
             torch.manual_seed(0)
             heads = build_attention(method.partition("-")[0], num_heads=1, head_dim=_WIDTH, **options).eval()
@@ -85,14 +88,6 @@ def _cells(n: int, sizes: Sequence[int]) -> Iterable[tuple[str, int | None]]:
         sized = method in SIZES and method not in _DEFAULTS
         if n <= _LIMITS.get(method, n):
             yield from product((method,), sizes if sized else (None,))
-
-
-def _options(method: str, n: int, m: int | None) -> dict[str, object]:
-    if method == "softmax-materialised":
-        return {"form": "materialised"}
-    # A window is odd.
-    options = size_options(method, None if m is None else m + (method == "longformer"))
-    return options | ({"max_length": n} if method == "linformer" else {})
 
 
 def slope(points: Mapping[int, float]) -> float:

@@ -14,7 +14,7 @@ $Z^*$ is the result of six iterations ("iterative") or $A^+$ itself ("exact").
 Source: Xiong et al. (2021), arXiv:2102.03902, Lemma 2; its supplement, Lemma 2 and Proposition 1 (eq. 12).
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from functools import partial
 from itertools import product
 from pathlib import Path
@@ -31,11 +31,11 @@ from nystrom_lab.measure.rows import Row
 from nystrom_lab.studies.approximation.convergence import landmark_matrix
 from nystrom_lab.studies.approximation.real_heads.recorded import WEIGHTS, LayerHeads, RealHeads, find_heads
 from nystrom_lab.studies.reproduce.declared import (
+    Cells,
     Claim,
     Found,
     Lines,
     Pivot,
-    cells,
     column,
     declare,
     each,
@@ -83,7 +83,8 @@ def _measure_proposition(real: RealHeads, weights: Weights, folder: Path) -> Ite
 
 def _measure_lemma(real: RealHeads, weights: Weights, folder: Path) -> Iterable[Row]:
     layers = real.layers(weights)
-    q, k, v = (torch.cat([x[:, :, :_TOKENS].flatten(0, 1) for x in each]) for each in _inputs(layers))
+    inputs = zip(*((heads.q, heads.k, heads.v) for heads in layers), strict=True)
+    q, k, v = (torch.cat([x[:, :, :_TOKENS].flatten(0, 1) for x in each]) for each in inputs)
     s, size = softmax_rows(q[None], k[None])[0], infinity_norm(v)
     inverse, z = pinv_exact(s), start_value(s)
     for step in range(_STEPS + 1):
@@ -97,10 +98,6 @@ def _measure_lemma(real: RealHeads, weights: Weights, folder: Path) -> Iterable[
                 quantity, "nystrom", values, n=_TOKENS, m=_TOKENS, facts={"weights": weights, "k": step},
                 dtype="float64", median=quantity != _ALL_WITHIN,
             )  # fmt: skip
-
-
-def _inputs(layers: Sequence[LayerHeads]) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:
-    return [each.q for each in layers], [each.k for each in layers], [each.v for each in layers]
 
 
 def proposition(
@@ -175,7 +172,7 @@ STUDIES = {
                 title="Proposition 1: medians over heads, relative to the norm of the values",
                 index={"weights": "{weights}", "inverse": "{inverse}", "m": "{m}"},
                 columns=[
-                    cells(head, quantity, "{value:.2g}")
+                    Cells(head, quantity, "{value:.2g}")
                     for head, quantity in (
                         ("error", _ERROR), ("bound", _BOUND), ("1+|Z|", _PLAIN), ("bound/error", _RATIO)
                     )
@@ -187,7 +184,7 @@ STUDIES = {
                 title=f"Lemma 2: {_TOKENS} tokens, each a landmark; medians over heads",
                 index={"weights": "{weights}", "k": "{k}"},
                 columns=[
-                    cells(head, quantity, "{value:.2g}", k=[str(k) for k in range(0, _STEPS + 1, 6)])
+                    Cells(head, quantity, "{value:.2g}", k=[str(k) for k in range(0, _STEPS + 1, 6)])
                     for head, quantity in (("error", _ALL_ERROR), ("bound", _ALL_BOUND))
                 ],
                 names={"weights": WEIGHTS},

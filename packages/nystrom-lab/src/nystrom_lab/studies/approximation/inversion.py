@@ -49,7 +49,7 @@ from nystrom_lab.studies.approximation.preconditioner import landmark_kernels, s
 from nystrom_lab.studies.approximation.real_heads.recorded import RealHeads, find_heads
 from nystrom_lab.studies.fidelity.beside_exact import time_calls
 from nystrom_lab.studies.matrices.spectra import condition_number
-from nystrom_lab.studies.reproduce.declared import Claim, Found, Lines, Pivot, cells, declare, each, select
+from nystrom_lab.studies.reproduce.declared import Cells, Claim, Found, Lines, Pivot, declare, each, select
 from nystrom_lab.studies.reproduce.spread import spread_row
 from nystrom_lab.studies.reproduce.study import Plan, Setting, part
 
@@ -170,7 +170,7 @@ def _tables(rows: pd.DataFrame) -> list[Table]:
         tables += Pivot(
             title=f"time of a batch of 8 on the {where} in ms (ratio to iterations), medians",
             index={"inverse": "{method}"},
-            columns=[cells("m={m}", TIME, "{value:.3g} ({value_ratio:.2f})")],
+            columns=[Cells("m={m}", TIME, "{value:.3g} ({value_ratio:.2f})")],
             names={"method": tuple(METHODS)},
         ).tables(both)
         for matrix, quantity in product(("softmax", "N", "made"), (ERROR, GRADIENT)):
@@ -180,7 +180,7 @@ def _tables(rows: pd.DataFrame) -> list[Table]:
             tables += Pivot(
                 title=f"{quantity}, {matrix}, {where}: medians",
                 index={"inverse": "{method}"},
-                columns=[cells(head, quantity, "{value:.1g}", matrix=matrix, where=where)],
+                columns=[Cells(head, quantity, "{value:.1g}", matrix=matrix, where=where)],
             ).tables(pd.concat([rows, last]))
     return tables
 

@@ -25,7 +25,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pandas as pd
 from torch import Tensor
@@ -51,12 +51,9 @@ from nystrom_lab.studies.approximation.landmark_errors import (
 from nystrom_lab.studies.approximation.real_heads.pictures import read_pictures, save_pictures
 from nystrom_lab.studies.approximation.real_heads.recorded import LENGTH, WEIGHTS, LayerHeads, RealHeads, find_heads
 from nystrom_lab.studies.approximation.real_heads.selection import framed_over_layers
-from nystrom_lab.studies.reproduce.declared import Claim, Found, Lines, Pivot, cells, declare, each, only
+from nystrom_lab.studies.reproduce.declared import Cells, Claim, Found, Lines, Pivot, declare, each, only
 from nystrom_lab.studies.reproduce.known import Known, mean_of, most, quartiles_of, share_in, unanimous
-from nystrom_lab.studies.reproduce.study import Plan, Setting, part
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+from nystrom_lab.studies.reproduce.study import Figures, Plan, Setting, part
 
 # In the order of the paper's columns.
 _NAMES = {
@@ -116,7 +113,7 @@ def _maps(heads: LayerHeads, numbers: Sequence[int]) -> dict[str, Tensor]:
     return {"exact": s} | made | errors
 
 
-def _draw(folder: Path, columns: Mapping[str, str], title: str) -> "Figure":
+def _draw(folder: Path, columns: Mapping[str, str], title: str) -> Figures:
     lines = read_pictures(folder)
     columns = {"exact": "softmax matrix", **columns}
     captions = {
@@ -125,15 +122,15 @@ def _draw(folder: Path, columns: Mapping[str, str], title: str) -> "Figure":
         for key, value in found.items()
         if (name := key.removeprefix("error of ")) != key
     }
-    return draw_maps(lines, columns=columns, captions=captions, bar=_BAR, title=title)
+    return {"": draw_maps(lines, columns=columns, captions=captions, bar=_BAR, title=title)}
 
 
-def _draw_choice(rows: pd.DataFrame, folder: Path) -> "Mapping[str, Figure]":
+def _draw_choice(rows: pd.DataFrame, folder: Path) -> Figures:
     title = f"n = {LENGTH}, m = {_CHOSEN}, 6 iterations; error: relative, in the Frobenius norm"
-    return {"": _draw(folder, _NAMES, title)}
+    return _draw(folder, _NAMES, title)
 
 
-def _draw_numbers(rows: pd.DataFrame, folder: Path) -> "Mapping[str, Figure]":
+def _draw_numbers(rows: pd.DataFrame, folder: Path) -> Figures:
     title = f"n = {LENGTH}, segment means, 6 iterations; error: relative, in the Frobenius norm"
     errors = Lines(
         of={"quantity": (MATRIX, OUTPUT), "method": [method for method in _NAMES if method != "nystrom-columns"]},
@@ -141,7 +138,7 @@ def _draw_numbers(rows: pd.DataFrame, folder: Path) -> "Mapping[str, Figure]":
         band="quartiles over the heads of a layer, mean over layers",
         names={"quantity": (MATRIX, OUTPUT), "weights": WEIGHTS},
     ).draw(rows)  # fmt: skip
-    maps = {"": _draw(folder, {str(m): f"m = {m}" for m in _PICTURED}, title)}
+    maps = _draw(folder, {str(m): f"m = {m}" for m in _PICTURED}, title)
     return maps if errors is None else {**maps, "errors": errors}
 
 
@@ -212,7 +209,7 @@ _SUPPLEMENT = "Nyströmformer, supplement (A)"
 _TIMES = Pivot(
     title="median times in ms, first layer of one text",
     index={"landmarks": "{method}", "n": "{n}", "m": "{m}"},
-    columns=[cells("choosing", CHOOSING, "{value:.2f}"), cells("attention", ATTENTION, "{value:.2f}")],
+    columns=[Cells("choosing", CHOOSING, "{value:.2f}"), Cells("attention", ATTENTION, "{value:.2f}")],
     names={"method": _NAMES},
     left=1,
 )
@@ -230,10 +227,10 @@ STUDIES = {
                 title=f"relative errors at m = {_CHOSEN}, mean over heads, {{weights}} weights",
                 index={"landmarks": "{method}", "inverse": "{inverse}"},
                 columns=[
-                    cells("Frobenius", MATRIX, m=_CHOSEN),
-                    cells("quartiles of a layer", MATRIX, "{low:.2g}–{high:.2g}", m=_CHOSEN),
-                    cells("spectral", SPECTRAL, m=_CHOSEN),
-                    cells("output", OUTPUT, m=_CHOSEN),
+                    Cells("Frobenius", MATRIX, m=_CHOSEN),
+                    Cells("quartiles of a layer", MATRIX, "{low:.2g}–{high:.2g}", m=_CHOSEN),
+                    Cells("spectral", SPECTRAL, m=_CHOSEN),
+                    Cells("output", OUTPUT, m=_CHOSEN),
                 ],
                 names={"weights": WEIGHTS, "inverse": tuple(INVERSES), "method": _NAMES},
             ),
@@ -258,7 +255,7 @@ STUDIES = {
                 Pivot(
                     title=f"{quantity}, pretrained weights",
                     index={"landmarks": "{method}"},
-                    columns=[cells("m={m}", quantity, weights="pretrained")],
+                    columns=[Cells("m={m}", quantity, weights="pretrained")],
                     names={"method": _NAMES},
                 )
                 for quantity in (MATRIX, OUTPUT)

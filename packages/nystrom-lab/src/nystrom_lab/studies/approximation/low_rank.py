@@ -31,7 +31,7 @@ from nystrom.kernels import gaussian_kernel, softmax_kernel
 from nystrom_lab.measure.rows import Row
 from nystrom_lab.studies.approximation.real_heads.selection import framed_over_layers
 from nystrom_lab.studies.matrices.spectra import condition_number, effective_rank
-from nystrom_lab.studies.reproduce.declared import LONGEST, Claim, Found, Lines, Pivot, Rule, cells, declare, each, only
+from nystrom_lab.studies.reproduce.declared import LONGEST, Cells, Claim, Found, Lines, Pivot, Rule, declare, each, only
 from nystrom_lab.studies.reproduce.encoders import Encoder, Weights, find_encoder
 from nystrom_lab.studies.reproduce.known import mean_of, most, share_of
 from nystrom_lab.studies.reproduce.spread import spread_row
@@ -172,10 +172,10 @@ STUDIES = {
         tables=[
             Pivot(title=title, index={"matrix": "{method}, {weights}"}, columns=[cell], names=_ORDER)
             for title, cell in (
-                ("effective rank, mean over heads", cells("n={n}", RANK)),
-                ("log10 of the condition number, mean over heads", cells("n={n}", CONDITION)),
-                ("share of the first 64 singular values in the energy", cells("n={n}", ENERGY, m=_FIRST)),
-                ("64th singular value over the first", cells("n={n}", SINGULAR, m=_FIRST)),
+                ("effective rank, mean over heads", Cells("n={n}", RANK)),
+                ("log10 of the condition number, mean over heads", Cells("n={n}", CONDITION)),
+                ("share of the first 64 singular values in the energy", Cells("n={n}", ENERGY, m=_FIRST)),
+                ("64th singular value over the first", Cells("n={n}", SINGULAR, m=_FIRST)),
             )
         ],
         claims=_CLAIMS,

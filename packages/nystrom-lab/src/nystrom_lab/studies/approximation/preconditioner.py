@@ -29,7 +29,7 @@ from nystrom.landmarks import draw
 from nystrom_lab.measure.rows import Row
 from nystrom_lab.report.summary import OURS
 from nystrom_lab.studies.approximation.real_heads.recorded import WEIGHTS, LayerHeads, RealHeads, find_heads
-from nystrom_lab.studies.reproduce.declared import Claim, Found, Lines, NotMeasured, Pivot, cells, declare, each
+from nystrom_lab.studies.reproduce.declared import Cells, Claim, Found, Lines, NotMeasured, Pivot, declare, each
 from nystrom_lab.studies.reproduce.encoders import Weights
 from nystrom_lab.studies.reproduce.spread import spread_row
 from nystrom_lab.studies.reproduce.study import Plan, Setting, part
@@ -154,12 +154,12 @@ STUDIES = {
                 title="singular values of N: the worst of all heads",
                 index={"landmarks": "{landmarks}", "ridge": "{ridge}"}, left=1,
                 columns=[
-                    cells(
+                    Cells(
                         "largest off 1", (_LEAST + LARGEST, _MOST + LARGEST), "{value:.1g}",
                         pick=lambda values: max(map(abs, values)),
                     ),
-                    cells("smallest, m={m}", _LEAST + SMALLEST, "{value:.2g}"),
-                    cells("over its bound", _RATIO, pick=min),
+                    Cells("smallest, m={m}", _LEAST + SMALLEST, "{value:.2g}"),
+                    Cells("over its bound", _RATIO, pick=min),
                 ],
             )
         ],

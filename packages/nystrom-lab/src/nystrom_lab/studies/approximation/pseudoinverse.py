@@ -16,7 +16,7 @@ from collections.abc import Iterable, Mapping
 from functools import partial
 from itertools import product
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -45,14 +45,11 @@ from nystrom_lab.studies.approximation.convergence import (
 from nystrom_lab.studies.approximation.real_heads.pictures import read_pictures, save_pictures
 from nystrom_lab.studies.approximation.real_heads.recorded import WEIGHTS, RealHeads, find_heads
 from nystrom_lab.studies.matrices.spectra import condition_number
-from nystrom_lab.studies.reproduce.declared import Claim, Found, Lines, Pivot, cells, column, declare, each, only
+from nystrom_lab.studies.reproduce.declared import Cells, Claim, Found, Lines, Pivot, column, declare, each, only
 from nystrom_lab.studies.reproduce.encoders import Weights
 from nystrom_lab.studies.reproduce.known import Known, most, share_in
 from nystrom_lab.studies.reproduce.spread import spread_row
-from nystrom_lab.studies.reproduce.study import Part, Plan, Setting, part
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+from nystrom_lab.studies.reproduce.study import Figures, Part, Plan, Setting, part
 
 _PICTURED = (2, 4, 6)
 SHOWN, ITERATIONS, STEPS = 64, 6, 24
@@ -118,20 +115,20 @@ def _shown_maps(folder: Path) -> tuple[dict[str, dict[str, np.ndarray]], dict[st
     return lines, numbers
 
 
-def _draw_inverses(columns: Mapping[str, str], title: str, folder: Path, *, all_heads: bool) -> "Figure":
+def _draw_inverses(columns: Mapping[str, str], title: str, folder: Path, *, all_heads: bool) -> Figures:
     """Pictures of the inverses of all heads, or of the best and the worst conditioned one."""
     lines, numbers = _shown_maps(folder)
     ordered = sorted(numbers, key=lambda line: numbers[line]["condition"])
     chosen = lines if all_heads else dict.fromkeys((ordered[0], ordered[-1]))
     captions = {(line, str(k)): f"distance {numbers[line][f'distance {k}']:.2f}" for line in numbers for k in _PICTURED}
     captions |= {(line, "true"): f"condition {numbers[line]['condition']:.0e}" for line in numbers}
-    return draw_maps(
+    return {"": draw_maps(
         {line: lines[line] for line in chosen}, columns={"true": "pseudoinverse", **columns}, bar=_BAR, scale="signed",
         captions=captions, across=1 + all_heads, title=title,
-    )  # fmt: skip
+    )}  # fmt: skip
 
 
-def _draw_convergence(rows: pd.DataFrame, folder: Path) -> "Mapping[str, Figure]":
+def _draw_convergence(rows: pd.DataFrame, folder: Path) -> Figures:
     title = f"the best and the worst conditioned of the six heads, m = {SHOWN}"
     maps = _draw_inverses({str(k): f"{k} iterations" for k in _PICTURED}, title, folder, all_heads=False)
     over_steps = partial(
@@ -146,13 +143,13 @@ def _draw_convergence(rows: pd.DataFrame, folder: Path) -> "Mapping[str, Figure]
         y_label="relative error of attention",
         options={"limits": (1e-3, 10), "log_x": False, "line": "medians"},
     )  # fmt: skip
-    drawn = {"": maps, "convergence": norms.draw(rows), "attention": attention.draw(rows)}
+    drawn = {**maps, "convergence": norms.draw(rows), "attention": attention.draw(rows)}
     return {name: figure for name, figure in drawn.items() if figure is not None}
 
 
-def _draw_six(rows: pd.DataFrame, folder: Path) -> "Mapping[str, Figure]":
+def _draw_six(rows: pd.DataFrame, folder: Path) -> Figures:
     title = f"m = {SHOWN}; distance: relative, in the Frobenius norm"
-    return {"": _draw_inverses({"6": "6 iterations"}, title, folder, all_heads=True)}
+    return _draw_inverses({"6": "6 iterations"}, title, folder, all_heads=True)
 
 
 def _six_are_enough(rows: pd.DataFrame) -> Found:
@@ -219,8 +216,8 @@ STUDIES = {
             Pivot(
                 title="distance to the pseudoinverse after k iterations, medians", index=_INDEX, left=1,
                 columns=[
-                    cells("cond.", CONDITION, "{value:.1e}"),
-                    *(cells(f"k={k}", DISTANCE, "{value:.2g}", k=str(k), **_PAPER) for k in _PRINTED),
+                    Cells("cond.", CONDITION, "{value:.1e}"),
+                    *(Cells(f"k={k}", DISTANCE, "{value:.2g}", k=str(k), **_PAPER) for k in _PRINTED),
                 ],
                 names={"weights": WEIGHTS},
             ),
@@ -229,10 +226,10 @@ STUDIES = {
                 "iterations in float64 and float32; distance with a ridge",
                 index=_INDEX, left=1,
                 columns=[
-                    cells("cubed", CUBED, "{value:.1%}"),
-                    cells("order", ORDER, "{value:.2f}"),
-                    *(cells(x, NEAR, "{value:.0%}", method="paper", k="6", dtype=x) for x in _DTYPES),
-                    cells("ridge", DISTANCE, "{value:.2g}", method="ridge", dtype="float64"),
+                    Cells("cubed", CUBED, "{value:.1%}"),
+                    Cells("order", ORDER, "{value:.2f}"),
+                    *(Cells(x, NEAR, "{value:.0%}", method="paper", k="6", dtype=x) for x in _DTYPES),
+                    Cells("ridge", DISTANCE, "{value:.2g}", method="ridge", dtype="float64"),
                 ],
                 names={"weights": WEIGHTS},
             ),
@@ -241,7 +238,7 @@ STUDIES = {
                 "Lemma 1, each in float64 and in float32",
                 index={**_INDEX, "z0": "{method}"},
                 columns=[
-                    cells(head if dtype == "float64" else dtype, quantity, "{value:.0%}", dtype=dtype, k="0")
+                    Cells(head if dtype == "float64" else dtype, quantity, "{value:.0%}", dtype=dtype, k="0")
                     for head, quantity in (("|I-AZ|", STARTS_BELOW), ("Lemma 1", LEMMA_HOLDS_AT_START))
                     for dtype in _DTYPES
                 ],
@@ -270,8 +267,8 @@ STUDIES = {
                 title=f"relative distance to the pseudoinverse after k steps, m = {SHOWN}",
                 index={"layer": "{layer}", "head": "{head}"},
                 columns=[
-                    cells("cond.", f"{CONDITION} of one head", "{value:.1e}"),
-                    *(cells(f"k={k}", _EACH, "{value:.2g}", k=str(k)) for k in _PICTURED),
+                    Cells("cond.", f"{CONDITION} of one head", "{value:.1e}"),
+                    *(Cells(f"k={k}", _EACH, "{value:.2g}", k=str(k)) for k in _PICTURED),
                 ],
             )
         ],

@@ -50,7 +50,7 @@ from nystrom_lab.report.summary import OURS
 from nystrom_lab.report.table import Table
 from nystrom_lab.studies.matrices.dense_nystrom import nystrom_columns_and_rows, nystrom_off_diagonal
 from nystrom_lab.studies.matrices.spectra import spectral_norm
-from nystrom_lab.studies.reproduce.declared import Claim, Found, Lines, Pivot, cells, declare, each, select
+from nystrom_lab.studies.reproduce.declared import Cells, Claim, Found, Lines, Pivot, declare, each, select
 from nystrom_lab.studies.reproduce.encoders import Encoder, Recording, Weights, find_encoder, instead_of_bert_base
 from nystrom_lab.studies.reproduce.known import UNKNOWN, Known, most, quartiles_of, share_in
 from nystrom_lab.studies.reproduce.spread import spread_row
@@ -203,7 +203,7 @@ def _table(quantity: str, rows: pd.DataFrame) -> list[Table]:
     return Pivot(
         title="{quantity}, {weights}, n = {n}",
         index={"method": "{method}"},
-        columns=[cells("d={m}", quantity, m=features)],
+        columns=[Cells("d={m}", quantity, m=features)],
         names={"m": features, "method": (*_FORMS, *_RIVALS, *_OTHERS, _COLUMNS)},
     ).tables(pd.concat([select(rows, quantity), *level]))
 

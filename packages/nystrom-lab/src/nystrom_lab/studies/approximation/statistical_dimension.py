@@ -47,7 +47,7 @@ from nystrom_lab.report.summary import OURS
 from nystrom_lab.studies.approximation.draw_errors import measure_draws, needed_draws, rounding
 from nystrom_lab.studies.matrices.dense_nystrom import complete
 from nystrom_lab.studies.matrices.spectra import leverage_scores, spectral_norm, statistical_dimension
-from nystrom_lab.studies.reproduce.declared import Claim, Found, Lines, NotMeasured, Pivot, cells, declare, each
+from nystrom_lab.studies.reproduce.declared import Cells, Claim, Found, Lines, NotMeasured, Pivot, declare, each
 from nystrom_lab.studies.reproduce.encoders import Encoder, Weights, find_encoder
 from nystrom_lab.studies.reproduce.known import Known, mean_of, most, roughly, share_of
 from nystrom_lab.studies.reproduce.spread import spread_row
@@ -143,13 +143,9 @@ def head_rows(
     scores = {eps: leverage_scores(completion, eps * norm) for eps in EPSILONS}
 
     def row(
-        quantity: str,
-        method: str,
-        value: float | None,
-        m: int | None = None,
-        eps: float | None = None,
+        quantity: str, method: str, value: float | None, m: int | None = None, eps: float | None = None,
         repeats: int = 1,
-    ) -> Row:
+    ) -> Row:  # fmt: skip
         return new_row(
             quantity=quantity, method=method, value=float("nan") if value is None else value, n=n, m=m,
             facts=facts if eps is None else {**facts, "eps": eps}, dtype="float64", seed=0, repeats=repeats,
@@ -331,7 +327,7 @@ STUDIES = {
             *(
                 Pivot(
                     title=title, index={"head": "{weights}, layer {number}, {head}"},
-                    columns=[cells("ε={eps}", quantity, "{value:.0f}", method=method)], missing="",
+                    columns=[Cells("ε={eps}", quantity, "{value:.0f}", method=method)], missing="",
                 )
                 for title, quantity, method in (
                     ("statistical dimension, out of 2n", DIMENSION, "gaussian"),
@@ -344,7 +340,7 @@ STUDIES = {
             ),
             Pivot(
                 title="mean relative error of kernels over heads", index={"kernel": "{method}, {weights}"},
-                columns=[cells("d={m}", ERROR, "{value:.3f}", pick=fmean)],
+                columns=[Cells("d={m}", ERROR, "{value:.3f}", pick=fmean)],
                 names={"weights": _WEIGHTS, "method": tuple(KERNELS)},
             ),
         ],

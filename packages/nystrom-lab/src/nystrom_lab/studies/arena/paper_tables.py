@@ -24,7 +24,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pandas as pd
 
@@ -38,11 +38,8 @@ from nystrom_lab.report.table import Table
 from nystrom_lab.studies.arena.beside_paper import Ran, differs_from_paper, what_ran
 from nystrom_lab.studies.reproduce.declared import Claim, Found, declare, frame_of, select
 from nystrom_lab.studies.reproduce.known import estimate, is_competitive, most
-from nystrom_lab.studies.reproduce.study import Part, Plan, Setting, Study
+from nystrom_lab.studies.reproduce.study import Figures, Part, Plan, Setting, Study
 from nystrom_lab.training.run_folder import RunFolder
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 _Printed = Mapping[str, tuple[float, float, float, float, float]]
 EXACT = "softmax"
@@ -208,7 +205,7 @@ def _at_guess(idle: Sequence[str]) -> str:
     return f" {EXACT} is no better than a guess on {', '.join(idle)}." if idle else ""
 
 
-def _figures(frame: pd.DataFrame, folder: Path, *, printed: _Printed, preset: str) -> "Mapping[str, Figure]":
+def _figures(frame: pd.DataFrame, folder: Path, *, printed: _Printed, preset: str) -> Figures:
     cells = _cells(frame["row"], preset)
     methods = list(dict.fromkeys(method for _, method in cells))
     tasks = [task for task in LRA_TASKS if any(of == task for of, _ in cells)]

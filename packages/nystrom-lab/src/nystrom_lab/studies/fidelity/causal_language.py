@@ -45,7 +45,7 @@ from nystrom_lab.data.language.encoder_texts import read_prose
 from nystrom_lab.measure.rows import Row, new_row
 from nystrom_lab.report.table import Table
 from nystrom_lab.studies.fidelity.beside_exact import PASSES, Attention, time_passes
-from nystrom_lab.studies.reproduce.declared import Claim, Found, Lines, Pivot, by, cells, declare, each, only
+from nystrom_lab.studies.reproduce.declared import Cells, Claim, Found, Lines, Pivot, by, declare, each, only
 from nystrom_lab.studies.reproduce.known import most, quartiles_of
 from nystrom_lab.studies.reproduce.spread import difference_row, spread_row
 from nystrom_lab.studies.reproduce.study import Part, Plan, Setting, beside_none, in_words, part
@@ -406,7 +406,7 @@ STUDIES = {
             _times_table,
             Pivot(
                 title=f"one token among {NEEDLES:,}: share of heads that find it", index={"": "{method}"},
-                columns=[cells("found", FOUND, "{value:.2f}")],
+                columns=[Cells("found", FOUND, "{value:.2f}")],
             ),
         ],
         claims=[

@@ -25,7 +25,7 @@ from nystrom.attention.methods.near_far import near_far_attention
 from nystrom.attention.methods.softmax import softmax_attention
 from nystrom_lab.measure.rows import Row
 from nystrom_lab.studies.fidelity.beside_exact import ERROR, relative_error, time_calls
-from nystrom_lab.studies.reproduce.declared import Claim, Lines, Pivot, cells, declare
+from nystrom_lab.studies.reproduce.declared import Cells, Claim, Lines, Pivot, declare
 from nystrom_lab.studies.reproduce.encoders import Encoder, Recording, find_encoder
 from nystrom_lab.studies.reproduce.known import mean_of, quartiles_of
 from nystrom_lab.studies.reproduce.rules import all_ratios
@@ -105,8 +105,8 @@ def _measure_times(encoder: Encoder, rounds: int, folder: Path) -> Iterable[Row]
 
 _SAID = "{{at}} entries: {{ours:{0}}} against {{theirs:{0}}}"
 _TABLE = {
-    "relative error of the output": cells("{m} entries", ERROR, "{value:.3f}"),
-    f"ms of {QUESTIONS} questions of {ASKED} queries": cells("{m} entries", TIME, "{value:,.4g}"),
+    "relative error of the output": Cells("{m} entries", ERROR, "{value:.3f}"),
+    f"ms of {QUESTIONS} questions of {ASKED} queries": Cells("{m} entries", TIME, "{value:,.4g}"),
 }
 
 STUDIES = {

@@ -26,7 +26,7 @@ from nystrom.attention.method_names import read_method, reformer_buckets, split_
 from nystrom_lab.measure.rows import Row
 from nystrom_lab.report.table import Table
 from nystrom_lab.studies.fidelity.beside_exact import ERROR, RATIO, TIME, relative_error, time_calls
-from nystrom_lab.studies.reproduce.declared import Claim, Found, Lines, Pivot, by, cells, declare, only
+from nystrom_lab.studies.reproduce.declared import Cells, Claim, Found, Lines, Pivot, by, declare, only
 from nystrom_lab.studies.reproduce.encoders import Encoder, Recording, find_encoder
 from nystrom_lab.studies.reproduce.known import mean_of, most, quartiles_of
 from nystrom_lab.studies.reproduce.rules import all_ratios, all_within
@@ -146,7 +146,7 @@ STUDIES = {
         tables=[
             Pivot(
                 title="relative error / time beside exact attention", index={"method": "{method}"}, missing="",
-                columns=[cells("n={n}", ERROR, "{value:.3f}{ratio}", beside=[cells("ratio", RATIO, " / {value:.2f}")])],
+                columns=[Cells("n={n}", ERROR, "{value:.3f}{ratio}", beside=[Cells("ratio", RATIO, " / {value:.2f}")])],
             ),
             _equal,
         ],

@@ -23,7 +23,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, get_args
+from typing import Any, get_args
 
 import pandas as pd
 import torch
@@ -48,16 +48,13 @@ from nystrom_lab.studies.fidelity.beside_exact import (
     time_calls,
     time_passes,
 )
-from nystrom_lab.studies.reproduce.declared import Claim, Found, Pivot, by, cells, declare, each
+from nystrom_lab.studies.reproduce.declared import Cells, Claim, Found, Pivot, by, declare, each
 from nystrom_lab.studies.reproduce.encoders import Encoder, Recording, find_encoder
 from nystrom_lab.studies.reproduce.known import Known, mean_of, most, quartiles_of, roughly
 from nystrom_lab.studies.reproduce.rules import all_within
 from nystrom_lab.studies.reproduce.spread import spread_row
-from nystrom_lab.studies.reproduce.study import Part, Plan, Setting, beside_none, part
+from nystrom_lab.studies.reproduce.study import Figures, Part, Plan, Setting, beside_none, part
 from nystrom_lab.training.run_progress import no_file_bars
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 EXACT, OURS = "softmax", "near_far"
 METHODS = (EXACT, "nystrom-64", "nystrom-256", OURS)
@@ -253,7 +250,7 @@ def _quick(rows: pd.DataFrame) -> Found:
     return most(quartiles_of(row).within(most=_AT_MOST[row.of][1]) for row in short), f"{said or 'Not measured'}."
 
 
-def _figures(rows: pd.DataFrame, folder: Path) -> "Mapping[str, Figure]":
+def _figures(rows: pd.DataFrame, folder: Path) -> Figures:
     """Time of attention over the length, one column wide; each line is named at its end, with its error there."""
     errors = by(rows, ERROR, "method", "n")
     figure = figure_of(COLUMN, 3.2)
@@ -275,10 +272,10 @@ def _figures(rows: pd.DataFrame, folder: Path) -> "Mapping[str, Figure]":
 
 def _beside(title: str, quantity: str, place: str) -> Pivot:
     """Error and time of each method, over the length."""
-    time = cells("time", RATIO, "{value:.2f}", of=place)
+    time = Cells("time", RATIO, "{value:.2f}", of=place)
     return Pivot(
         title=title, index={"method": "{method}"}, names={"method": (*METHODS, PACKAGE)}, missing=" / ",
-        columns=[cells("n = {n}", quantity, "{value:.2f} / {time}", beside=[time], positions="")],
+        columns=[Cells("n = {n}", quantity, "{value:.2f} / {time}", beside=[time], positions="")],
     )  # fmt: skip
 
 
@@ -293,10 +290,10 @@ STUDIES = {
             Pivot(
                 title="", index={"n": "{n}", "method": "{method}"}, missing="",
                 columns=[
-                    cells("error of attention", ERROR, "{value:.3f}", positions=""),
-                    cells("of the hidden states", HIDDEN, "{value:.3f}", positions=""),
+                    Cells("error of attention", ERROR, "{value:.3f}", positions=""),
+                    Cells("of the hidden states", HIDDEN, "{value:.3f}", positions=""),
                     *(
-                        cells(f"{place}: {what}", quantity, text, of=place)
+                        Cells(f"{place}: {what}", quantity, text, of=place)
                         for place in PLACES
                         for what, quantity, text in (
                             ("ms", TIME, "{short}"), ("/ exact", RATIO, "{value:.2f}"), ("MB", MEMORY, "{short}")
@@ -308,7 +305,7 @@ STUDIES = {
             Pivot(
                 title="near_far before any fine-tuning, by positions", index={"n": "{n}"},
                 columns=[
-                    cells(f"{what}, {how}", quantity, "{value:.3f}", method=OURS, positions=how)
+                    Cells(f"{what}, {how}", quantity, "{value:.3f}", method=OURS, positions=how)
                     for what, quantity in (("attention", ERROR), ("hidden states", HIDDEN))
                     for how in _HOW
                 ],

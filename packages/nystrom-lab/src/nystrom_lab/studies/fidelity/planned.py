@@ -36,7 +36,7 @@ from nystrom_lab.data.language.encoder_texts import load_encoder, tokens_of
 from nystrom_lab.data.language.tokenizer import load_tokenizer
 from nystrom_lab.measure.rows import Row, new_row
 from nystrom_lab.studies.fidelity.beside_exact import MEMORY, RATIO, TIME, time_calls
-from nystrom_lab.studies.reproduce.declared import Claim, Found, Lines, Pivot, by, cells, declare, each
+from nystrom_lab.studies.reproduce.declared import Cells, Claim, Found, Lines, Pivot, by, declare, each
 from nystrom_lab.studies.reproduce.encoders import Encoder, find_encoder
 from nystrom_lab.studies.reproduce.known import is_competitive, most, quartiles_of
 from nystrom_lab.studies.reproduce.rules import all_within
@@ -231,14 +231,14 @@ STUDIES = {
                 title="hidden states, retrieval, time and memory of one text",
                 index={"n": "{n}", "attention": "{method}"},
                 columns=[
-                    cells("error", ERROR, "{value:.3f}"), cells("found %", FOUND, "{percent:.1f}"),
-                    cells("changed %", CHANGED, "{percent:.1f}"), cells("ms", TIME, "{value:.0f}"),
-                    cells("/ exact", RATIO, "{value:.2f}"), cells("MB", MEMORY, "{value:.0f}"),
+                    Cells("error", ERROR, "{value:.3f}"), Cells("found %", FOUND, "{percent:.1f}"),
+                    Cells("changed %", CHANGED, "{percent:.1f}"), Cells("ms", TIME, "{value:.0f}"),
+                    Cells("/ exact", RATIO, "{value:.2f}"), Cells("MB", MEMORY, "{value:.0f}"),
                 ],
             ),
             Pivot(
                 title="the plans", index={"n": "{n}", "plan": "{method}"}, left=3,
-                columns=[cells("layers", ERROR, "{plan}", method=_PLANS)],
+                columns=[Cells("layers", ERROR, "{plan}", method=_PLANS)],
             ),
         ],
         claims=[

@@ -42,7 +42,7 @@ from nystrom_lab.measure.rows import Row, new_row
 from nystrom_lab.report.table import Table
 from nystrom_lab.studies.fidelity.beside_exact import ERROR, PASSES, both, forward, relative_error, time_calls
 from nystrom_lab.studies.reproduce.declared import Claim, Found, Lines, by, declare, each, only
-from nystrom_lab.studies.reproduce.known import Known, error_over, estimate, most, quartiles_of
+from nystrom_lab.studies.reproduce.known import error_over, estimate, most, quartiles_of
 from nystrom_lab.studies.reproduce.spread import difference_row, spread_row
 from nystrom_lab.studies.reproduce.study import Plan, Setting, beside_none, part
 
@@ -271,13 +271,11 @@ def _learns_more(rows: pd.DataFrame) -> Found:
     if any(len(shares) < 2 for shares in of.values()):
         return None, "Not measured."
     said = "; ".join(f"{name}: {', '.join(f'{share:.1%}' for share in shares)}" for name, shares in of.items())
-    apart = {name: _apart(of[CURVE], of[name]) for name in (FILE, SHUFFLED)}
-    return most([apart[SHUFFLED].above(0), apart[FILE].high >= 0]), f"Each seed: {said}."
-
-
-def _apart(ours: Sequence[float], others: Sequence[float]) -> Known:
-    """How far the mean of our shares is above that of the others, to two standard errors over seeds."""
-    return estimate(fmean(ours) - fmean(others), math.hypot(error_over(ours), error_over(others)))
+    file, shuffled = (
+        estimate(fmean(of[CURVE]) - fmean(of[name]), math.hypot(error_over(of[CURVE]), error_over(of[name])))
+        for name in (FILE, SHUFFLED)
+    )
+    return most([shuffled.above(0), file.high >= 0]), f"Each seed: {said}."
 
 
 def _less_time(other: str, rows: pd.DataFrame) -> Found:

@@ -20,7 +20,7 @@ from nystrom.attention.method_names import split_name
 from nystrom_lab.measure.rows import Row
 from nystrom_lab.report.summary import OURS, Verdict
 from nystrom_lab.report.table import Table
-from nystrom_lab.studies.reproduce.study import Plan, Setting, Study
+from nystrom_lab.studies.reproduce.study import Figures, Plan, Setting, Study
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -119,27 +119,27 @@ def _named(frame: pd.DataFrame, names: Names) -> Iterator[dict[str, Any]]:
         yield line | {name: shown[line[name]] for name, shown in names.items() if isinstance(shown, Mapping)}
 
 
-@dataclass(frozen=True)
 class Cells:
-    """The rows of which a column of a table has numbers, and the text of each number.
+    """The rows of which a column of a table has numbers, and the text of each number."""
 
-    Attributes:
-        head: The head of the column; one that differs between rows makes a column for each.
-        quantity: The quantity.
-        text: The text, from the columns of the row; {percent} is a hundred times the value, {short} its first figures.
-        where: Values of other columns.
-        pick: min, max or fmean: the value of a cell that several rows would fill; None where only one may fill it.
-        beside: Cells whose texts stand in this one's text by their heads, for the same `on`; "" where there is no row.
-        on: The columns that such a row shares.
-    """
+    def __init__(
+        self, head: str, quantity: str | Collection[str] | None, text: str = "{value:.3g}", *, pick: Pick | None = None,
+        beside: "Sequence[Cells]" = (), on: tuple[str, ...] = ("method", "n"), **where: Any,
+    ):  # fmt: skip
+        """Choose the rows and their text.
 
-    head: str
-    quantity: str | Collection[str] | None
-    text: str
-    where: Mapping[str, Any]
-    pick: Pick | None
-    beside: "Sequence[Cells]" = ()
-    on: tuple[str, ...] = ("method", "n")
+        Args:
+            head: The head of the column; one that differs between rows makes a column for each.
+            quantity: The quantity.
+            text: The text, from the columns of a row; {percent} is a hundred times its value, {short} its first
+                figures.
+            pick: min, max or fmean: the value of a cell that several rows would fill; None where only one may fill it.
+            beside: Cells whose texts stand in this one's by their heads, for the same `on`; "" where there is no row.
+            on: The columns that such a row shares.
+            **where: Values of other columns.
+        """
+        self.head, self.quantity, self.text, self.where = head, quantity, text, where
+        self.pick, self.beside, self.on = pick, beside, on
 
     def lines(self, frame: pd.DataFrame, names: Names) -> Iterator[dict[str, Any]]:
         """The lines that are shown, with the texts of the rows beside them as further columns."""
@@ -159,20 +159,6 @@ class Cells:
         told = defaultdict(str, {**lines[0], "value": value, "percent": 100 * value, "short": short})
         # A row without a number says in its note why it was not measured.
         return "–" if math.isnan(value) else self.text.format_map(told)
-
-
-def cells(
-    head: str,
-    quantity: str | Collection[str] | None,
-    text: str = "{value:.3g}",
-    *,
-    pick: Pick | None = None,
-    beside: Sequence[Cells] = (),
-    on: tuple[str, ...] = ("method", "n"),
-    **where: Any,
-) -> Cells:
-    """The rows of a quantity, of these values of other columns, as texts below a head."""
-    return Cells(head, quantity, text, where, pick, beside, on)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -312,7 +298,7 @@ class Claim:
         return Verdict(self.says, None if agrees is None else bool(agrees), numbers, ours and self.source == OURS)
 
 
-Drawings = Callable[[pd.DataFrame, Path], "Mapping[str, Figure]"]
+Drawings = Callable[[pd.DataFrame, Path], Figures]
 
 
 def declare(
@@ -335,7 +321,7 @@ def declare(
         facts: The other fields of `Study`.
     """
 
-    def draw(rows: Sequence[Row], folder: Path) -> "Mapping[str, Figure]":
+    def draw(rows: Sequence[Row], folder: Path) -> Figures:
         if not isinstance(figures, Mapping):
             return figures(framed(rows), folder)
         drawn = {name: lines.draw(framed(rows)) for name, lines in figures.items()}

@@ -86,10 +86,8 @@ class Encoder:
         ids, size = self.tokens(length, windows), min(length, self.positions)
         pieces = [piece for window in ids for piece in window.split(size)]
         model = self._model if weights == "pretrained" else self._initialised(seed)
-        seen: list[dict[int, Recording]] = []
         # Only the last piece of a window may be shorter, and is run alone.
-        for piece in pieces:
-            seen.append(_record(model, piece[None], layers))
+        seen = [_record(model, piece[None], layers) for piece in pieces]
         per = -(-length // size)
         result = {}
         for layer in layers:

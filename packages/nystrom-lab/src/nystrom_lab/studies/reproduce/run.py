@@ -92,8 +92,8 @@ def _measure(job: Job, say: Callable[[str], None]) -> None:
             say(f"\nStopped in part {place} of {len(parts)} of {name}; the same command continues.")
             raise
         seconds = time.monotonic() - began
-        append_rows(file, [_tagged(row, name, part.name) for row in rows])
-        _add_seconds(job.folder, part.name, seconds)
+        append_rows(file, [replace(row, study=name).with_facts(part=part.name) for row in rows])
+        _write(job.folder / SECONDS, _seconds(job.folder) | {part.name: round(seconds, 3)})
         say(f"{name}: part {place} of {len(parts)}, {part.name}, {seconds:.1f} s")
 
 
@@ -183,10 +183,6 @@ def _is_setting(file: Path) -> bool:
     return False
 
 
-def _tagged(row: Row, study: str, part: str) -> Row:
-    return replace(row, study=study).with_facts(part=part)
-
-
 def rows_of(rows: Sequence[Row], name: str) -> list[Row]:
     """The rows of one study among those of several, in the form that its tables and verdicts expect.
 
@@ -206,10 +202,6 @@ def _seconds(folder: Path) -> dict[str, float]:
         return json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
     except ValueError as error:
         raise ValueError(f"{file} is damaged ({error}): delete it; it says how long the parts took.") from error
-
-
-def _add_seconds(folder: Path, part: str, seconds: float) -> None:
-    _write(folder / SECONDS, _seconds(folder) | {part: round(seconds, 3)})
 
 
 def _write(file: Path, content: Mapping[str, object]) -> None:

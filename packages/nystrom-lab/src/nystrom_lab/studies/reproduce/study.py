@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, NamedTuple, ParamSpec
+from typing import TYPE_CHECKING, Literal, NamedTuple, ParamSpec, TypeAlias
 
 from nystrom_lab.measure.rows import Row
 from nystrom_lab.report.summary import Verdict
@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 P = ParamSpec("P")
 Size = Literal["small", "paper"]
 TrainedIn = Literal["float32", "bfloat16"]
+# By name, "" for the main one.
+Figures: TypeAlias = "Mapping[str, Figure]"
 NO_PAPER = "no paper has it"
 
 
@@ -97,7 +99,7 @@ class Study:
             run: a model without weights, texts that are too short, a size that needs something missing.
         tables: Tables of the rows, with the papers' printed numbers beside ours.
         verdicts: The claims of the paper, and what the rows say about each.
-        figures: Draws the rows, and the arrays in the folder. Returns figures by name, "" for the main one.
+        figures: Draws the rows, and the arrays in the folder.
         differs: `Plan.differs` from the rows, for a study of runs that others made; None if the plan knows it.
         needs: Requirements at the small size, beyond this library; "" for none.
         paper_needs: Additional requirements of the paper's size.
@@ -110,7 +112,7 @@ class Study:
     plan: Callable[[Setting], Plan]
     tables: Callable[[Sequence[Row]], Sequence[Table]]
     verdicts: Callable[[Sequence[Row]], Sequence[Verdict]]
-    figures: Callable[[Sequence[Row], Path], "Mapping[str, Figure]"]
+    figures: Callable[[Sequence[Row], Path], Figures]
     differs: Callable[[Sequence[Row]], str] | None = None
     needs: str = ""
     paper_needs: str = ""

@@ -38,7 +38,7 @@ from nystrom_lab.measure.rows import Row
 from nystrom_lab.report.plots.speed import speed_figure
 from nystrom_lab.report.printed_ratios import BASE, NYSTROMFORMER_TABLE_1, PRINTED_RATIOS, SKYFORMER_TABLE_2, Cost
 from nystrom_lab.report.summary import OURS
-from nystrom_lab.studies.reproduce.declared import Claim, Found, Pivot, by, cells, declare, each, frame_of
+from nystrom_lab.studies.reproduce.declared import Cells, Claim, Found, Pivot, by, declare, each, frame_of
 from nystrom_lab.studies.reproduce.known import UNKNOWN, Known, most, quartiles_of, roughly
 from nystrom_lab.studies.reproduce.study import Part, Plan, Setting, Study, in_words
 from nystrom_lab.training.presets import find_preset
@@ -71,15 +71,11 @@ def _plan_efficiency(setting: Setting) -> Plan:
     differs = "8 heads of 64, which the paper does not say, and medians instead of averages"
     if not paper:
         differs = f"a CPU instead of an NVIDIA 1080 Ti, {differs}"
-    parts = [Part(f"n={n}", partial(_measure_length, n, passes, repeats, device)) for n in lengths]
+    measure = partial(
+        run_efficiency, methods=_TABLE_1_METHODS, passes=passes, skip="without", repeats=repeats, device=device
+    )
+    parts = [Part(f"n={n}", lambda folder, n=n: measure(lengths=(n,), to=folder / "bench")) for n in lengths]
     return Plan(parts, said, differs)
-
-
-def _measure_length(n: int, passes: tuple[Pass, ...], repeats: int, device: str, folder: Path) -> Iterable[Row]:
-    return run_efficiency(
-        lengths=(n,), methods=_TABLE_1_METHODS, passes=passes, skip="without", repeats=repeats, device=device,
-        to=folder / "bench",
-    )  # fmt: skip
 
 
 def _plan_training(setting: Setting) -> Plan:
@@ -143,8 +139,8 @@ def _tables(head: str, call: str = "") -> list[Pivot]:
         Pivot(title=f"{call}{title}", index={"method": "{method}"}, columns=[numbers])
         for what, unit in (("memory", "MB"), ("time", "ms"))
         for title, numbers in (
-            (f"{what}, {unit}", cells(head, None, "{shown}", what=what)),
-            (f"{what}: times less than {BASE}, here / printed", cells(head, None, "{times}", compared=what)),
+            (f"{what}, {unit}", Cells(head, None, "{shown}", what=what)),
+            (f"{what}: times less than {BASE}, here / printed", Cells(head, None, "{times}", compared=what)),
         )
     ]
 

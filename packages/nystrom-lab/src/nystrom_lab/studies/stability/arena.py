@@ -5,7 +5,7 @@ the settings of the preset "skyformer", unless another is named. With the same s
 weights and the same batches.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,7 +17,7 @@ from nystrom_lab.config import TrainOptions
 from nystrom_lab.data.lra.facts import LRA
 from nystrom_lab.data.store.split import Split
 from nystrom_lab.data.store.token_files import HEADER
-from nystrom_lab.training.presets import DataSizes, Preset, find_preset
+from nystrom_lab.training.presets import DataSizes, find_preset
 from nystrom_lab.training.run_settings import settle
 from nystrom_lab.training.tasks import Model, find_task
 
@@ -83,39 +83,18 @@ def find_sources(data: Path | None, drawn: Mapping[str, DataSizes]) -> list[Aren
     return sources
 
 
-def preset_of(task: str) -> Preset:
-    """The paper's settings for a task."""
-    return find_preset(task, PRESET)
-
-
 def new_model(source: ArenaTask, method: str, *, seed: int) -> Model:
     """A model of the paper's shape with random weights, which are the same for all methods with the same seed."""
     settings = settle(
         TrainOptions(
-            source.task,
-            device="cpu",
-            precision="float32",
-            seed=seed,
-            attention=method,
-            conv_kernel_size=0,
+            source.task, device="cpu", precision="float32", seed=seed, attention=method, conv_kernel_size=0,
             preset=PRESET,
         ),
         positions=source.sizes.max_length,
-    )
+    )  # fmt: skip
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         return find_task(source.task).model(settings.encoder_config())
-
-
-def new_optimizer(model: Model, preset: Preset, learning_rate: float) -> torch.optim.AdamW:
-    """The optimizer of a preset."""
-    return torch.optim.AdamW(
-        model.parameters(),
-        lr=learning_rate,
-        betas=preset.adam_betas,
-        eps=preset.adam_epsilon,
-        weight_decay=preset.weight_decay,
-    )
 
 
 def random_batches(source: ArenaTask, split: Split, *, batch: int, count: int, seed: int) -> Iterator[Batch]:
@@ -125,8 +104,3 @@ def random_batches(source: ArenaTask, split: Split, *, batch: int, count: int, s
     order = np.concatenate([rng.permutation(len(split)) for _ in range(passes)])
     for start in range(0, batch * count, batch):
         yield collate(split.__getitems__(order[start : start + batch].tolist()))
-
-
-def sources_text(sources: Sequence[ArenaTask]) -> str:
-    """The tasks, as the setting of a study names them."""
-    return ", ".join(source.name for source in sources)

@@ -27,7 +27,7 @@ from nystrom.attention.methods.skyformer_softmax import skyformer_softmax_attent
 from nystrom.attention.methods.softmax import softmax_attention
 from nystrom_lab.measure.rows import Row
 from nystrom_lab.studies.approximation.spectral_norm import printed_form
-from nystrom_lab.studies.reproduce.declared import Claim, Found, Lines, Pivot, by, cells, declare
+from nystrom_lab.studies.reproduce.declared import Cells, Claim, Found, Lines, Pivot, by, declare
 from nystrom_lab.studies.reproduce.encoders import Encoder, Recording, find_encoder
 from nystrom_lab.studies.reproduce.known import most, share_in
 from nystrom_lab.studies.reproduce.spread import spread_row
@@ -121,8 +121,8 @@ STUDIES = {
                 index={"layer": "{layer}", "method": "{method}"},
                 names={"layer": [*_LAYERS, ALL], "method": (PRINTED, OURS)},
                 columns=[
-                    cells(
-                        "m={m}", RATIO, "{value:.2f} ({share})", beside=[cells("share", TENFOLD, "{percent:.0f}")],
+                    Cells(
+                        "m={m}", RATIO, "{value:.2f} ({share})", beside=[Cells("share", TENFOLD, "{percent:.0f}")],
                         on=("layer", "method", "m"),
                     )
                 ],

@@ -17,11 +17,11 @@ from each segment instead of independently.
 """
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from functools import partial
 from pathlib import Path
 from statistics import fmean
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -34,25 +34,13 @@ from nystrom_lab.bench.training_step import TrainingStep
 from nystrom_lab.data.lra.facts import LRA
 from nystrom_lab.measure.rows import Row
 from nystrom_lab.report.printed import SKYFORMER_APPENDIX_F
-from nystrom_lab.studies.reproduce.declared import Claim, Found, Lines, Pivot, cells, declare, each, frame_of
+from nystrom_lab.studies.reproduce.declared import Cells, Claim, Found, Lines, Pivot, declare, each, frame_of
 from nystrom_lab.studies.reproduce.known import mean_over, most
 from nystrom_lab.studies.reproduce.spread import spread_row
-from nystrom_lab.studies.reproduce.study import Part, Plan, Setting, in_words
-from nystrom_lab.studies.stability.arena import (
-    ArenaTask,
-    Batch,
-    find_sources,
-    new_model,
-    new_optimizer,
-    preset_of,
-    random_batches,
-    sources_text,
-)
-from nystrom_lab.training.presets import DRAWN_BY_SEGMENTS, DataSizes
+from nystrom_lab.studies.reproduce.study import Figures, Part, Plan, Setting, in_words
+from nystrom_lab.studies.stability.arena import PRESET, ArenaTask, Batch, find_sources, new_model, random_batches
+from nystrom_lab.training.presets import DRAWN_BY_SEGMENTS, DataSizes, find_preset
 from nystrom_lab.training.tasks import Model
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 STEPS = 20
 METHODS = ("softmax", "nystrom", "kernelized", "skyformer", "near_far")
@@ -63,7 +51,7 @@ _PART = 16
 
 def _plan(setting: Setting) -> Plan:
     paper = setting.size == "paper"
-    batches = {task: preset_of(task).batch_size // (1 if paper else _PART) for task in LRA}
+    batches = {task: find_preset(task, PRESET).batch_size // (1 if paper else _PART) for task in LRA}
     sources = find_sources(setting.data, {task: _drawn(task, batches[task]) for task in ("listops", "pathfinder")})
     missing = [task for task in LRA if task not in {source.task for source in sources}]
     if paper and missing:
@@ -78,8 +66,8 @@ def _plan(setting: Setting) -> Plan:
         for seed in seeds
     ]
     said = in_words(
-        tasks=sources_text(sources), methods=METHODS, batches=[batches[source.task] for source in sources],
-        seeds=len(seeds), steps=STEPS,
+        tasks=", ".join(source.name for source in sources), methods=METHODS,
+        batches=[batches[source.task] for source in sources], seeds=len(seeds), steps=STEPS,
     )  # fmt: skip
     differs = ["float32 instead of mixed precision", DRAWN_BY_SEGMENTS]
     if not paper:
@@ -90,7 +78,7 @@ def _plan(setting: Setting) -> Plan:
 
 
 def _drawn(task: str, batch: int) -> DataSizes:
-    data = preset_of(task).data
+    data = find_preset(task, PRESET).data
     return DataSizes(
         folder=task, train=STEPS * batch, val=1, test=1, min_length=data.min_length, max_length=data.max_length
     )
@@ -121,15 +109,15 @@ def instability_scores(model: Model, batches: Iterable[Batch], *, task: str, see
 
     The settings are the paper's for the task; the seed is that of dropout and of the method's draws.
     """
-    preset, scores = preset_of(task), []
-    optimizer = new_optimizer(model, preset, preset.learning_rate)
+    preset, scores = find_preset(task, PRESET), []
+    optimizer = torch.optim.AdamW(
+        model.parameters(), lr=preset.learning_rate, betas=preset.adam_betas, eps=preset.adam_epsilon,
+        weight_decay=preset.weight_decay,
+    )  # fmt: skip
     schedule = torch.optim.lr_scheduler.OneCycleLR(
-        optimizer,
-        max_lr=preset.learning_rate,
-        pct_start=preset.warmup_steps / preset.steps,
-        anneal_strategy="linear",
-        total_steps=preset.steps,
-    )
+        optimizer, max_lr=preset.learning_rate, pct_start=preset.warmup_steps / preset.steps,
+        anneal_strategy="linear", total_steps=preset.steps,
+    )  # fmt: skip
     encoder, training = model.nystromformer, TrainingStep(model, optimizer, clip_value=preset.clip_value)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
@@ -182,7 +170,7 @@ def _lies(names: tuple[str, ...], least: float, limit: float, rows: pd.DataFrame
     return most(answers), f"{'; '.join(said)}."
 
 
-def _by_step(rows: pd.DataFrame, folder: Path) -> "Mapping[str, Figure]":
+def _by_step(rows: pd.DataFrame, folder: Path) -> Figures:
     """The ratio of each step, the mean over the seeds and its range."""
     points = []
     for task in rows["task"].unique():
@@ -220,7 +208,7 @@ STUDIES = {
             Pivot(
                 title="mean ratio of the instability score to self-attention's, here / printed",
                 index={"method": "{method}"}, names={"method": METHODS[1:]},
-                columns=[cells("{task}", _RATIO, "{value:.2f} / {printed}", pick=fmean)],
+                columns=[Cells("{task}", _RATIO, "{value:.2f} / {printed}", pick=fmean)],
             )
         ],
         claims=[

@@ -25,7 +25,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
 from statistics import fmean, stdev, variance
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import pandas as pd
 
@@ -37,10 +37,7 @@ from nystrom_lab.report.table import Table
 from nystrom_lab.studies.arena.beside_paper import Ran, differs_from_paper
 from nystrom_lab.studies.reproduce.declared import Claim, Found, declare, each, frame_of
 from nystrom_lab.studies.reproduce.known import MARGIN, Known, error_over, estimate, is_competitive, most
-from nystrom_lab.studies.reproduce.study import Plan, Setting, part
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+from nystrom_lab.studies.reproduce.study import Figures, Plan, Setting, part
 
 _ACCURACY = "validation accuracy"
 _SEEDS, _FEWEST, _RISE = 3, 3, 0.01
@@ -274,16 +271,9 @@ def _tables(rows: pd.DataFrame) -> list[Table]:
     return tables
 
 
-def _differs(rows: Sequence[Row]) -> str:
-    return _beside_paper(_runs(frame_of(rows)))
-
-
-def _figures(rows: pd.DataFrame, folder: Path) -> "Mapping[str, Figure]":
-    runs = _runs(rows)
-    return {
-        "": lra_curves_figure(runs, str(folder), over="seconds"),
-        "steps": lra_curves_figure(runs, str(folder), over="steps"),
-    }
+def _figures(rows: pd.DataFrame, folder: Path) -> Figures:
+    seconds, steps = (lra_curves_figure(_runs(rows), str(folder), over=over) for over in ("seconds", "steps"))
+    return {"": seconds, "steps": steps}
 
 
 _SECTION = "Skyformer, section 5"
@@ -312,6 +302,6 @@ STUDIES = {
             ),
         ],
         figures=_figures,
-        differs=_differs,
+        differs=lambda rows: _beside_paper(_runs(frame_of(rows))),
     )
 }  # fmt: skip

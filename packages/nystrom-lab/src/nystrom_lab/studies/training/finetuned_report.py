@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pandas as pd
 
@@ -15,11 +15,9 @@ from nystrom_lab.data.language.labelled.glue import find_labelled
 from nystrom_lab.measure.rows import Row
 from nystrom_lab.report.plots.canvas import PAGE, figure_of, method_looks
 from nystrom_lab.report.printed import FINETUNED
-from nystrom_lab.studies.reproduce.declared import Claim, Found, Pivot, by, cells, frame_of
+from nystrom_lab.studies.reproduce.declared import Cells, Claim, Found, Pivot, by, frame_of
 from nystrom_lab.studies.reproduce.known import error_over, is_competitive
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+from nystrom_lab.studies.reproduce.study import Figures
 
 EXACT, SCORE = "softmax", "score"
 SHARE = "texts longer than the landmarks"
@@ -130,31 +128,31 @@ TABLES_2 = [
         "than the landmarks{equal}",
         index=_TASK | {"split": "{split}", "texts": "{repeats}", "> m, %": "{longer}"},
         columns=[
-            cells("score", SCORE, "{shown}", kind="run"),
-            cells("gap", SCORE, "{gap}", kind="run"),
-            cells("paper", SCORE, "{paper}", kind="run"),
+            Cells("score", SCORE, "{shown}", kind="run"),
+            Cells("gap", SCORE, "{gap}", kind="run"),
+            Cells("paper", SCORE, "{paper}", kind="run"),
         ],
         left=3,
     ),
     Pivot(
         title="accuracy on {task} by the length of a text (texts), less that of exact attention, seed {seed}",
         index={"attention": "{method}"},
-        columns=[cells("to {n} tokens ({repeats:,})", None, "{shown}", kind="by-length")],
+        columns=[Cells("to {n} tokens ({repeats:,})", None, "{shown}", kind="by-length")],
     ),
     Pivot(
         title="trained with exact attention, read with another, seed {seed}",
         index=_TASK,
         columns=[
-            cells("score", SCORE, "{shown}", kind="swapped"),
-            cells("gap", SCORE, "{gap}", kind="swapped"),
-            cells("changed, %", [f"{split} {_CHANGED}" for split in ("test", "validation")], "{percent:.1f}"),
-            cells("trained so", SCORE, "{trained}", kind="swapped"),
+            Cells("score", SCORE, "{shown}", kind="swapped"),
+            Cells("gap", SCORE, "{gap}", kind="swapped"),
+            Cells("changed, %", [f"{split} {_CHANGED}" for split in ("test", "validation")], "{percent:.1f}"),
+            Cells("trained so", SCORE, "{trained}", kind="swapped"),
         ],
     ),
     Pivot(
         title="the search on {task}; the best on validation is tested",
         index={"attention": "{method}", "batch": "{batch_size}", "rate": "{learning_rate}"},
-        columns=[cells("validation F1", _TRIAL, "{shown}"), cells("test F1", _TRIAL, "{tested}")],
+        columns=[Cells("validation F1", _TRIAL, "{shown}"), Cells("test F1", _TRIAL, "{tested}")],
         left=1,
     ),
 ]
@@ -162,7 +160,7 @@ TABLES_1 = [
     Pivot(
         title="scores in per cent",
         index=_TASK | {"tokens": "{n}", "texts": "{repeats}"},
-        columns=[cells("score", SCORE, "{shown}", kind="run"), cells("paper", SCORE, "{paper}", kind="run", exact="")],
+        columns=[Cells("score", SCORE, "{shown}", kind="run"), Cells("paper", SCORE, "{paper}", kind="run", exact="")],
         missing="",
         left=2,
     )
@@ -269,7 +267,7 @@ def _longer(task: str, method: str, frame: pd.DataFrame) -> Found:
     return _judged(task, long, short, numbers, both=True, what="The latter")
 
 
-def figures(frame: pd.DataFrame, folder: Path) -> "Mapping[str, Figure]":
+def figures(frame: pd.DataFrame, folder: Path) -> Figures:
     """The difference from exact attention, or of 1,024 from 512 tokens, with bars of two standard errors."""
     found, long = _scores(frame, n=512), _scores(frame, n=LONG)
     axis = f"score of {LONG} tokens less that of 512, points" if long else "score less that of exact attention, points"

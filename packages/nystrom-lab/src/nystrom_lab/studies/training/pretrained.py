@@ -35,12 +35,12 @@ from nystrom_lab.data.language.mlm_sop.dataset import AS_MASK, AS_WORD, IGNORED,
 from nystrom_lab.measure.rows import Row, new_row, read_rows
 from nystrom_lab.report.plots.curves import read_curves
 from nystrom_lab.studies.reproduce.declared import (
+    Cells,
     Claim,
     Found,
     Lines,
     Pivot,
     by,
-    cells,
     declare,
     each,
     frame_of,
@@ -308,12 +308,12 @@ _study = partial(
             title="held-out documents, accuracies after the last step",
             index={"attention": "{method}"},
             columns=[
-                cells("n", MLM, "{n}", point="last"),
-                cells("steps", MLM, "{after}", point="last"),
-                cells("MLM %", MLM, "{shown}", point="last"),
-                cells("SOP %", SOP, "{shown}", point="last"),
-                cells("perpl.", "validation perplexity", "{value:.1f}"),
-                cells("MB", "peak memory", "{value:.0f}"),
+                Cells("n", MLM, "{n}", point="last"),
+                Cells("steps", MLM, "{after}", point="last"),
+                Cells("MLM %", MLM, "{shown}", point="last"),
+                Cells("SOP %", SOP, "{shown}", point="last"),
+                Cells("perpl.", "validation perplexity", "{value:.1f}"),
+                Cells("MB", "peak memory", "{value:.0f}"),
             ],
         )
     ],
