@@ -171,10 +171,9 @@ STUDIES = {
         claims=[
             Claim(
                 "The attention patterns of the approximation and of softmax are quite similar.",
-                "Nyströmformer, Fig. 3",
-                _alike,
+                "Nyströmformer, Fig. 3", _alike,
             )
         ],
         figures=_draw_heads,
     ),
-}
+}  # fmt: skip

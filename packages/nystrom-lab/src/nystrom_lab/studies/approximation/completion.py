@@ -200,21 +200,18 @@ STUDIES = {
         ],
         claims=[
             Claim(
-                "SM(Q, Q) of the softmax kernel is positive semi-definite.",
-                "Skyformer, Lemma 1",
+                "SM(Q, Q) of the softmax kernel is positive semi-definite.", "Skyformer, Lemma 1",
                 partial(_semidefinite, LEMMA),
             ),
             Claim(
-                "Gaussian scores completed to 2n rows are positive semi-definite.",
-                "Skyformer, eq. 4",
+                "Gaussian scores completed to 2n rows are positive semi-definite.", "Skyformer, eq. 4",
                 partial(_semidefinite, COMPLETED),
             ),
             Claim(
                 "The softmax matrix and the Gaussian scores themselves are not positive semi-definite.",
-                "Skyformer, section 4.2",
-                _indefinite,
+                "Skyformer, section 4.2", _indefinite,
             ),
         ],
         figures=_figures,
     )
-}
+}  # fmt: skip

@@ -30,18 +30,7 @@ from nystrom.linalg.pinv import iterate, pinv_exact, pinv_iterative, start_value
 from nystrom_lab.measure.rows import Row
 from nystrom_lab.studies.approximation.convergence import landmark_matrix
 from nystrom_lab.studies.approximation.real_heads.recorded import WEIGHTS, LayerHeads, RealHeads, find_heads
-from nystrom_lab.studies.reproduce.declared import (
-    Cells,
-    Claim,
-    Found,
-    Lines,
-    Pivot,
-    column,
-    declare,
-    each,
-    only,
-    select,
-)
+from nystrom_lab.studies.reproduce.declared import Cells, Claim, Found, Lines, Pivot, column, declare, each, only
 from nystrom_lab.studies.reproduce.encoders import Weights
 from nystrom_lab.studies.reproduce.known import quartiles_of
 from nystrom_lab.studies.reproduce.spread import spread_row
@@ -132,7 +121,7 @@ def _holds(quantity: str, rows: pd.DataFrame) -> tuple[bool | None, str]:
 def _proposition(rows: pd.DataFrame) -> Found:
     agrees, shown = _holds(_WITHIN, rows)
     of = {"weights": "pretrained", "inverse": "iterative"}
-    if select(rows, (_RATIO, _PLAIN), m=64, **of).shape[0] < 2:
+    if len(each(rows, (_RATIO, _PLAIN), m=64, **of)) < 2:
         return agrees, f"it {shown}."
     ratios, plain, bound = (column(rows, quantity, **of) for quantity in (_RATIO, _PLAIN, _BOUND))
     return agrees, (

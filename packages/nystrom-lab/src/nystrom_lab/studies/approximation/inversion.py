@@ -25,8 +25,6 @@ Times are of a batch of eight synthetic matrices of m rows with condition number
 each ratio to "iterations" is taken within a turn; rows are medians and quartiles over turns. All is measured on the
 CPU, and on the GPU where there is one.
 
-That iterations train more stably than divisions, which Skyformer says, is not measured here.
-
 Source: Chen et al. (2021), arXiv:2111.00035, section 4.4; Xiong et al. (2021), arXiv:2102.03902, section 3.
 """
 

@@ -21,11 +21,6 @@ Measured too are, for these heads of both layers with either kind of weights, $d
 heads, the errors with other kernels in place of the Gaussian, over a tenth of the draws. The paper states the theorem
 and measures nothing.
 
-A number of one head counts as known to a tenth of itself, and its growth to a twentieth.
-
-That draws in proportion to the leverage scores need fewer columns is no claim of the paper; the tables have their
-numbers.
-
 Source: Chen et al. (2021), arXiv:2111.00035, Definitions 1 and 2, Theorem 2 and Limitations.
 """
 

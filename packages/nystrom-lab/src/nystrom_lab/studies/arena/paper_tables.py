@@ -254,8 +254,7 @@ STUDIES = {
                 "Nyström attention is on par with softmax attention in every task.", "Nyströmformer, Table 3", _on_par
             ),
             Claim(
-                "It outperforms other efficient attentions on average.",
-                "Nyströmformer, Table 3",
+                "It outperforms other efficient attentions on average.", "Nyströmformer, Table 3",
                 partial(_above, "nystromformer", "nystrom", ("reformer", "linformer", "performer")),
             ),
         ],
@@ -270,13 +269,11 @@ STUDIES = {
         "skyformer",
         [
             Claim(
-                "Gaussian kernels in place of softmax raise the accuracy.",
-                "Skyformer, section 5",
+                "Gaussian kernels in place of softmax raise the accuracy.", "Skyformer, section 5",
                 partial(_above, "skyformer", "kernelized", (EXACT,)),
             ),
             Claim(
-                "Skyformer is generally better than softmax attention.",
-                "Skyformer, section 5",
+                "Skyformer is generally better than softmax attention.", "Skyformer, section 5",
                 partial(_above, "skyformer", "skyformer", (EXACT,)),
             ),
         ],
@@ -286,4 +283,4 @@ STUDIES = {
         paper_needs="about 50 hours on an H200",
         trains=True,
     ),
-}
+}  # fmt: skip

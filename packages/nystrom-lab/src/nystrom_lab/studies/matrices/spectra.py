@@ -83,15 +83,7 @@ def statistical_dimension(c: Float[Tensor, "*b n n"], ridge: float | Float[Tenso
 
 
 def leverage_scores(c: Float[Tensor, "*b n n"], ridge: float | Float[Tensor, "*b"]) -> Float[Tensor, "*b n"]:
-    r"""Diagonal of $C (C + \lambda I)^{-1}$; it sums to the statistical dimension.
-
-    Args:
-        c: Symmetric positive semidefinite matrices; eigenvalues that rounding has made negative count as 0.
-        ridge: $\lambda$, one for all matrices or one for each.
-
-    Raises:
-        ValueError: `ridge` is not positive.
-    """
+    r"""Diagonal of $C (C + \lambda I)^{-1}$; it sums to `statistical_dimension`, which says what both take."""
     values, vectors = torch.linalg.eigh(c)
     return (vectors.square() @ _shrunk(values, ridge)[..., None])[..., 0]
 

@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -28,15 +27,11 @@ def measure_in_jobs(studies: Sequence[Job], to: Path, slurm: Slurm, *, threads: 
             study.folder.name,
             measure_study,
             [study.name, asdict(study.setting), str(to), threads],
-            partial(_result, study),
+            lambda study=study: "measured" if is_measured(study) else "",
         )
         for study in studies
     ]
     return Jobs(to, slurm, cpus=threads, at_once=None).run(works)
-
-
-def _result(study: Job) -> str:
-    return "measured" if is_measured(study) else ""
 
 
 def measure_study(name: str, setting: Mapping[str, Any], to: str, threads: int) -> None:

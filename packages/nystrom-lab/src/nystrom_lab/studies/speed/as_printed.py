@@ -13,9 +13,8 @@ replace today. A claim about exact attention is therefore decided separately aga
 memory; beside the fused form, which the papers did not have, it is this library's own. near_far is measured too, but no
 claim rests on it.
 
-A time is known to its quartiles, and a memory to a hundredth of itself; where a limit lies inside, the rows cannot
-tell. What was not run for lack of time or memory is left out of the order and of the lengths. A claim about every task
-needs all tasks.
+What was not run for lack of time or memory is left out of the order and of the lengths. A claim about every task needs
+all tasks.
 
 Source: Xiong et al. (2021), arXiv:2102.03902, Table 1; Chen et al. (2021), arXiv:2111.00035, section 5 and Table 2.
 """

@@ -144,14 +144,6 @@ def _embedding(encoder: nn.Module, batch: Batch) -> Float[Tensor, "b n w"]:
     return x if keep is None else x * keep[..., None]
 
 
-def _ratios(rows: pd.DataFrame) -> dict[str, dict[str, list[float]]]:
-    """Mean ratios of the seeds, by task and method."""
-    found: dict[str, dict[str, list[float]]] = {}
-    for row in each(rows, _RATIO, method=METHODS[1:]):
-        found.setdefault(row.task, {}).setdefault(row.method, []).append(row.value)
-    return found
-
-
 def _framed(rows: Sequence[Row]) -> pd.DataFrame:
     """The rows, and the ratio that the paper prints."""
     frame = frame_of(rows)
@@ -163,9 +155,12 @@ def _lies(names: tuple[str, ...], least: float, limit: float, rows: pd.DataFrame
     """The mean over the seeds lies between two limits in every task; one seed decides nothing."""
     answers, said = [], []
     for name in names:
-        of_tasks = {task: (fmean(of[name]), mean_over(of[name])) for task, of in _ratios(rows).items()}
-        answers += [known.within(least, limit) for _, known in of_tasks.values()]
-        shown = (f"{mean:.2f}, {low:.2f} to {high:.2f} ({task})" for task, (mean, (low, high)) in of_tasks.items())
+        of_tasks: dict[str, list[float]] = {}
+        for row in each(rows, _RATIO, method=name):
+            of_tasks.setdefault(row.task, []).append(row.value)
+        means = {task: (fmean(values), mean_over(values)) for task, values in of_tasks.items()}
+        answers += [known.within(least, limit) for _, known in means.values()]
+        shown = (f"{mean:.2f}, {low:.2f} to {high:.2f} ({task})" for task, (mean, (low, high)) in means.items())
         said.append(f"{name} {', '.join(shown)}")
     return most(answers), f"{'; '.join(said)}."
 

@@ -20,12 +20,8 @@ Standard errors:
 - That of an accuracy over N texts is the error of a share; that of F1 is the error of its counts, to first order.
 - With several seeds, the standard error of their mean is added in quadrature. N does not grow with the seeds, since
   their texts are the same.
-- That of a difference is the root of the sum of both squares, as if the two were scored on different texts. Both are
-  right on much the same texts, so the true error is smaller.
-
-A score is competitive if it is at most two points below the other, with two standard errors to spare; the errors may be
-too wide to tell (`known.is_competitive`). If the score that is compared with is not more than two standard errors above
-a guess of one class for all texts, nothing is decided.
+- That of a difference is as if the two were scored on different texts. Both are right on much the same texts, so the
+  true error is smaller.
 
 Source: Xiong et al. (2021), arXiv:2102.03902, Table 2; its supplement, Table 1.
 """
@@ -42,21 +38,10 @@ from nystrom_lab.data.language.labelled.glue import find_labelled
 from nystrom_lab.data.language.labelled.splits import read_labelled
 from nystrom_lab.data.language.tokenizer import load_tokenizer
 from nystrom_lab.measure.rows import Row, new_row, read_rows
-from nystrom_lab.studies.reproduce.declared import declare
 from nystrom_lab.studies.reproduce.encoders import find_folder, instead_of_bert_base
 from nystrom_lab.studies.reproduce.study import Part, Plan, Setting, part
 from nystrom_lab.studies.training.by_length import rows_by_length
-from nystrom_lab.studies.training.finetuned_report import (
-    EXACT,
-    LONG,
-    SHARE,
-    TABLES_1,
-    TABLES_2,
-    claims_1,
-    claims_2,
-    figures,
-    framed,
-)
+from nystrom_lab.studies.training.finetuned_report import EXACT, LONG, SHARE, declare_1, declare_2
 from nystrom_lab.studies.training.runs import Training, train
 from nystrom_lab.studies.training.swapped import swapped_rows
 from nystrom_lab.training.finetune.encoding import EncodedSplit
@@ -305,7 +290,7 @@ def _measure_swapped(
 
 
 STUDIES = {
-    "nystromformer-table-2": declare(
+    "nystromformer-table-2": declare_2(
         shows="GLUE and IMDB after fine-tuning",
         source="Nyströmformer, arXiv:2102.03902, Table 2",
         needs="--data with sst2, mrpc ...",
@@ -313,21 +298,13 @@ STUDIES = {
         "attention",
         trains=True,
         plan=_table_2,
-        framed=framed,
-        tables=TABLES_2,
-        claims=[claims_2],
-        figures=figures,
     ),
-    "supplement-table-1": declare(
+    "supplement-table-1": declare_1(
         shows="GLUE after pretraining on 512 and 1,024 tokens",
         source="Nyströmformer, supplement, Table 1",
         needs="--data with imdb",
         paper_needs="--model with a trained BERT-base, about 10 hours on an A100",
         trains=True,
         plan=_table_1,
-        framed=framed,
-        tables=TABLES_1,
-        claims=[claims_1],
-        figures=figures,
     ),
 }

@@ -15,7 +15,7 @@ from nystrom_lab.data.language.labelled.glue import find_labelled
 from nystrom_lab.measure.rows import Row
 from nystrom_lab.report.plots.canvas import PAGE, figure_of, method_looks
 from nystrom_lab.report.printed import FINETUNED
-from nystrom_lab.studies.reproduce.declared import Cells, Claim, Found, Pivot, by, frame_of
+from nystrom_lab.studies.reproduce.declared import Cells, Claim, Found, Pivot, by, declare, frame_of
 from nystrom_lab.studies.reproduce.known import error_over, is_competitive
 from nystrom_lab.studies.reproduce.study import Figures
 
@@ -122,7 +122,7 @@ def framed(rows: Sequence[Row]) -> pd.DataFrame:
 
 
 _TASK = {"task": "{task}", "attention": "{method}"}
-TABLES_2 = [
+_TABLES_2 = [
     Pivot(
         title="scores: F1 for mrpc and qqp, accuracy elsewhere, ± over (seeds of one precision); > m: texts longer "
         "than the landmarks{equal}",
@@ -156,7 +156,7 @@ TABLES_2 = [
         left=1,
     ),
 ]
-TABLES_1 = [
+_TABLES_1 = [
     Pivot(
         title="scores in per cent",
         index=_TASK | {"tokens": "{n}", "texts": "{repeats}"},
@@ -173,7 +173,7 @@ def _scores(frame: pd.DataFrame, kind: str = "run", **where: Any) -> dict[tuple[
     return {key: score for key, score in found.items() if _MISMATCHED not in key[0]}
 
 
-def claims_2(frame: pd.DataFrame) -> list[Claim]:
+def _claims_2(frame: pd.DataFrame) -> list[Claim]:
     """A claim for each task that was measured with both attentions, and one for each search."""
     found, source = _scores(frame), "Nyströmformer, Table 2"
     competitive = "performs competitively with exact attention"
@@ -244,7 +244,7 @@ def _guess(task: str) -> float:
     return 1 / len(of.classes) if of.classes and of.metrics[0] == "accuracy" else 0.0
 
 
-def claims_1(frame: pd.DataFrame) -> list[Claim]:
+def _claims_1(frame: pd.DataFrame) -> list[Claim]:
     """A claim for each task and method; exact attention at both lengths is only in the table."""
     short = _scores(frame, n=512)
     return [
@@ -267,7 +267,7 @@ def _longer(task: str, method: str, frame: pd.DataFrame) -> Found:
     return _judged(task, long, short, numbers, both=True, what="The latter")
 
 
-def figures(frame: pd.DataFrame, folder: Path) -> Figures:
+def _figures(frame: pd.DataFrame, folder: Path) -> Figures:
     """The difference from exact attention, or of 1,024 from 512 tokens, with bars of two standard errors."""
     found, long = _scores(frame, n=512), _scores(frame, n=LONG)
     axis = f"score of {LONG} tokens less that of 512, points" if long else "score less that of exact attention, points"
@@ -306,3 +306,7 @@ def figures(frame: pd.DataFrame, folder: Path) -> Figures:
     axes.grid(True, axis="x")
     figure.legend(loc="outside right upper")
     return {"": figure}
+
+
+declare_1 = partial(declare, framed=framed, tables=_TABLES_1, claims=[_claims_1], figures=_figures)
+declare_2 = partial(declare, framed=framed, tables=_TABLES_2, claims=[_claims_2], figures=_figures)

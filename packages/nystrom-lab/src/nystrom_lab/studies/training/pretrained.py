@@ -34,18 +34,7 @@ import pandas as pd
 from nystrom_lab.data.language.mlm_sop.dataset import AS_MASK, AS_WORD, IGNORED, MlmSop
 from nystrom_lab.measure.rows import Row, new_row, read_rows
 from nystrom_lab.report.plots.curves import read_curves
-from nystrom_lab.studies.reproduce.declared import (
-    Cells,
-    Claim,
-    Found,
-    Lines,
-    Pivot,
-    by,
-    declare,
-    each,
-    frame_of,
-    select,
-)
+from nystrom_lab.studies.reproduce.declared import Cells, Claim, Found, Lines, Pivot, by, declare, each, frame_of
 from nystrom_lab.studies.reproduce.known import MARGIN, Known, estimate, is_competitive, most
 from nystrom_lab.studies.reproduce.study import Part, Plan, Setting, part
 from nystrom_lab.studies.training.runs import Training, said, train
@@ -211,9 +200,9 @@ def _percent(row: Any) -> str:
     return f"{100 * row.value:.1f} ± {50 * (row.high - row.low):.1f}"
 
 
-def _last(rows: pd.DataFrame, quantity: str) -> dict[str, Any]:
+def _last(rows: pd.DataFrame, quantity: str, **where: str) -> dict[str, Any]:
     """The last point of each curve, by name."""
-    return by(rows, quantity, "method", point="last")
+    return by(rows, quantity, "method", point="last", **where)
 
 
 def _error(row: Any, other: Any) -> float:
@@ -295,8 +284,7 @@ _COMPETITIVE = {
 
 def _beside_exact(quantity: str, rows: pd.DataFrame) -> list[Claim]:
     """Fig. 6 at the paper's size, that of the base models; the runs of the small size are those of Fig. 5."""
-    last = _last(rows, quantity)
-    small = len(last) == len(_last(select(rows, preset=_SMALL["preset"]), quantity))
+    small = len(_last(rows, quantity)) == len(_last(rows, quantity, preset=_SMALL["preset"]))
     return [] if small else [_COMPETITIVE[quantity]]
 
 
@@ -341,8 +329,7 @@ STUDIES = {
             for claim in (
                 _COMPETITIVE[quantity],
                 Claim(
-                    f"It outperforms Linformer and linear attention: {what}.",
-                    "Nyströmformer, Fig. 5",
+                    f"It outperforms Linformer and linear attention: {what}.", "Nyströmformer, Fig. 5",
                     partial(_above, quantity, "nystrom", _OTHERS),
                 ),
             )
@@ -361,8 +348,7 @@ STUDIES = {
             for claim in (
                 partial(_beside_exact, quantity),
                 Claim(
-                    f"Starting from the trained exact model speeds up training: {what}.",
-                    "Nyströmformer, Fig. 6",
+                    f"Starting from the trained exact model speeds up training: {what}.", "Nyströmformer, Fig. 6",
                     partial(_faster, quantity),
                 ),
             )
@@ -377,15 +363,13 @@ STUDIES = {
         plan=_longer,
         claims=[
             Claim(
-                f"On longer sequences the accuracy is the same: {_TITLES[MLM]}.",
-                "Nyströmformer, supplement, (C)",
+                f"On longer sequences the accuracy is the same: {_TITLES[MLM]}.", "Nyströmformer, supplement, (C)",
                 partial(_near, MLM, _LONGER, _SAME, both=True),
             ),
             Claim(
-                f"On longer sequences the accuracy rises: {_TITLES[SOP]}.",
-                "Nyströmformer, supplement, (C)",
+                f"On longer sequences the accuracy rises: {_TITLES[SOP]}.", "Nyströmformer, supplement, (C)",
                 partial(_above, SOP, _LONGER, (_SAME,)),
             ),
         ],
     ),
-}
+}  # fmt: skip
