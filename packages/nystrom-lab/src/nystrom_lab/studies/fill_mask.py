@@ -107,8 +107,8 @@ STUDIES = {
         tables=[_table],
         claims=[
             Claim(
-                "The five words and their scores are those of the post.", "Hugging Face, post on Nyströmformer",
-                _as_printed,
+                "The five words and their scores are those of the post.", _as_printed,
+                "Hugging Face, post on Nyströmformer",
             )
         ],
         figures={

@@ -3,7 +3,6 @@ import math
 import pytest
 
 from nystrom_lab.measure.rows import new_row
-from nystrom_lab.report.summary import OURS
 from nystrom_lab.studies.reproduce.declared import LONGEST, Cells, Claim, Lines, Pivot, each, frame_of, only, select
 
 
@@ -69,7 +68,7 @@ def test_two_rows_in_one_cell_raise_unless_one_is_picked():
 
 
 def test_a_claim_without_its_rows_cannot_be_told_and_says_which():
-    claim = Claim("It is small.", OURS, lambda rows: (only(rows, "error", m=64).value < 1, "0.25."))
+    claim = Claim("It is small.", lambda rows: (only(rows, "error", m=64).value < 1, "0.25."))
     assert claim.decide(ROWS, ours=True) == ("It is small.", True, "0.25.", True)
     assert claim.decide(ROWS, ours=False).ours is False
     unknown = claim.decide(ROWS.iloc[:1], ours=True)

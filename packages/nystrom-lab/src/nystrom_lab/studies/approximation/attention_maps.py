@@ -170,8 +170,8 @@ STUDIES = {
         minutes=0.4,
         claims=[
             Claim(
-                "The attention patterns of the approximation and of softmax are quite similar.",
-                "Nyströmformer, Fig. 3", _alike,
+                "The attention patterns of the approximation and of softmax are quite similar.", _alike,
+                "Nyströmformer, Fig. 3",
             )
         ],
         figures=_draw_heads,

@@ -200,16 +200,16 @@ STUDIES = {
         ],
         claims=[
             Claim(
-                "SM(Q, Q) of the softmax kernel is positive semi-definite.", "Skyformer, Lemma 1",
-                partial(_semidefinite, LEMMA),
+                "SM(Q, Q) of the softmax kernel is positive semi-definite.", partial(_semidefinite, LEMMA),
+                "Skyformer, Lemma 1",
             ),
             Claim(
-                "Gaussian scores completed to 2n rows are positive semi-definite.", "Skyformer, eq. 4",
-                partial(_semidefinite, COMPLETED),
+                "Gaussian scores completed to 2n rows are positive semi-definite.", partial(_semidefinite, COMPLETED),
+                "Skyformer, eq. 4",
             ),
             Claim(
-                "The softmax matrix and the Gaussian scores themselves are not positive semi-definite.",
-                "Skyformer, section 4.2", _indefinite,
+                "The softmax matrix and the Gaussian scores themselves are not positive semi-definite.", _indefinite,
+                "Skyformer, section 4.2",
             ),
         ],
         figures=_figures,

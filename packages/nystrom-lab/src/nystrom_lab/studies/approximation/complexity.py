@@ -174,16 +174,16 @@ STUDIES = {
         plan=_plan,
         tables=[_table],
         claims=[
-            Claim("Nyströmformer scales linearly, in multiplications and stored numbers.", _SECTION, _linear),
+            Claim("Nyströmformer scales linearly, in multiplications and stored numbers.", _linear, _SECTION),
             Claim(
-                "Its multiplications are O(n + m^3 + n m^2 + m n d_v).", _SECTION,
-                partial(_grows_as, MULTIPLICATIONS, PAPER, "they are"),
+                "Its multiplications are O(n + m^3 + n m^2 + m n d_v).",
+                partial(_grows_as, MULTIPLICATIONS, PAPER, "they are"), _SECTION,
             ),
             Claim(
-                "Its memory is O(m d + nm + m^2 + mn + n d_v).", _SECTION,
-                partial(_grows_as, STORED, PAPER_STORED, "it is"),
+                "Its memory is O(m d + nm + m^2 + mn + n d_v).", partial(_grows_as, STORED, PAPER_STORED, "it is"),
+                _SECTION,
             ),
-            Claim("Softmax attention is quadratic.", _SECTION, _quadratic),
+            Claim("Softmax attention is quadratic.", _quadratic, _SECTION),
         ],
         figures={
             "": _SHOWN(of={"quantity": _BOTH, "m": (None, 64)}, panel="{quantity}, m = 64", options={}),

@@ -182,16 +182,16 @@ STUDIES = {
         ],
         claims=[
             Claim(
-                "The error is at most the bound of Proposition 1.", "Nyströmformer, supplement, Proposition 1",
-                _proposition,
+                "The error is at most the bound of Proposition 1.", _proposition,
+                "Nyströmformer, supplement, Proposition 1",
             ),
             Claim(
-                "With every token a landmark the error is at most the bound of Lemma 2.",
-                "Nyströmformer, supplement, Lemma 2", _lemma,
+                "With every token a landmark the error is at most the bound of Lemma 2.", _lemma,
+                "Nyströmformer, supplement, Lemma 2",
             ),
             Claim(
-                "With every token a landmark the approximation converges to attention.", "Nyströmformer, Lemma 2",
-                _converges,
+                "With every token a landmark the approximation converges to attention.", _converges,
+                "Nyströmformer, Lemma 2",
             ),
         ],
         figures={

@@ -237,9 +237,9 @@ STUDIES = {
             _TIMES,
         ],
         claims=[
-            Claim("Segment means with 64 landmarks outperform uniform random sampling.", _SUPPLEMENT, _outperform),
-            Claim("Segment means compare favorably to k-means.", _SUPPLEMENT, _compare),
-            Claim("Segment means are more efficient than the iterations of k-means.", _SUPPLEMENT, _choosing),
+            Claim("Segment means with 64 landmarks outperform uniform random sampling.", _outperform, _SUPPLEMENT),
+            Claim("Segment means compare favorably to k-means.", _compare, _SUPPLEMENT),
+            Claim("Segment means are more efficient than the iterations of k-means.", _choosing, _SUPPLEMENT),
         ],
         figures=_draw_choice,
     ),
@@ -263,10 +263,10 @@ STUDIES = {
             _TIMES,
         ],
         claims=[
-            Claim("The more landmarks the better the approximation.", _SUPPLEMENT, _more_is_better),
-            Claim("16 landmarks are more efficient, 256 require more time.", _SUPPLEMENT, _more_takes_longer),
+            Claim("The more landmarks the better the approximation.", _more_is_better, _SUPPLEMENT),
+            Claim("16 landmarks are more efficient, 256 require more time.", _more_takes_longer, _SUPPLEMENT),
             Claim(
-                "64 landmarks are often sufficient to ensure a good approximation.", "Nyströmformer, section 3", _enough
+                "64 landmarks are often sufficient to ensure a good approximation.", _enough, "Nyströmformer, section 3"
             ),
         ],
         figures=_draw_numbers,

@@ -135,25 +135,25 @@ _CHEN = "Skyformer, section {}"
 _CLAIMS = [
     Claim(
         "Attention matrices are nearly low-rank.",
-        "Nyströmformer, section 3",
         _within(ENERGY, "softmax", "the first 64 singular values hold a share of the energy of", least=0.9, m=_FIRST),
+        "Nyströmformer, section 3",
     ),
     Claim(
         "The singular values of attention matrices decay very fast.",
-        _CHEN.format(2),
         _within(SINGULAR, "softmax", "relative to the first, the 64th is", most_=0.1, m=_FIRST),
+        _CHEN.format(2),
     ),
-    Claim("They decay as those of an empirical kernel matrix do.", _CHEN.format(2), _similar),
+    Claim("They decay as those of an empirical kernel matrix do.", _similar, _CHEN.format(2)),
     Claim(
         "The unnormalised score matrices have extremely large condition numbers.",
-        _CHEN.format(4.1),
         _within(CONDITION, "unnormalised", "the mean of their logarithm is", least=6.0),
+        _CHEN.format(4.1),
     ),
     *(
         Claim(
             f"Gaussian scores have a more reasonable condition number than softmax ({weights} weights).",
-            _CHEN.format(4.1),
             partial(_better, weights),
+            _CHEN.format(4.1),
         )
         for weights in _WEIGHTS
     ),

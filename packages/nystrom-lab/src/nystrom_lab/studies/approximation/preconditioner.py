@@ -27,7 +27,6 @@ from torch import Tensor
 from nystrom.attention.methods.skyformer import kernel_of_landmarks, mixed_landmarks
 from nystrom.landmarks import draw
 from nystrom_lab.measure.rows import Row
-from nystrom_lab.report.summary import OURS
 from nystrom_lab.studies.approximation.real_heads.recorded import WEIGHTS, LayerHeads, RealHeads, find_heads
 from nystrom_lab.studies.reproduce.declared import Cells, Claim, Found, Lines, NotMeasured, Pivot, declare, each
 from nystrom_lab.studies.reproduce.encoders import Weights
@@ -164,12 +163,11 @@ STUDIES = {
             )
         ],
         claims=[
-            Claim("All singular values are within (0, 1).", _LEMMA, _as_printed),
+            Claim("All singular values are within (0, 1).", _as_printed, _LEMMA),
             Claim(
-                "The largest singular value is 1, and the smallest at least the ridge over the largest row sum.", OURS,
-                _sharp,
+                "The largest singular value is 1, and the smallest at least the ridge over the largest row sum.", _sharp
             ),
-            Claim("The norm of I - N is below 1.", _LEMMA, _norm),
+            Claim("The norm of I - N is below 1.", _norm, _LEMMA),
         ],
         figures={
             "": Lines(

@@ -247,11 +247,11 @@ STUDIES = {
         ],
         claims=[
             Claim(
-                "Six iterations achieve a good approximation of the pseudoinverse.", "Nyströmformer, supplement (B)",
-                _six_are_enough,
+                "Six iterations achieve a good approximation of the pseudoinverse.", _six_are_enough,
+                "Nyströmformer, supplement (B)",
             ),
-            Claim("The iteration converges in the third order (Lemma 1).", "Nyströmformer, Lemma 1", _third_order),
-            Claim("The start value ensures a norm of I - A Z_0 below 1.", "Nyströmformer, section 3", _start),
+            Claim("The iteration converges in the third order (Lemma 1).", _third_order, "Nyströmformer, Lemma 1"),
+            Claim("The start value ensures a norm of I - A Z_0 below 1.", _start, "Nyströmformer, section 3"),
         ],
         figures=_draw_convergence,
     ),

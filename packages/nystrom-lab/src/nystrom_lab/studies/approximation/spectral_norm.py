@@ -263,16 +263,17 @@ STUDIES = {
         claims=[
             *(
                 Claim(
-                    f"The modified Nyström method gains from more features ({name}).", source,
-                    partial(_form_gains, form),
+                    f"The modified Nyström method gains from more features ({name}).", partial(_form_gains, form),
+                    source,
                 )
                 for form, source, name in _NAMED
             ),
-            Claim("For the other methods the gain is not obvious.", _PLACE, _others_do_not),
+            Claim("For the other methods the gain is not obvious.", _others_do_not, _PLACE),
             *(
                 Claim(
                     "At the same number of features the modified Nyström method has the smallest error of the four "
-                    f"({name}).", source, partial(_smallest, form),
+                    f"({name}).",
+                    partial(_smallest, form), source,
                 )
                 for form, source, name in _NAMED
             ),

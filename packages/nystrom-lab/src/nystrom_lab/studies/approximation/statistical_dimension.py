@@ -38,7 +38,6 @@ from torch import Tensor
 
 from nystrom.kernels import gaussian_kernel, laplace_kernel, matern32_kernel, matern52_kernel
 from nystrom_lab.measure.rows import Row, new_row
-from nystrom_lab.report.summary import OURS
 from nystrom_lab.studies.approximation.draw_errors import measure_draws, needed_draws, rounding
 from nystrom_lab.studies.matrices.dense_nystrom import complete
 from nystrom_lab.studies.matrices.spectra import leverage_scores, spectral_norm, statistical_dimension
@@ -342,22 +341,18 @@ STUDIES = {
         claims=[
             Claim(
                 "If the Loewner order holds, the error of C is at most λ; it is never above that of the completion.",
-                _THEOREM, _chain,
+                _chain, _THEOREM,
             ),
-            Claim(
-                "d_stat / β log(n / δ) draws, with the constant 1, are enough for the Loewner order.", OURS, _constant
-            ),
-            Claim("The draws that are needed grow with the statistical dimension.", _THEOREM, _growth),
+            Claim("d_stat / β log(n / δ) draws, with the constant 1, are enough for the Loewner order.", _constant),
+            Claim("The draws that are needed grow with the statistical dimension.", _growth, _THEOREM),
             Claim(
                 "For a short sequence the statistical dimension may be close to n; its share of n falls with the "
-                "length.", _LIMITS, _short_sequences,
+                "length.",
+                _short_sequences, _LIMITS,
             ),
-            Claim(_POLYLOG("initialised weights"), _LIMITS, partial(_polylogarithmic, "initialised")),
-            Claim(
-                _POLYLOG("pretrained weights, which the paper leaves open"), OURS,
-                partial(_polylogarithmic, "pretrained"),
-            ),
-            Claim("Equations 4-6 take any positive semidefinite kernel.", "Skyformer, section 4.2", _any_kernel),
+            Claim(_POLYLOG("initialised weights"), partial(_polylogarithmic, "initialised"), _LIMITS),
+            Claim(_POLYLOG("pretrained weights, which the paper leaves open"), partial(_polylogarithmic, "pretrained")),
+            Claim("Equations 4-6 take any positive semidefinite kernel.", _any_kernel, "Skyformer, section 4.2"),
         ],
         figures={
             "": _HEADS(

@@ -251,11 +251,12 @@ STUDIES = {
         "nystromformer",
         [
             Claim(
-                "Nyström attention is on par with softmax attention in every task.", "Nyströmformer, Table 3", _on_par
+                "Nyström attention is on par with softmax attention in every task.", _on_par, "Nyströmformer, Table 3"
             ),
             Claim(
-                "It outperforms other efficient attentions on average.", "Nyströmformer, Table 3",
+                "It outperforms other efficient attentions on average.",
                 partial(_above, "nystromformer", "nystrom", ("reformer", "linformer", "performer")),
+                "Nyströmformer, Table 3",
             ),
         ],
         shows="accuracies in the Long Range Arena",
@@ -269,12 +270,12 @@ STUDIES = {
         "skyformer",
         [
             Claim(
-                "Gaussian kernels in place of softmax raise the accuracy.", "Skyformer, section 5",
-                partial(_above, "skyformer", "kernelized", (EXACT,)),
+                "Gaussian kernels in place of softmax raise the accuracy.",
+                partial(_above, "skyformer", "kernelized", (EXACT,)), "Skyformer, section 5",
             ),
             Claim(
-                "Skyformer is generally better than softmax attention.", "Skyformer, section 5",
-                partial(_above, "skyformer", "skyformer", (EXACT,)),
+                "Skyformer is generally better than softmax attention.",
+                partial(_above, "skyformer", "skyformer", (EXACT,)), "Skyformer, section 5",
             ),
         ],
         shows="accuracies in the Long Range Arena",

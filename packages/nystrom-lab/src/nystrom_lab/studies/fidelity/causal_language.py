@@ -412,17 +412,16 @@ STUDIES = {
         claims=[
             *(
                 Claim(
-                    f"near_far is nearer to exact attention than {of_it} of the same size.", "this library",
+                    f"near_far is nearer to exact attention than {of_it} of the same size.",
                     partial(_nearer, name, of_it),
                 )
                 for name, of_it in ((WINDOW, "a window with sinks"), (HEAVY, "heavy hitters"))
             ),
             Claim(
-                "After a short training with near_far it loses at most .02 nats to exact attention.", "this library",
-                _after_training,
+                "After a short training with near_far it loses at most .02 nats to exact attention.", _after_training
             ),
-            Claim("Causal near_far takes no longer than fused causal attention.", "this library", _no_longer),
-            Claim("A token among thousands is found by near_far, and not by a window.", "this library", _finds),
+            Claim("Causal near_far takes no longer than fused causal attention.", _no_longer),
+            Claim("A token among thousands is found by near_far, and not by a window.", _finds),
         ],
         figures={
             "": Lines(

@@ -122,11 +122,11 @@ STUDIES = {
         ],
         claims=[
             Claim(
-                "A context has less than half the error of as many keys, evenly spread.", "this library",
+                "A context has less than half the error of as many keys, evenly spread.",
                 all_ratios(ERROR, mean_of, _SAID.format(".3f"), OURS, SPREAD, limit=0.5, over="m"),
             ),
             Claim(
-                "100 questions to a context take less than a tenth of the time of 100 calls.", "this library",
+                "100 questions to a context take less than a tenth of the time of 100 calls.",
                 all_ratios(TIME, quartiles_of, _SAID.format(",.4g"), OURS, EACH, limit=0.1, over="m"),
             ),
         ],

@@ -133,7 +133,7 @@ def _beside_cut(rows: pd.DataFrame) -> Found:
 
 def _off(name: str, limit: float) -> Claim:
     rule = all_within(ERROR, mean_of, "mean relative error {value:.3f}", limit=lambda _: limit, method=name, n=512)
-    return Claim(f"{name} is at most {limit:g} off exact attention at 512 tokens.", "this library", rule)
+    return Claim(f"{name} is at most {limit:g} off exact attention at 512 tokens.", rule)
 
 
 STUDIES = {
@@ -153,10 +153,10 @@ STUDIES = {
         claims=[
             _off(OURS, 0.115),
             _off(LARGE, 0.065),
-            Claim("near_far has less than half the error of nystrom-256, in less time.", "this library", _half),
-            Claim("near_far is nearer than the attention matrix cut to rank 64.", "this library", _beside_cut),
+            Claim("near_far has less than half the error of nystrom-256, in less time.", _half),
+            Claim("near_far is nearer than the attention matrix cut to rank 64.", _beside_cut),
             Claim(
-                "near_far is faster than fused exact attention from 1,024 tokens on.", "this library",
+                "near_far is faster than fused exact attention from 1,024 tokens on.",
                 all_within(
                     RATIO, quartiles_of, "n = {n}: {value:.2f} of its time", method=OURS,
                     limit=lambda row: 1.0 if row.n >= 1024 else math.inf,

@@ -315,14 +315,14 @@ STUDIES = {
         ],
         claims=[
             Claim(
-                "near_far's attention is at most .13 off up to 4,096 tokens, .16 at 8,192.", "this library",
+                "near_far's attention is at most .13 off up to 4,096 tokens, .16 at 8,192.",
                 all_within(
                     ERROR, mean_of, "n = {n}: {value:.3f}", method=OURS, positions="",
                     limit=lambda row: 0.13 if row.n <= 4096 else 0.16,
                 ),
             ),
             Claim(
-                "The hidden states are at most .20 off at 2,048 tokens.", "this library",
+                "The hidden states are at most .20 off at 2,048 tokens.",
                 all_within(
                     HIDDEN, _hidden_known, "n = {n}: {value:.3f}", method=OURS, positions="",
                     limit=lambda row: 0.2 if row.n == 2048 else math.inf,
@@ -330,7 +330,6 @@ STUDIES = {
             ),
             Claim(
                 "near_far takes at most 1.05 of exact attention's time up to 1,024 tokens, and less beyond.",
-                "this library",
                 all_within(
                     RATIO, quartiles_of, "n = {n}: {value:.2f}", method=OURS, of="attention",
                     limit=lambda row: 1.05 if row.n <= _EXACT_UP_TO else 1.0,
@@ -338,11 +337,13 @@ STUDIES = {
             ),
             Claim(
                 "Beyond 1,024 tokens near_far is nearer to exact attention with stretched positions than repeated "
-                "ones.", "this library", _positions,
+                "ones.",
+                _positions,
             ),
             Claim(
                 "Short sequences take at most 1.05 of exact attention's time, forward and in training; batches of "
-                "mixed lengths at most 1.1 of near_far's time with exact_up_to=0.", "this library", _quick,
+                "mixed lengths at most 1.1 of near_far's time with exact_up_to=0.",
+                _quick,
             ),
         ],
         figures=_figures,

@@ -242,18 +242,15 @@ STUDIES = {
             ),
         ],
         claims=[
-            Claim("A plan keeps its budget on other texts.", "this library", _kept),
+            Claim("A plan keeps its budget on other texts.", _kept),
             Claim(
-                "A plan takes at most exact attention's time.", "this library",
+                "A plan takes at most exact attention's time.",
                 all_within(
                     RATIO, quartiles_of, "{method} at {n}: {value:.2f}", between=", ", method=_PLANS,
                     limit=lambda _: 1.03,
                 ),
             ),
-            Claim(
-                "near_far and plans find at most two in a hundred halves fewer than exact attention.", "this library",
-                _as_many,
-            ),
+            Claim("near_far and plans find at most two in a hundred halves fewer than exact attention.", _as_many),
         ],
         figures={
             "": Lines(

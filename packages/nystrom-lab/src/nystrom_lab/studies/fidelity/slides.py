@@ -327,20 +327,15 @@ STUDIES = {
         tables=[_by_order, _costs],
         claims=[
             *(
-                Claim(
-                    f"{method} is nearer to exact attention along a Hilbert curve.", "this library",
-                    partial(_nearer, method),
-                )
+                Claim(f"{method} is nearer to exact attention along a Hilbert curve.", partial(_nearer, method))
                 for method in _METHODS
             ),
             Claim(
                 "A model learns more along the curve than in shuffled order, and no less than in a file's.",
-                "this library", _learns_more,
+                _learns_more,
             ),
             *(
-                Claim(
-                    f"From 10,000 tiles on NystromAttention takes {claim}.", "this library", partial(_less_time, other)
-                )
+                Claim(f"From 10,000 tiles on NystromAttention takes {claim}.", partial(_less_time, other))
                 for other, claim in (
                     (TORCH, "less time than nn.MultiheadAttention"), (PACKAGE, "no more time than the package")
                 )

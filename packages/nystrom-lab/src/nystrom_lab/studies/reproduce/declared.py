@@ -278,13 +278,13 @@ class Claim:
 
     Attributes:
         says: The claim, in a sentence.
-        source: The paper and the place that makes it; `OURS` for a claim of this library.
         rule: Decides it on the frame of the rows.
+        source: The paper and the place that makes it; `OURS` for a claim of this library.
     """
 
     says: str
-    source: str
     rule: Rule
+    source: str = OURS
 
     def decide(self, frame: pd.DataFrame, *, ours: bool) -> Verdict:
         """The verdict of the rule; "cannot tell" where it lacks rows.

@@ -241,7 +241,7 @@ _IN_ORDER = f"The methods are in the printed order of time and memory, exact att
 
 
 def _claim(says: str, source: str, rule: Callable[[_Cells], Found]) -> Claim:
-    return Claim(says, source, lambda frame: rule(by(frame, None, "method", "column", "what", what=Cost._fields)))
+    return Claim(says, lambda frame: rule(by(frame, None, "method", "column", "what", what=Cost._fields)), source)
 
 
 # The forms of exact attention, what verdicts call them, and whose claim it is that something takes less.

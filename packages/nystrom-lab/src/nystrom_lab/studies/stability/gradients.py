@@ -131,7 +131,7 @@ STUDIES = {
         claims=[
             Claim(
                 "The modified Nyström method on self-attention, as printed, has the more severe gradient explosion.",
-                "Skyformer, section 4.5", _explodes,
+                _explodes, "Skyformer, section 4.5",
             )
         ],
         figures={

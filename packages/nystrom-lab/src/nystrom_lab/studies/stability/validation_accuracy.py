@@ -289,16 +289,16 @@ STUDIES = {
         tables=[_tables],
         claims=[
             Claim(
-                "Softmax attention takes more steps to its limit than attention with Gaussian kernels.", _SECTION,
-                _more_steps,
+                "Softmax attention takes more steps to its limit than attention with Gaussian kernels.", _more_steps,
+                _SECTION,
             ),
             Claim(
-                "Seeds of softmax attention end further apart than those of attention with Gaussian kernels.", _SECTION,
-                _more_spread,
+                "Seeds of softmax attention end further apart than those of attention with Gaussian kernels.",
+                _more_spread, _SECTION,
             ),
             Claim(
                 "Skyformer converges to its limit in less time than softmax attention, with comparable accuracy.",
-                _SECTION, _converges,
+                _converges, _SECTION,
             ),
         ],
         figures=_figures,

@@ -179,12 +179,12 @@ def _claims_2(frame: pd.DataFrame) -> list[Claim]:
     competitive = "performs competitively with exact attention"
     return [
         *(
-            Claim(f"Nyström attention {competitive} on {task}.", source, partial(_beside, task))
+            Claim(f"Nyström attention {competitive} on {task}.", partial(_beside, task), source)
             for task in dict.fromkeys(task for task, _ in found)
             if (task, EXACT) in found and _nearest(found, task)
         ),
         *(
-            Claim(f"After the search on {of[0]} it {competitive}.", source, partial(_after_search, *of))
+            Claim(f"After the search on {of[0]} it {competitive}.", partial(_after_search, *of), source)
             for of in _scores(frame, "search")
             if of[1] != EXACT and (of[0], EXACT) in found | _scores(frame, "search")
         ),
@@ -250,8 +250,8 @@ def _claims_1(frame: pd.DataFrame) -> list[Claim]:
     return [
         Claim(
             f"With {method}, {task} at {LONG} tokens is fairly similar to 512.",
-            "Nyströmformer, supplement, Table 1",
             partial(_longer, task, method),
+            "Nyströmformer, supplement, Table 1",
         )
         for task, method in _scores(frame, n=LONG)
         if method != EXACT and (task, method) in short

@@ -275,8 +275,8 @@ def _faster(quantity: str, rows: pd.DataFrame) -> Found:
 _COMPETITIVE = {
     quantity: Claim(
         f"Nyström attention is competitive to standard self-attention: {what}.",
-        "Nyströmformer, Fig. 5 and 6",
         partial(_near, quantity, "nystrom", "softmax"),
+        "Nyströmformer, Fig. 5 and 6",
     )
     for quantity, what in _TITLES.items()
 }
@@ -329,8 +329,8 @@ STUDIES = {
             for claim in (
                 _COMPETITIVE[quantity],
                 Claim(
-                    f"It outperforms Linformer and linear attention: {what}.", "Nyströmformer, Fig. 5",
-                    partial(_above, quantity, "nystrom", _OTHERS),
+                    f"It outperforms Linformer and linear attention: {what}.",
+                    partial(_above, quantity, "nystrom", _OTHERS), "Nyströmformer, Fig. 5",
                 ),
             )
         ],
@@ -348,8 +348,8 @@ STUDIES = {
             for claim in (
                 partial(_beside_exact, quantity),
                 Claim(
-                    f"Starting from the trained exact model speeds up training: {what}.", "Nyströmformer, Fig. 6",
-                    partial(_faster, quantity),
+                    f"Starting from the trained exact model speeds up training: {what}.", partial(_faster, quantity),
+                    "Nyströmformer, Fig. 6",
                 ),
             )
         ],
@@ -363,12 +363,12 @@ STUDIES = {
         plan=_longer,
         claims=[
             Claim(
-                f"On longer sequences the accuracy is the same: {_TITLES[MLM]}.", "Nyströmformer, supplement, (C)",
-                partial(_near, MLM, _LONGER, _SAME, both=True),
+                f"On longer sequences the accuracy is the same: {_TITLES[MLM]}.",
+                partial(_near, MLM, _LONGER, _SAME, both=True), "Nyströmformer, supplement, (C)",
             ),
             Claim(
-                f"On longer sequences the accuracy rises: {_TITLES[SOP]}.", "Nyströmformer, supplement, (C)",
-                partial(_above, SOP, _LONGER, (_SAME,)),
+                f"On longer sequences the accuracy rises: {_TITLES[SOP]}.", partial(_above, SOP, _LONGER, (_SAME,)),
+                "Nyströmformer, supplement, (C)",
             ),
         ],
     ),
