@@ -22,6 +22,7 @@ import math
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from statistics import fmean, stdev, variance
@@ -272,8 +273,8 @@ def _tables(rows: pd.DataFrame) -> list[Table]:
 
 
 def _figures(rows: pd.DataFrame, folder: Path) -> Figures:
-    seconds, steps = (lra_curves_figure(_runs(rows), str(folder), over=over) for over in ("seconds", "steps"))
-    return {"": seconds, "steps": steps}
+    draw = partial(lra_curves_figure, _runs(rows), str(folder))
+    return {"": draw(over="seconds"), "steps": draw(over="steps")}
 
 
 _SECTION = "Skyformer, section 5"
