@@ -21,20 +21,24 @@ def test_models_are_loaded_with_their_heads(tmp_path, tiny_bert):
     assert not load_encoder(tmp_path / "bert").training
 
 
+def edit_config(folder, **changes):
+    config = folder / "config.json"
+    config.write_text(json.dumps(json.loads(config.read_text()) | changes))
+
+
 @pytest.mark.parametrize("kind", [BertModel, BertForSequenceClassification])
 @pytest.mark.parametrize(
     ("changes", "says"),
     [
         ({"intermediate_size": 24}, r"for example .*layer\.0\.intermediate\.dense\.bias of shape \(16,\) where"),
+        # Layers that the folder does not hold would be measured at random weights.
         ({"num_hidden_layers": 2}, r"does not fit its config.json, for example in .*layer\.1"),
         ({"num_hidden_layers": 0}, r"does not fit its config.json, for example in .*layer\.0"),
     ],
 )
 def test_a_model_that_does_not_fit_its_config_is_refused(tmp_path, kind, changes, says):
-    # Layers that the folder does not hold would be measured at random weights.
     kind(BertConfig(**SMALL)).save_pretrained(tmp_path)
-    config = tmp_path / "config.json"
-    config.write_text(json.dumps(json.loads(config.read_text()) | changes))
+    edit_config(tmp_path, **changes)
     with pytest.raises(ValueError, match=says) as error:
         load_encoder(tmp_path)
     assert "\n" not in str(error.value)
@@ -42,9 +46,7 @@ def test_a_model_that_does_not_fit_its_config_is_refused(tmp_path, kind, changes
 
 def test_a_head_that_the_folder_does_not_hold_is_not_measured(tmp_path):
     BertModel(BertConfig(**SMALL)).save_pretrained(tmp_path)
-    config = tmp_path / "config.json"
-    named = {"architectures": ["BertForSequenceClassification"]}
-    config.write_text(json.dumps(json.loads(config.read_text()) | named))
+    edit_config(tmp_path, architectures=["BertForSequenceClassification"])
     with pytest.raises(ValueError, match=r"does not fit its config.json, for example in classifier\.bias"):
         load_encoder(tmp_path)
 
@@ -65,19 +67,14 @@ def test_what_cannot_be_inspected_raises_in_one_line(tmp_path, tiny_bert, prose)
         tmp_path / "t5"
     )
     BertModel(BertConfig(**SMALL)).save_pretrained(tmp_path / "strange")
-    config = json.loads((tmp_path / "strange" / "config.json").read_text())
-    (tmp_path / "strange" / "config.json").write_text(json.dumps(config | {"model_type": "strange"}))
+    edit_config(tmp_path / "strange", model_type="strange")
     cases = {"decoder": "decoder", "t5": "decoder", "strange": "does not know", "none": "not a folder"}
     for name, says in cases.items():
         with pytest.raises(ValueError, match=says) as caught:
             load_encoder(tmp_path / name)
         assert str(caught.value).count("\n") == 0
     tokenizer, text, model = load_tokenizer(tiny_bert), Prose("prose.txt", prose.read_text()), load_encoder(tiny_bert)
-    for length, num_texts, says in (
-        (33, 1, "32 positions"),
-        (32, 1000, "have 4000 tokens"),
-        (4, 1, "length"),
-        (8, 0, "num_texts"),
-    ):
+    cases = ((33, 1, "32 positions"), (32, 1000, "have 4000 tokens"), (4, 1, "length"), (8, 0, "num_texts"))
+    for length, num_texts, says in cases:
         with pytest.raises(ValueError, match=says):
             read_batches(text, tokenizer, model, length=length, num_texts=num_texts)

@@ -9,20 +9,7 @@ from nystrom_lab.data.language.word_pieces import train_tokenizer
 
 @pytest.fixture
 def texts(tmp_path):
-    words = [
-        "low",
-        "lower",
-        "lowest",
-        "new",
-        "newer",
-        "newest",
-        "wide",
-        "wider",
-        "\u00fcber",
-        "Gr\u00fcn",
-        "25\u00b0c",
-        "it's",
-    ]
+    words = ["low", "lower", "lowest", "new", "newer", "newest", "wide", "wider", "über", "Grün", "25°c", "it's"]
     lines = [" ".join(words[i % 12 :] + words[: i % 5]) + ". Yes!" for i in range(60)]
     (tmp_path / "a.txt").write_text("\n\n".join(lines))
     return tmp_path / "a.txt"

@@ -24,14 +24,6 @@ def test_rows_are_read_in_the_order_of_the_files_and_numbers_become_the_names_of
     ]
 
 
-def test_splits_are_named_by_the_data_set(save_arrow):
-    parts = saved_parts(save_arrow({name: {"text": [name]} for name in ("test", "train")}))
-    assert {name: [*arrow_fields(part, {"text_field": ("text",)})] for name, part in parts.items()} == {
-        "test": [(1, [b"test"])],
-        "train": [(1, [b"train"])],
-    }
-
-
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [

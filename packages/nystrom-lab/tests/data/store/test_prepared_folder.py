@@ -141,8 +141,3 @@ def test_the_command_verifies_every_file_and_continues_after_a_damaged_one(pairs
     (line,) = printed.err.splitlines()
     assert "test_tokens.npy has SHA-256" in line
     assert "`nystrom data prepare retrieval --from FILES --to NEW_FOLDER`" in line
-
-
-def test_a_folder_that_is_not_prepared_is_not_verified(tmp_path, capsys):
-    assert main(["data", "verify", str(tmp_path)]) == 2
-    assert "is not prepared" in capsys.readouterr().err

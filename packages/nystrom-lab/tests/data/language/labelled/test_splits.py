@@ -8,9 +8,16 @@ from nystrom_lab.data.language.labelled.glue import TASKS, own_task
 from nystrom_lab.data.language.labelled.splits import read_labelled
 
 
-def write(path, labels, *, start=0):
-    rows = [{"sentence": f"text {start + i}", "label": label} for i, label in enumerate(labels)]
+def write_rows(path, rows):
     path.write_text("".join(json.dumps({k: v for k, v in row.items() if v is not None}) + "\n" for row in rows))
+
+
+def write(path, labels, *, start=0):
+    write_rows(path, [{"sentence": f"text {start + i}", "label": label} for i, label in enumerate(labels)])
+
+
+def read_own(path, **options):
+    return read_labelled([path], own_task(), own=True, **options)
 
 
 def sizes(data):
@@ -70,34 +77,29 @@ def test_equal_texts_are_in_one_of_the_splits_that_are_drawn(tmp_path):
     [
         ([("a", "x")], r"the only label is 'x' \(rows: 1\): add rows of another"),
         ([(f"text {i}", 1) for i in range(40)], r"the only label is '1' \(rows: 40\)"),
-        (
-            [("same", i % 2) for i in range(40)],
-            r"40 texts, 1 of them different \(equal ones stay together\): too few",
-        ),
+        ([("same", i % 2) for i in range(40)], r"40 texts, 1 of them different \(equal ones stay together\): too few"),
     ],
 )
 def test_rows_that_are_too_much_alike_are_called_so(tmp_path, rows, says):
     path = tmp_path / "train.jsonl"
-    path.write_text("".join(json.dumps({"text": text, "label": label}) + "\n" for text, label in rows))
+    write_rows(path, [{"text": text, "label": label} for text, label in rows])
     with pytest.raises(ValueError, match=says):
-        read_labelled([path], own_task(), own=True)
+        read_own(path)
 
 
 def test_texts_that_are_learned_from_and_scored_are_told_and_copies_of_a_split_refused(tmp_path):
     write(tmp_path / "train.jsonl", [0, 1] * 5)
     write(tmp_path / "dev.jsonl", [0, 1, 0], start=8)
     write(tmp_path / "test.jsonl", [0, 1], start=20)
-    found = read_labelled([tmp_path], own_task(), own=True)
-    assert found.remarks == ["2 of the 3 texts of validation are also training texts"]
+    assert read_own(tmp_path).remarks == ["2 of the 3 texts of validation are also training texts"]
     write(tmp_path / "test.jsonl", [0, 1] * 5)
     with pytest.raises(ValueError, match=r"the same texts for training and as test: one of the files is a copy"):
-        read_labelled([tmp_path], own_task(), own=True)
+        read_own(tmp_path)
 
 
 def test_matched_and_mismatched_are_kept_apart(tmp_path):
     for name, size in (("train", 3), ("dev_matched", 2), ("dev_mismatched", 1), ("test_matched", 4)):
-        rows = [{"premise": "a", "hypothesis": "b", "label": "neutral"} for _ in range(size)]
-        (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+        write_rows(tmp_path / f"{name}.jsonl", [{"premise": "a", "hypothesis": "b", "label": "neutral"}] * size)
     (tmp_path / "test_mismatched.tsv").write_text("index\tsentence1\tsentence2\n0\ta\tb\n")
     data = read_labelled([tmp_path], TASKS["mnli"])
     assert sizes(data) == {
@@ -106,34 +108,31 @@ def test_matched_and_mismatched_are_kept_apart(tmp_path):
     assert data.splits["train"].labels == [1, 1, 1]
 
 
-def test_labels_of_own_texts_are_classes_or_numbers(tmp_path):
-    write(tmp_path / "train.jsonl", ["b", "a", "c"] * 10)
-    assert read_labelled([tmp_path / "train.jsonl"], own_task(), own=True).classes == ("a", "b", "c")
-    write(tmp_path / "train.jsonl", [10, 9, 1] * 10)
-    assert read_labelled([tmp_path], own_task(), own=True).classes == ("1", "9", "10")
-    numbers = read_labelled([tmp_path], own_task(), own=True, kind="numbers")
-    assert numbers.classes is None
-    assert {*numbers.splits["train"].labels} == {10.0, 9.0, 1.0}
-    write(tmp_path / "train.jsonl", [1, 2.5] * 10)
-    assert read_labelled([tmp_path], own_task(), own=True).classes is None
-    write(tmp_path / "train.jsonl", [1, "x"] * 10)
-    with pytest.raises(ValueError, match="line 2: the label is 'x'; expected a number"):
-        read_labelled([tmp_path], own_task(), own=True, kind="numbers")
-    write(tmp_path / "train.jsonl", [1] * 10)
-    with pytest.raises(ValueError, match="the only label is '1'"):
-        read_labelled([tmp_path], own_task(), own=True)
-    write(tmp_path / "train.jsonl", ["0.5", "1.5", "nan"] * 10)
-    with pytest.raises(ValueError, match="line 3: the label is 'nan', and others are numbers"):
-        read_labelled([tmp_path], own_task(), own=True)
-    assert read_labelled([tmp_path], own_task(), own=True, kind="classes").classes == ("0.5", "1.5", "nan")
-    write(tmp_path / "train.jsonl", ["0", "1", "1.0"] * 10)
-    with pytest.raises(ValueError, match=r"the labels '1', '1.0' are equal numbers: write one"):
-        read_labelled([tmp_path], own_task(), own=True)
-
-
-def test_labels_that_only_python_reads_as_numbers_are_classes(tmp_path):
-    write(tmp_path / "train.jsonl", ["1_1", "11", "1_2"] * 10)
-    assert read_labelled([tmp_path], own_task(), own=True).classes == ("11", "1_1", "1_2")
+@pytest.mark.parametrize(
+    ("labels", "kind", "wanted"),
+    [
+        (["b", "a", "c"], None, ("a", "b", "c")),
+        ([10, 9, 1], None, ("1", "9", "10")),
+        ([10, 9, 1], "numbers", None),
+        ([1, 2.5], None, None),
+        ([1, "x"], "numbers", "line 2: the label is 'x'; expected a number"),
+        (["0.5", "1.5", "nan"], None, "line 3: the label is 'nan', and others are numbers"),
+        (["0.5", "1.5", "nan"], "classes", ("0.5", "1.5", "nan")),
+        (["0", "1", "1.0"], None, r"the labels '1', '1.0' are equal numbers: write one"),
+        # Only Python reads these as numbers.
+        (["1_1", "11", "1_2"], None, ("11", "1_1", "1_2")),
+    ],
+)
+def test_labels_of_own_texts_are_classes_or_numbers(tmp_path, labels, kind, wanted):
+    write(tmp_path / "train.jsonl", labels * 10)
+    options = {} if kind is None else {"kind": kind}
+    if isinstance(wanted, str):
+        with pytest.raises(ValueError, match=wanted):
+            read_own(tmp_path, **options)
+        return
+    found = read_own(tmp_path, **options)
+    assert found.classes == wanted
+    assert wanted is not None or {*found.splits["train"].labels} == {*map(float, labels)}
 
 
 def test_files_that_say_no_split_are_errors_for_own_texts_and_passed_over_for_glue(tmp_path):
@@ -141,7 +140,7 @@ def test_files_that_say_no_split_are_errors_for_own_texts_and_passed_over_for_gl
     write(tmp_path / "dev_ids.jsonl", [0, 1])
     assert "dev_ids.jsonl is not a split" in read_labelled([tmp_path], TASKS["imdb"]).remarks[0]
     with pytest.raises(ValueError, match="names no split"):
-        read_labelled([tmp_path], own_task(), own=True)
+        read_own(tmp_path)
     with pytest.raises(ValueError, match="which does not exist"):
         read_labelled([tmp_path / "none"], TASKS["sst2"])
 

@@ -113,11 +113,7 @@ def test_mistakes_are_named_before_the_work_and_leave_nothing(tmp_path, texts, w
         (texts, {"held_out": 1.0}, "--held-out is 1.0; expected a share between 0 and 1"),
         (texts, {"min_tokens": 1}, "--min-tokens is 1; expected a whole number of at least 2"),
         (texts, {"seed": -1}, "--seed is -1"),
-        (
-            texts,
-            {"seed": 2**63},
-            "--seed is 9223372036854775808; expected a whole number from 0 to 9223372036854775807",
-        ),
+        (texts, {"seed": 2**63}, "--seed is 9223372036854775808; expected a .* from 0 to 9223372036854775807"),
         (texts, {"to": tmp_path / "taken"}, "taken is not empty and holds no data set"),
         (texts, {"to": texts / "to"}, "texts.txt/to is a file or inside one|cannot be made"),
         (texts, {"to": Path("/proc/nystrom/to")}, "cannot be made .*: name a folder inside one you may write to"),

@@ -212,6 +212,7 @@ def test_trees_that_are_too_long_grow_no_further():
 )
 def test_other_tokens_are_not_an_expression(text):
     assert not is_expression(numbered(text))
+    assert is_expression(numbered("[MAX [MIN 3 4 X [SM 1 X X"))
 
 
 def test_expressions_are_evaluated_to_a_depth_and_raise_beyond():
@@ -219,11 +220,6 @@ def test_expressions_are_evaluated_to_a_depth_and_raise_beyond():
     assert is_expression(deepest)
     assert evaluate_expressions(deepest).tolist() == [(7 + DEEPEST) % 10]
     assert not is_expression(np.concatenate([deepest[:1], deepest, deepest[-1:]]))
-
-
-@pytest.mark.parametrize("text", ["3", "[MAX 3 X", "[MAX [MIN 3 4 X [SM 1 X X"])
-def test_single_expressions_are_recognised(text):
-    assert is_expression(numbered(text))
 
 
 @pytest.mark.parametrize(

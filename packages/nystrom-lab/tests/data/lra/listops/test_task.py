@@ -4,7 +4,6 @@ import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from nystrom_lab.data.lra.listops import task as lra_listops
@@ -41,12 +40,6 @@ def test_samples_are_labelled_with_their_value(made):
             # Python itself is the oracle; a trailing comma makes a tuple of one.
             assert eval(expression, names) == (item["labels"],) == (data.labels[i],)
             assert len(item["input_ids"]) == data.lengths[i]
-
-
-def test_lengths_are_strictly_inside_the_limits(made):
-    lengths = np.concatenate([ListOps(made, split).lengths for split in SPLITS])
-    assert lengths.min() == 11
-    assert 40 < lengths.max() < 60
 
 
 def test_no_sample_occurs_twice_in_all_splits(tmp_path):
@@ -133,7 +126,6 @@ def test_a_link_and_a_relative_name_lead_to_the_folder(tmp_path, monkeypatch):
         ({"seed": -1}, "--seed is -1; expected"),
         ({"workers": 0}, "--workers is 0; expected a whole number of at least 1"),
         ({"min_length": 60}, "--min-length 60 and --max-length 60 leave no room"),
-        ({"max_depth": 2, "max_args": 2}, "fewer than one in a million"),
     ],
 )
 def test_impossible_settings_raise_before_the_work(tmp_path, change, message):
@@ -144,31 +136,24 @@ def test_impossible_settings_raise_before_the_work(tmp_path, change, message):
 
 
 def test_places_that_cannot_be_used_raise_before_the_work(made, tmp_path):
-    days = {"train": 10**9}
     (tmp_path / "letter.txt").touch()
-    with pytest.raises(ValueError, match="is not empty and holds no data set"):
-        prepare(tmp_path, **days)
-    with pytest.raises(ValueError, match="is a file or inside one"):
-        prepare(tmp_path / "letter.txt", **days)
-    with pytest.raises(ValueError, match=r"other settings \(train=300 there and 1000000000 asked for\): name another"):
-        prepare(made, **days)
-    with pytest.raises(ValueError, match="cannot be made"):
-        prepare(Path("/proc/data"), **days)
+    for to, says in ((tmp_path, "is not empty"), (made, "train=300 there"), (Path("/proc/data"), "cannot be made")):
+        with pytest.raises(ValueError, match=says):
+            prepare(to, train=10**9)
     assert os.listdir(tmp_path) == ["letter.txt"]
 
 
-@pytest.mark.parametrize("error", [KeyboardInterrupt, MemoryError])
-def test_an_interrupted_run_leaves_nothing(tmp_path, monkeypatch, error):
+def test_an_interrupted_run_leaves_nothing(tmp_path, monkeypatch):
     draw, calls = lra_listops.draw_expressions, []
 
     def draw_once(*arguments):
         calls.append(arguments)
         if len(calls) > 1:
-            raise error
+            raise KeyboardInterrupt
         return draw(*arguments)
 
     monkeypatch.setattr(lra_listops, "draw_expressions", draw_once)
-    with pytest.raises(error):
+    with pytest.raises(KeyboardInterrupt):
         prepare(tmp_path / "data", train=5000, workers=1)
     assert not list(tmp_path.iterdir())
 

@@ -9,7 +9,7 @@ import pytest
 from nystrom_lab.data.lra.listops import tsv as lra_listops_tsv
 from nystrom_lab.data.lra.listops.expressions import VOCABULARY
 from nystrom_lab.data.lra.listops.task import ListOps, prepare_listops
-from nystrom_lab.data.lra.listops.tsv import AT_ONCE, export_tsv, import_tsv, read_tsv, to_official, write_tsv
+from nystrom_lab.data.lra.listops.tsv import AT_ONCE, export_tsv, import_tsv, read_tsv, write_tsv
 from nystrom_lab.data.store.token_files import SPLITS, gather
 
 EXAMPLE = b"Source\tTarget\r\n( ( ( [MAX 3 ) 4 ) ] )\t4\r\n( ( ( [SM 9 ) ( ( ( [MED 5 ) 8 ) ] ) ) ] )\t5\r\n7\t7\r\n"
@@ -57,12 +57,6 @@ def official(tmp_path, monkeypatch):
     for digit, split in enumerate(SPLITS):
         (folder / f"basic_{split}.tsv").write_bytes(EXAMPLE.replace(b"7", b"%d" % digit))
     return folder
-
-
-def test_a_line_known_by_hand():
-    tokens = np.array([NUMBER["[MAX"], NUMBER["3"], NUMBER["4"], NUMBER["X"]], dtype=np.uint8)
-    assert to_official(tokens) == "( ( ( [MAX 3 ) 4 ) ] )"
-    assert to_official(tokens[1:2]) == "3"
 
 
 def test_trees_are_written_and_read_as_their_source_does(tmp_path):

@@ -105,11 +105,3 @@ def test_a_dash_lies_on_its_line():
         middle = [(weights * steps).sum() for steps in np.indices(weights.shape) - reach]
         wanted = -2.5 * np.array([np.sin(parts.angles[kind]), np.cos(parts.angles[kind])])
         assert middle == pytest.approx(wanted, abs=0.05)
-
-
-def test_places_and_pixels_are_one_another_back():
-    grid = PixelGrid(5, 3)
-    pixels = np.stack(np.indices((5, 5)), axis=-1)
-    assert (grid.pixels(grid.places(pixels)) == pixels).all()
-    assert grid.edges(1, 7).reshape(11, 11)[4:7, 4:7].tolist() == [[0] * 3] * 3
-    assert (grid.edges(1, 7) == 7).sum() == 121 - 9

@@ -1,12 +1,9 @@
-import csv
 import gzip
 import json
 import lzma
 
 import numpy as np
 import pytest
-from hypothesis import assume, given, settings
-from hypothesis import strategies as st
 
 from nystrom_lab.data.lra.texts import retrieval as lra_retrieval
 from nystrom_lab.data.lra.texts.retrieval import Retrieval, prepare_retrieval
@@ -36,14 +33,6 @@ def official(folder):
 
 def texts(data):
     return [tuple((tokens - 1).astype(np.uint8).tobytes() for tokens in sample["input_ids"]) for sample in data]
-
-
-def many(path, count=100):
-    with path.open("w", newline="") as file:
-        writer = csv.writer(file)
-        writer.writerow(["text1", "text2", "label"])
-        writer.writerows((f"first {i}", f"second {i % 7}", ["no", "yes"][i % 2]) for i in range(count))
-    return path
 
 
 @pytest.mark.parametrize("inside", ["", "tsv_data", "lra_release/lra_release/tsv_data"])
@@ -79,53 +68,6 @@ def test_documents_are_cut_before_they_are_compared(tmp_path):
     header = json.loads((to / "dataset.json").read_text())
     assert texts(Retrieval(to, "train")) == [(b"on", b"tw"), (b"tw", b"b'"), (b"on", b"on")]
     assert header["facts"]["truncated"] == {"train": 6, "val": 3, "test": 4}
-
-
-def test_the_pair_classifier_takes_them(tmp_path):
-    torch = pytest.importorskip("torch")
-    from nystrom.models import EncoderConfig
-    from nystrom.models.heads.pairs import EncoderForPairClassification
-    from nystrom_lab.training.batches import collate_pairs
-
-    data = Retrieval(prepare_retrieval(official(tmp_path / "from"), tmp_path / "to"), "train")
-    batch = collate_pairs([data[0], data[1]])
-    assert batch["input_ids"].shape == (2, 2, 12)
-    config = EncoderConfig(
-        vocab_size=data.vocab_size,
-        hidden_size=8,
-        num_hidden_layers=1,
-        num_attention_heads=1,
-        intermediate_size=8,
-        max_position_embeddings=16,
-        pad_token_id=0,
-    )
-    assert torch.isfinite(EncoderForPairClassification(config)(**batch).loss)
-
-
-@settings(deadline=None, max_examples=30)
-@given(st.lists(st.tuples(*[st.binary(min_size=1, max_size=40)] * 2), min_size=6, max_size=6, unique=True))
-def test_any_bytes_but_tabs_and_line_ends_come_back(tmp_path_factory, pairs):
-    folder = tmp_path_factory.mktemp("pairs")
-    (folder / "from").mkdir()
-    # The characters that end a field or a line cannot be inside one.
-    table = bytes.maketrans(b"\t\n\r", b"   ")
-    pairs = [tuple(text.translate(table) for text in pair) for pair in pairs]
-    # Two splits of the same pairs raise.
-    assume(len({*pairs}) == 6)
-    for i, split in enumerate(SPLITS):
-        rows = [b"label\ttext1\ttext2", *(b"%d\t%b\t%b" % (n, *pairs[2 * i + n]) for n in range(2))]
-        (folder / "from" / f"{split}.tsv").write_bytes(b"\n".join(rows))
-    to = prepare_retrieval(folder / "from", folder / "to")
-    assert [pair for split in SPLITS for pair in texts(Retrieval(to, split))] == pairs
-
-
-def test_own_pairs_in_one_file_are_split(tmp_path):
-    to = prepare_retrieval(many(tmp_path / "a.csv"), tmp_path / "to")
-    parts = {split: Retrieval(to, split) for split in SPLITS}
-    assert {split: len(part) for split, part in parts.items()} == {"train": 80, "val": 10, "test": 10}
-    every = [pair for part in parts.values() for pair in texts(part)]
-    assert sorted(every) == sorted((f"first {i}".encode(), f"second {i % 7}".encode()) for i in range(100))
-    assert parts["test"].classes == ["no", "yes"]
 
 
 def test_own_fields_are_named(tmp_path):

@@ -166,9 +166,7 @@ def test_an_archive_that_is_cut_short_is_named(tmp_path):
     whole = archive.read_bytes()
     for kept in (whole[:-9], whole[: len(whole) // 2], whole[:15], b"", b"no archive"):
         archive.write_bytes(kept)
-        with pytest.raises(
-            ValueError, match=r"aclImdb_v1.tar.gz cannot be unpacked \(.*\): it is cut short or damaged"
-        ):
+        with pytest.raises(ValueError, match=r"v1.tar.gz cannot be unpacked \(.*\): it is cut short or damaged"):
             prepare_text(archive, tmp_path / "to")
         assert not (tmp_path / "to").exists()
 
@@ -242,14 +240,6 @@ def test_own_texts_in_one_file_are_split_by_their_content(tmp_path):
     assert sorted(texts(Text(other, "test"))) != sorted(texts(data["test"]))
 
 
-def test_equal_texts_stay_in_one_split(tmp_path):
-    source = own(tmp_path / "a.csv", [(f"text {i % 40}", i % 2) for i in range(400)])
-    to = prepare_text(source, tmp_path / "to", val_share=0.3, test_share=0.3)
-    parts = [{*texts(Text(to, split))} for split in SPLITS]
-    assert sum(map(len, parts)) == 40
-    assert all(parts)
-
-
 def test_the_manifest_counts(tmp_path):
     source = own(tmp_path / "a.csv", [("x" * (i + 1), "ab"[i % 4 == 0]) for i in range(40)])
     to = prepare_text(source, tmp_path / "to", max_length=30)
@@ -257,16 +247,12 @@ def test_the_manifest_counts(tmp_path):
     assert sum(found["facts"]["truncated"].values()) == 10
     for split in SPLITS:
         data, counted = Text(to, split), found["splits"][split]
-        assert counted["samples"] == len(data)
-        assert counted["class_counts"] == np.bincount(data.labels, minlength=2).tolist()
-        assert counted["class_shares"] == pytest.approx((np.bincount(data.labels, minlength=2) / len(data)).tolist())
-        assert max(counted["class_shares"]) == pytest.approx(data.majority_share, abs=1e-6)
-        assert counted["tokens"] == data.lengths.sum()
-        assert data.lengths.tolist() == [len(text) for text in texts(data)]
+        counts = np.bincount(data.labels, minlength=2)
+        assert (counted["samples"], counted["tokens"]) == (len(data), data.lengths.sum())
+        assert counted["class_counts"] == counts.tolist()
+        assert counted["class_shares"] == pytest.approx((counts / len(data)).tolist())
         assert data.lengths.max() <= 30
     assert found["settings"]["train_sha256"] == hashlib.sha256(source.read_bytes()).hexdigest()
-    assert all(len(entry["sha256"]) == 64 for entry in found["files"].values())
-    Text(to, "val").verify()
 
 
 @settings(deadline=None, max_examples=30)
@@ -326,10 +312,7 @@ def test_empty_texts_are_left_out_and_counted_on_request(tmp_path):
         ({"val_share": 0.0}, "--val-share is 0.0"),
         ({"test_share": 1.5}, "--test-share is 1.5; expected"),
         ({"val_share": 0.5, "test_share": 0.5}, "leave nothing to train on"),
-        (
-            {"text_field": "words"},
-            "there is no 'words' among the fields 'text', 'label': name the right one with --text-field",
-        ),
+        ({"text_field": "words"}, "no 'words' among the fields 'text', 'label': name the right one with --text-field"),
     ],
 )
 def test_an_impossible_setting_raises(tmp_path, options, message):
@@ -341,19 +324,7 @@ def test_an_impossible_setting_raises(tmp_path, options, message):
 def test_a_wrong_source_says_what_is_read_and_where_imdb_is_published(tmp_path):
     (tmp_path / "empty").mkdir()
     (tmp_path / "a.docx").touch()
-    for name, came in (
-        ("gone", "does not exist"),
-        ("empty", "holds no readable texts"),
-        ("a.docx", "has an unsupported format"),
-    ):
+    says = {"gone": "does not exist", "empty": "holds no readable texts", "a.docx": "has an unsupported format"}
+    for name, came in says.items():
         with pytest.raises(ValueError, match=rf"{name} {came}.*aclImdb_v1.tar.gz \(IMDB, https://ai.stanford.edu/"):
             prepare_text(tmp_path / name, tmp_path / "to")
-
-
-def test_the_field_names_can_be_given(tmp_path):
-    source = own(tmp_path / "a.csv", [(f"t{i}", f"x{i}", i % 2) for i in range(60)], ("text", "body", "stars"))
-    to = prepare_text(source, tmp_path / "to", text_field="body", label_field="stars")
-    assert texts(Text(to, "val"))[0].startswith(b"x")
-    # The folder records the field that it was made from.
-    with pytest.raises(ValueError, match="text_field=body there and text asked for"):
-        prepare_text(source, to, text_field="text", label_field="stars")
