@@ -18,25 +18,17 @@ from nystrom_lab.measure.peak import peak_bytes
 CPU = torch.device("cpu")
 
 
-def test_the_output_counts():
-    assert peak_bytes(lambda: torch.empty(1000, 1000), CPU) == 4_000_000
-
-
-def test_a_temporary_counts_while_it_lives():
-    def call():
-        for _ in range(3):
-            torch.empty(500, 1000)
-        return torch.empty(100, 1000)
-
-    assert peak_bytes(call, CPU) == 2_000_000
-
-
-def test_two_at_a_time_count_together():
-    def call():
-        first, second = torch.empty(1000, 1000), torch.empty(1000, 1000)
-        del first, second
-
-    assert peak_bytes(call, CPU) == 8_000_000
+@pytest.mark.parametrize(
+    ("call", "peak"),
+    [
+        # The output; temporaries while they live; two at a time together.
+        (lambda: torch.empty(1000, 1000), 4_000_000),
+        (lambda: ([torch.empty(500, 1000).shape for _ in range(3)], torch.empty(100, 1000)), 2_000_000),
+        (lambda: [x.shape for x in (torch.empty(1000, 1000), torch.empty(1000, 1000))], 8_000_000),
+    ],
+)
+def test_what_lives_at_a_time_counts(call, peak):
+    assert peak_bytes(call, CPU) == peak
 
 
 def test_what_was_there_before_does_not_count():

@@ -62,15 +62,8 @@ def test_the_page_holds_its_pictures_tables_verdicts_and_what_was_not_run(folder
 def test_the_summary_is_printed_with_its_words(folder, capsys):
     print_summary(summary(), folder)
     printed = capsys.readouterr().out
-    for words in (
-        "Errors fall. Agrees: from 2 to 1.",
-        "Of this library: Errors of the fused form vanish. Does not",
-        "Does not agree",
-        "Cannot tell",
-        "nystrom",
-        "bounds.png",
-    ):
-        assert words in printed
+    claims = ("Errors fall. Agrees: from 2 to 1.", "Of this library: Errors of the fused form vanish. Does not")
+    assert all(words in printed for words in (*claims, "Does not agree", "Cannot tell", "nystrom", "bounds.png"))
 
 
 def test_all_claims_are_printed_as_one_table(capsys):
@@ -87,10 +80,8 @@ def test_all_claims_are_printed_as_one_table(capsys):
 def test_the_page_counts_and_shows_the_claims_of_this_library_apart():
     own = replace(summary(), name="own", source="this library")
     page = gallery_markdown([summary(), own], {"blog": "needs --model"}, pictures="gallery", results="results")
-    assert (
-        "Of 3 claims of the papers 1 agree with what was measured and 1 do not; for 1 the rows cannot tell. Of 5 "
-        "claims of this library 1 agree with what was measured and 3 do not; for 1 the rows cannot tell." in page
-    )
+    assert COUNTED.partition("Of 1 claims")[0] in page
+    assert "Of 5 claims of this library 1 agree with what was measured and 3 do not; for 1 the rows" in page
     papers, ours = page.split("## own")
     assert "The bound & the error (Proposition 1). [Figure](gallery/bounds.png). Differs from the paper: one" in papers
     assert "| Ours: Errors of the fused form vanish. | **does not agree** |" in papers

@@ -140,32 +140,28 @@ def test_a_plan_is_said_with_its_error_and_time():
     assert "plan.json is taken by nystrom convert --plan" in said
 
 
-def test_errors_that_add_up_and_no_way_out_are_said():
-    _, advice = said({"nystrom-64": [0.2, 0.25], "linear": [1.0, 1.0]}, {"nystrom-64": 0.3, "linear": 0.9})
-    assert "serves no layer badly, but the errors add up: hidden states are 0.300 off." in advice
-    assert "name some with --methods" in advice
-
-
-def test_a_layer_without_a_finite_error_is_served_badly():
-    text, advice = said({"nystrom-64": [0.05, float("nan")]}, {"nystrom-64": float("inf")})
-    assert "serves layers 1 badly" in advice
-    assert "errors add up" not in advice
-    assert text.count("nan") >= 1
-
-
-def test_exact_attention_that_is_as_fast_is_recommended():
-    _, advice = said({"nystrom-64": [0.2]}, {"nystrom-64": 0.3}, {"softmax": 0.9})
-    assert "exact attention is as fast as nystrom-64 (0.90 ms a layer, 1.00 with nystrom-64)" in advice
-    # To keep a method that is near but slower is no advice.
-    text, advice = said({"nystrom-64": [0.02]}, {"nystrom-64": 0.01}, {"softmax": 0.9})
-    assert "Keep it" not in advice
-    assert "1 layer of 2 heads" in text
-    assert "as fast" not in said({"nystrom-64": [0.2]}, {"nystrom-64": 0.3}, {"softmax": 1.1})[1]
-
-
-def test_without_the_whole_model_layers_alone_are_judged():
-    assert "a serves layers 1 badly. Run with the whole model" in said({"a": [0.2, 0.4]})[1]
-    assert "a serves all layers." in said({"a": [0.2, 0.3]})[1]
+@pytest.mark.parametrize(
+    ("rows", "there", "absent"),
+    [
+        # Errors that add up, and no way out.
+        (({"a": [0.2, 0.25], "linear": [1.0, 1.0]}, {"a": 0.3, "linear": 0.9}),
+         ("serves no layer badly, but the errors add up: hidden states are 0.300 off.", "some with --methods"), ""),
+        # A layer without a finite error is served badly.
+        (({"a": [0.05, float("nan")]}, {"a": float("inf")}), ("serves layers 1 badly",), "errors add up"),
+        # Exact attention that is as fast is recommended, and a method that is near but slower is not to be kept.
+        (({"a": [0.2]}, {"a": 0.3}, {"softmax": 0.9}),
+         ("exact attention is as fast as a (0.90 ms a layer, 1.00 with a)",), "Keep it"),
+        (({"a": [0.02]}, {"a": 0.01}, {"softmax": 0.9}), (), "Keep it"),
+        (({"a": [0.2]}, {"a": 0.3}, {"softmax": 1.1}), (), "as fast"),
+        # Without the whole model the layers alone are judged.
+        (({"a": [0.2, 0.4]},), ("a serves layers 1 badly. Run with the whole model",), "off"),
+        (({"a": [0.2, 0.3]},), ("a serves all layers.",), "off"),
+    ],
+)  # fmt: skip
+def test_the_advice_follows_from_the_errors_and_times(rows, there, absent):
+    _, advice = said(*rows)
+    assert all(words in advice for words in there)
+    assert not absent or absent not in advice
 
 
 def test_many_methods_and_layers_stay_within_the_terminal():

@@ -7,12 +7,8 @@ from nystrom_lab.cli.main import main
 from nystrom_lab.measure.rows import append_rows, new_row
 from nystrom_lab.report.table import Table, markdown_table, print_table
 
-FILLED = Table(
-    "accuracy",
-    ["", "listops", "pathfinder"],
-    [["forward [ms]"], ["nystrom-64 with skip", "37.1 ± 0.5 (3; 1.1)", "70.2"], ["  printed", "1", "2"]],
-    notes="of three seeds",
-)
+LINES = [["forward [ms]"], ["nystrom-64 with skip", "37.1 ± 0.5 (3; 1.1)", "70.2"], ["  printed", "1", "2"]]
+FILLED = Table("accuracy", ["", "listops", "pathfinder"], LINES, notes="of three seeds")
 
 
 def printed(table, width):

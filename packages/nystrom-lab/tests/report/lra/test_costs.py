@@ -7,22 +7,12 @@ from nystrom_lab.report.lra.tables import cost_lines, lra_markdown, print_lra
 
 
 def rows_of(task, method, seconds, megabytes):
-    rows = []
-    for seed, (time, memory) in enumerate(zip(seconds, megabytes, strict=True)):
-        for quantity, value, unit in (("training time", time, "s"), ("peak memory", memory, "MB"), ("steps", 500, "")):
-            rows.append(
-                new_row(
-                    study=f"train {task}",
-                    quantity=quantity,
-                    method=method,
-                    value=value,
-                    unit=unit,
-                    device="a device",
-                    facts={"layers": 2, "preset": "demo"},
-                    seed=seed,
-                )
-            )
-    return rows
+    known = {"study": f"train {task}", "method": method, "device": "a device"}
+    return [
+        new_row(quantity=quantity, value=value, unit=unit, facts={"layers": 2, "preset": "demo"}, seed=seed, **known)
+        for seed, (time, memory) in enumerate(zip(seconds, megabytes, strict=True))
+        for quantity, value, unit in (("training time", time, "s"), ("peak memory", memory, "MB"), ("steps", 500, ""))
+    ]
 
 
 ROWS = [*rows_of("text", "nystrom-128", [1800, 3600], [1000, 1500]), *rows_of("listops", "sparse", [7200], [250])]
@@ -48,25 +38,16 @@ def test_hours_and_gigabytes_are_shown_alone_too(capsys):
 
 
 def test_notes_say_whose_steps_they_are_and_the_papers_line_comes_once():
-    other = [
-        dataclasses.replace(
-            row, facts={"layers": 2, "preset": "skyformer"}, value=9000 if row.quantity == "steps" else row.value
-        )
-        for row in rows_of("text", "nystrom-128", [90_000], [4000])
-    ]
+    other = [row.with_facts(preset="skyformer") for row in rows_of("text", "nystrom-128", [90_000], [4000])]
+    other = [dataclasses.replace(row, value=9000) if row.quantity == "steps" else row for row in other]
     text = lra_markdown([*ROWS, *rows_of("text", "linear", [60], [9]), *other], time=True, memory=False)
     table, notes = text.split("\n\n")
     assert "- text (demo): 500 steps; nystrom-128, linear\n" in notes
     assert "- text (skyformer): 9,000 steps; nystrom-128\n" in notes
     assert all(line.startswith("- ") for line in notes.splitlines())
-    names = [line.split("|")[1].strip() for line in table.splitlines()[2:]]
-    assert names == [
-        "**nystrom-128, demo**",
-        "**nystrom-128, skyformer**",
-        "*Skyformer T2, nystrom-128*",
-        "**sparse, demo**",
-        "**linear, demo**",
-    ]
+    names = [line.split("|")[1].strip("* ") for line in table.splitlines()[2:]]
+    assert names[:3] == ["nystrom-128, demo", "nystrom-128, skyformer", "Skyformer T2, nystrom-128"]
+    assert names[3:] == ["sparse, demo", "linear, demo"]
 
 
 def test_rows_without_a_time_are_refused():

@@ -6,7 +6,6 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
-from matplotlib.figure import Figure
 
 from nystrom_lab.measure.rows import new_row
 from nystrom_lab.report import show_study
@@ -22,25 +21,10 @@ def test_importing_reports_loads_neither_torch_nor_drawing():
 
 
 @pytest.fixture
-def drawn(monkeypatch):
-    """The saved figures."""
-    figures, save = [], Figure.savefig
-
-    def keep(figure, *where, **how):
-        figures.append(figure)
-        save(figure, *where, **how)
-
-    monkeypatch.setattr(Figure, "savefig", keep)
-    return figures
-
-
-@pytest.fixture
 def rows():
-    common = {"study": "efficiency", "device": "cpu", "facts": {"b": 1}}
+    of = {"study": "efficiency", "device": "cpu", "facts": {"b": 1}}
     return [
-        new_row(
-            quantity=f"{timed} {what}", method=method, n=n, value=n / 10, low=n / 20, high=n / 5, unit=unit, **common
-        )
+        new_row(quantity=f"{timed} {what}", method=method, n=n, value=n / 10, low=n / 20, high=n / 5, unit=unit, **of)
         for method in ("softmax", "nystrom-64", "nystrom-64+skip")
         for n in (512, 1024, 2048)
         for timed in ("forward", "forward+backward")
@@ -114,22 +98,16 @@ def test_the_default_methods_have_a_colour_each_within_their_panel(rows, drawn, 
     names = [*DEFAULT, "nystrom-64+skip", "authors-64+skip"]
     draw_study([replace(row, method=name) for name in names for row in rows if row.method == "softmax"],
                     tmp_path / "all.png")  # fmt: skip
-    assert {name for panel in families(names).values() for name in panel} == set(names) - {
-        "softmax",
-        "softmax-materialised",
-    }
+    shown = {name for panel in families(names).values() for name in panel}
+    assert shown == set(names) - {"softmax", "softmax-materialised"}
     for axes in drawn[0].axes:
         looks = [(line.get_color(), line.get_linestyle()) for line in axes.lines]
         assert len(set(looks)) == len(looks) <= 9
 
 
 def test_what_was_not_measured_is_absent(rows, drawn, tmp_path):
-    rows = [
-        replace(row, value=math.nan, low=None, high=None, note="too large")
-        if row.n == 2048 and row.method == "softmax"
-        else row
-        for row in rows
-    ]
+    large = {"value": math.nan, "low": None, "high": None, "note": "too large"}
+    rows = [replace(row, **large) if row.n == 2048 and row.method == "softmax" else row for row in rows]
     draw_study(rows, tmp_path / "all.png")
     softmax, other, _ = drawn[0].axes[0].lines
     assert list(softmax.get_xdata()) == [512, 1024]
@@ -201,10 +179,7 @@ def test_curves_of_many_kinds_take_several_lines_and_what_is_zero_has_no_axis_be
         ("step,quantity,value\n", r"curves\.csv holds no rows"),
         ("step,quantity,value\n1,loss,2\nx,loss,2\n", r"curves\.csv, line 3 is 'x,loss,2'"),
         ("step,quantity,value\n1,loss\n", r"curves\.csv, line 2 is '1,loss'"),
-        (
-            "step,quantity,value,seconds\n1,loss,2\n",
-            r"curves\.csv, line 2 is '1,loss,2'; expected step,quantity,value,seconds",
-        ),
+        ("step,quantity,value,seconds\n1,loss,2\n", r"line 2 is '1,loss,2'; expected step,quantity,value,seconds"),
     ],
 )
 def test_other_files_raise_by_line(content, message, tmp_path):
