@@ -24,12 +24,8 @@ def test_texts_are_shown_with_their_class_and_cannot_steer_the_terminal(texts):
         assert body.startswith(f"line {number}\\n\\x1b[31mred \u00fc")
         assert body.endswith(" ...") == (number == 0)
         assert not end
-
-
-def test_samples_are_spread_over_the_split(texts):
-    heads = [text.split(":")[0] for text in show("text", texts, count=3)]
-    assert heads == ["train 0", "train 20", "train 39"]
-    assert len(list(show("text", texts, split="val", count=1))) == 1
+    # Fewer are spread over the split.
+    assert [text.split(":")[0] for text in show("text", texts, count=3)] == ["train 0", "train 20", "train 39"]
 
 
 def test_pairs_show_both_documents(tmp_path):

@@ -15,13 +15,8 @@ def test_rows_are_read_in_the_order_of_the_files_and_numbers_become_the_names_of
     (part,) = saved_parts(saved).values()
     assert (part.columns, part.classes) == (("text", "label"), {"label": ("no", "yes")})
     # A number without a name stays.
-    assert [*arrow_fields(part, WANTED)] == [
-        (1, [b"yes", b"a"]),
-        (2, [b"no", b"b"]),
-        (3, [b"-1", b"c"]),
-        (4, [b"2", b"d"]),
-        (5, [b"yes", b"e"]),
-    ]
+    labels = [b"yes", b"no", b"-1", b"2", b"yes"]
+    assert [*arrow_fields(part, WANTED)] == [(i + 1, [label, b"abcde"[i : i + 1]]) for i, label in enumerate(labels)]
 
 
 @pytest.mark.parametrize(
@@ -73,9 +68,7 @@ def test_a_file_that_ends_after_a_whole_batch_is_named(batches, save_arrow):
     assert [label for _, (label, _) in arrow_fields(part, WANTED)] == [b"%d" % label] * 3
     file.write_bytes(whole[: ends[batches]])
     assert not batches or whole[: ends[batches]].endswith(whole[-8:])
-    with pytest.raises(
-        ValueError, match=r"arrow cannot be read \(it ends before its end mark, so rows may be missing\)"
-    ):
+    with pytest.raises(ValueError, match=r"cannot be read \(it ends before its end mark, so rows may be missing\)"):
         list(arrow_fields(part, WANTED))
 
 
@@ -95,11 +88,9 @@ ROWS = 3_000
 
 @pytest.fixture
 def file(tmp_path):
-    path = tmp_path / "train.parquet"
+    path, how = tmp_path / "train.parquet", {"compression": "none", "use_dictionary": False, "row_group_size": 1_000}
     table = pyarrow.table({"text": [f"text {row}" for row in range(ROWS)]})
-    parquet.write_table(
-        table, path, compression="none", use_dictionary=False, row_group_size=1_000, write_page_checksum=True
-    )
+    parquet.write_table(table, path, write_page_checksum=True, **how)
     return path
 
 

@@ -9,27 +9,16 @@ from nystrom_lab.data.store.token_files import SPLITS
 WANTED = {"label_field": ("label",), "text_field": ("text",)}
 
 
-@pytest.mark.parametrize(
-    ("name", "split"),
-    [
-        ("train", "train"),
-        ("basic_train", "train"),
-        ("Train", "train"),
-        ("valid", "validation"),
-        ("imdb-dev", "validation"),
-        ("new_aan_pairs.eval", "validation"),
-        ("validation", "validation"),
-        ("dev_matched", "validation"),
-        ("dev_mismatched", "validation_mismatched"),
-        ("train-00000-of-00002", "train"),
-        ("train_mismatched", None),
-        ("matched", None),
-        ("test", "test"),
-        ("contest", None),
-        ("train2", None),
-        ("reviews", None),
-    ],
-)
+NAMES = {
+    "train": ("train", "basic_train", "Train", "train-00000-of-00002"),
+    "validation": ("valid", "imdb-dev", "new_aan_pairs.eval", "validation", "dev_matched"),
+    "validation_mismatched": ("dev_mismatched",),
+    "test": ("test",),
+    None: ("train_mismatched", "matched", "contest", "train2", "reviews"),
+}
+
+
+@pytest.mark.parametrize(("name", "split"), [(name, split) for split, names in NAMES.items() for name in names])
 def test_a_name_determines_its_split(name, split):
     assert split_of(name) == split
 

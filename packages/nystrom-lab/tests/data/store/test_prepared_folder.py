@@ -78,12 +78,12 @@ def test_what_a_killed_preparation_left_is_removed_by_the_next(tmp_path):
         assert process.returncode == -signal.SIGKILL
         assert (tmp_path / partial / "train_tokens.npy").exists()
     # Only the leftovers of this folder, and only those with the marks of this library.
-    mine = [tmp_path / ".data.01234567.partial", tmp_path / ".data2.01234567.partial", tmp_path / ".data.mine.partial"]
-    for path in mine:
-        path.mkdir()
+    mine = [".data.01234567.partial", ".data2.01234567.partial", ".data.mine.partial"]
+    for name in mine:
+        (tmp_path / name).mkdir()
     (tmp_path / ".data2.01234567.partial.lock").touch()
     make(tmp_path / "data")
-    assert sorted(os.listdir(tmp_path)) == sorted(["data", ".data2.01234567.partial.lock", *(p.name for p in mine)])
+    assert sorted(os.listdir(tmp_path)) == sorted(["data", ".data2.01234567.partial.lock", *mine])
 
 
 def test_a_preparation_at_work_keeps_its_folder(tmp_path):

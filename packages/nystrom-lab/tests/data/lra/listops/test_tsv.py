@@ -63,9 +63,8 @@ def test_trees_are_written_and_read_as_their_source_does(tmp_path):
     rng = random.Random(1)
     trees = [random_tree(rng) for _ in range(500)]
     assert max(map(len, map(tree_tokens, trees))) > 30
-    samples = gather(
-        [np.array(tree_tokens(tree), dtype=np.uint8) for tree in trees], [tree_value(tree) for tree in trees]
-    )
+    tokens = [np.array(tree_tokens(tree), dtype=np.uint8) for tree in trees]
+    samples = gather(tokens, [tree_value(tree) for tree in trees])
     path = tmp_path / "basic_val.tsv"
     write_tsv(path, samples)
     lines = [f"{tree_text(tree)}\t{tree_value(tree)}" for tree in trees]
@@ -162,35 +161,19 @@ def test_a_file_that_was_cut_at_the_end_of_a_line_is_named_by_its_count(official
     assert prepare_listops(to, source=official, check_counts=False) == to
 
 
-def test_a_file_with_more_than_were_published_is_named(official, tmp_path):
-    path = official / "basic_test.tsv"
-    path.write_bytes(path.read_bytes() + b"9\t9\r\n")
-    cut(official / "basic_train.tsv")
-    says = "train has 2 samples where 3 were published; test has 4 samples where 3 were published: a file"
-    with pytest.raises(ValueError, match=says):
-        prepare_listops(tmp_path / "to", source=official)
-
-
 @pytest.fixture
 def drawn(tmp_path):
     return prepare_listops(tmp_path / "drawn", train=6, val=4, test=5, min_length=5, max_length=40, tsv=True)
 
 
-def test_files_of_this_library_are_counted_by_the_header_beside_them(drawn, tmp_path):
+def test_files_of_this_library_are_counted_by_the_header_beside_them_and_without_it_as_published(drawn, tmp_path):
     cut(drawn / "basic_test.tsv")
-    with pytest.raises(
-        ValueError, match=r"drawn: test has 4 samples where 5 are in dataset\.json: a file is truncated"
-    ):
+    with pytest.raises(ValueError, match=r"drawn: test has 4 samples where 5 are in dataset\.json: a file is"):
         prepare_listops(tmp_path / "to", source=drawn)
     assert len(ListOps(prepare_listops(tmp_path / "to", source=drawn, check_counts=False), "test")) == 4
-
-
-def test_without_their_header_they_are_counted_as_published(drawn, tmp_path):
     (drawn / "dataset.json").unlink()
-    with pytest.raises(
-        ValueError, match="train has 6 samples where 96000 were published; val has 4 samples where 2000"
-    ):
-        prepare_listops(tmp_path / "to", source=drawn)
+    with pytest.raises(ValueError, match="train has 6 samples where 96000 were published; val has 4 samples where"):
+        prepare_listops(tmp_path / "other", source=drawn)
 
 
 @pytest.mark.parametrize("content", ["{", "{}", None])
@@ -198,9 +181,8 @@ def test_a_header_without_counts_is_not_skipped(drawn, tmp_path, content, capsys
     header = json.loads((drawn / "dataset.json").read_text())
     del header["splits"]["val"]["samples"]
     (drawn / "dataset.json").write_text(json.dumps(header) if content is None else content)
-    with pytest.raises(
-        ValueError, match=r"dataset.json should count the samples of the files beside it, and is not a header"
-    ):
+    says = "dataset.json should count the samples of the files beside it, and is not a header"
+    with pytest.raises(ValueError, match=says):
         prepare_listops(tmp_path / "to", source=drawn)
     prepare_listops(tmp_path / "to", source=drawn, check_counts=False)
     assert "dataset.json should count the samples" in capsys.readouterr().err
@@ -248,9 +230,8 @@ def test_official_files_are_found_inside_of_their_release(official, tmp_path, in
 
 @pytest.mark.parametrize(("source", "came"), [("nowhere", "does not exist"), ("", "holds no official ListOps files")])
 def test_a_source_without_official_files_says_where_they_are_published(tmp_path, source, came):
-    with pytest.raises(
-        ValueError, match=f"{came}: name the folder of basic_train.tsv.*https://storage.*, or leave --from out"
-    ):
+    says = f"{came}: name the folder of basic_train.tsv.*https://storage.*, or leave --from out"
+    with pytest.raises(ValueError, match=says):
         prepare_listops(tmp_path / "to", source=tmp_path / source)
     assert not list(tmp_path.iterdir())
 

@@ -58,8 +58,7 @@ def test_compressed_official_files_are_read(tmp_path):
 def test_a_document_of_many_pairs_is_stored_once(tmp_path):
     to = prepare_retrieval(official(tmp_path / "from"), tmp_path / "to")
     counted = json.loads((to / "dataset.json").read_text())["splits"]["train"]
-    assert counted["samples"] == 3
-    assert counted["sequences"] == 3
+    assert (counted["samples"], counted["sequences"]) == (3, 3)
     assert counted["tokens"] == len(b"one") + len(b"two \"quoted'") + len(b"b'three\\n'")
 
 
