@@ -48,6 +48,16 @@ def pairs(tmp_path_factory) -> Path:
     return prepare_retrieval(folder, folder / "retrieval")
 
 
+@pytest.fixture(scope="session")
+def mlm(tmp_path_factory, tiny_bert, prose) -> Path:
+    """Lines of prose as documents for masked words and the order of sentences."""
+    from nystrom_lab.data.language.mlm_sop.task import prepare_mlm_sop
+
+    folder = tmp_path_factory.mktemp("mlm")
+    (folder / "documents.txt").write_text(prose.read_text().replace("\n", "\n\n"))
+    return prepare_mlm_sop([folder / "documents.txt"], folder / "mlm", tokenizer=tiny_bert, length=32, workers=1)
+
+
 @pytest.fixture
 def around_step(hooks) -> Callable[..., None]:
     """Call functions with the weights before and after each step of AdamW."""

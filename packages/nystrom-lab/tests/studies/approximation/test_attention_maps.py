@@ -34,11 +34,9 @@ def test_maps_are_those_of_the_attention(tiny_setting, tmp_path):
     summary = run_study(job, lambda line: None)
     rows = read_rows(job.folder / "rows.csv")
     # Three layers with two kinds of weights, and six heads.
-    assert [sum((r.quantity, r.method) == ("cosine similarity", m) for r in rows) for m in ("nystrom", "near_far")] == [
-        6,
-        6,
-    ]
-    assert [sum(line[0] == m for line in summary.tables[1].lines) for m in ("nystrom", "near_far")] == [6, 6]
+    for method in ("nystrom", "near_far"):
+        assert sum((row.quantity, row.method) == ("cosine similarity", method) for row in rows) == 6
+        assert sum(line[0] == method for line in summary.tables[1].lines) == 6
     (heads,) = find_heads(tiny_setting).layers("pretrained", (1,))
     pictures = read_pictures(job.folder)["layer 2, head 4"]
     for method, rows_of_attention in (("nystrom", nystrom_rows), ("near_far", partial(near_far_rows, exact_up_to=0))):
@@ -52,13 +50,10 @@ def test_maps_are_those_of_the_attention(tiny_setting, tmp_path):
 
 
 def rows_of_share(share, heads=144):
-    return [
-        new_row(
-            study="", quantity=quantity, method="nystrom", value=value, unit="", device="cpu", repeats=heads,
-            facts={"weights": "pretrained", "layer": 0},
-        )
-        for quantity, value in ((SIMILAR, share), ("cosine similarity", 0.8), ("total variation of a row", 0.2))
-    ]  # fmt: skip
+    known = {"study": "", "method": "nystrom", "unit": "", "device": "cpu"}
+    known["facts"] = {"weights": "pretrained", "layer": 0}
+    of = ((SIMILAR, share), ("cosine similarity", 0.8), ("total variation of a row", 0.2))
+    return [new_row(quantity=quantity, value=value, repeats=heads, **known) for quantity, value in of]
 
 
 @pytest.mark.parametrize(

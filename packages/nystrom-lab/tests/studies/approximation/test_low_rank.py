@@ -97,13 +97,9 @@ def agreeing():
 )
 def test_each_rule_agrees_refuses_and_cannot_tell(place, quantity, method, value, expected):
     assert [verdict.agrees for verdict in STUDY.verdicts(agreeing())] == [True] * 6
-    changed = [
-        replace(row, value=value, low=0.9 * value, high=1.1 * value)
-        if (row.quantity, row.method) == (quantity, method) and "pretrained" in row.words
-        else row
-        for row in agreeing()
-    ]
-    found = [verdict.agrees for verdict in STUDY.verdicts(changed)]
+    changed, of = {"value": value, "low": 0.9 * value, "high": 1.1 * value}, (quantity, method, "pretrained")
+    rows = [replace(r, **changed) if (r.quantity, r.method, r.fact("weights")) == of else r for r in agreeing()]
+    found = [verdict.agrees for verdict in STUDY.verdicts(rows)]
     assert found == [expected if other == place else True for other in range(6)]
 
 

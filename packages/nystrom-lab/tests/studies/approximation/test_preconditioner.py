@@ -52,16 +52,16 @@ def test_the_printed_lemma_is_refused_and_the_sharp_one_and_its_conclusion_agree
     assert decided() == [False, True, True]
 
 
+BELOW = {f"least of {LARGEST}": -0.1, f"most of {LARGEST}": -0.01}
+
+
 @pytest.mark.parametrize(
     ("changed", "agrees"),
     [
         # A largest value that is clearly below 1, as printed.
-        ({f"least of {LARGEST}": -0.1, f"most of {LARGEST}": -0.01}, [True, False, True]),
+        (BELOW, [True, False, True]),
         # The same, with a smallest one that is lost in rounding.
-        (
-            {f"least of {LARGEST}": -0.1, f"most of {LARGEST}": -0.01, f"least of {SMALLEST}": 1e-16},
-            [None, False, True],
-        ),
+        (BELOW | {f"least of {SMALLEST}": 1e-16}, [None, False, True]),
         ({RATIO: 0.9}, [False, False, True]),
         ({f"least of {BOUND}": 1e-16}, [False, None, True]),
         ({f"least of {NORM}": 1e-16}, [False, True, None]),

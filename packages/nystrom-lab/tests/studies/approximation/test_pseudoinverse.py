@@ -45,11 +45,8 @@ def rows(layers):
 
 
 def one(rows, quantity, method="paper", dtype="float64", **words):
-    (row,) = [
-        row
-        for row in rows
-        if (row.quantity, row.method, row.dtype) == (quantity, method, dtype) and row.facts.items() >= words.items()
-    ]
+    of = (quantity, method, dtype)
+    (row,) = (r for r in rows if (r.quantity, r.method, r.dtype) == of and r.facts.items() >= words.items())
     return row
 
 

@@ -29,13 +29,8 @@ def rows(tokens):
 
 def only(rows, quantity, **wanted):
     eps = wanted.pop("eps", None)
-    (row,) = (
-        row
-        for row in rows
-        if row.quantity == quantity
-        and all(getattr(row, name) == value for name, value in wanted.items())
-        and (eps is None or row.fact("eps") == str(eps))
-    )
+    found = [row for row in rows if row.quantity == quantity and (eps is None or row.fact("eps") == str(eps))]
+    (row,) = (row for row in found if all(getattr(row, name) == value for name, value in wanted.items()))
     return row
 
 

@@ -95,23 +95,16 @@ def test_skyformers_claims_are_on_the_average_of_five_tasks_that_softmax_learned
 
 
 def test_an_average_takes_the_tasks_of_both():
-    measured = rows(
-        listops={"softmax": 0.3, "skyformer-32": 0.4},
-        image={"skyformer-32": 0.1},
-        text={"softmax": 0.9, "kernelized": 0.5},
-    )
+    two = {"listops": {"softmax": 0.3, "skyformer-32": 0.4}, "text": {"softmax": 0.9, "kernelized": 0.5}}
+    measured = rows(image={"skyformer-32": 0.1}, **two)
     kernelized, skyformer = SKYFORMER.verdicts(measured)
     assert "-40.0 ± 1.3 beside softmax (1 of 5 tasks)" in kernelized.numbers
     assert "+10.0 ± 1.5 beside softmax (1 of 5 tasks)" in skyformer.numbers
 
 
 def test_runs_of_one_preset_are_compared_and_of_the_papers_where_there_are_any():
-    measured = [
-        row("listops", "softmax", 0.2),
-        row("listops", "kernelized", 0.4),
-        row("listops", "skyformer-32", 0.4),
-        row("listops", "softmax", 0.5, preset="modern"),
-    ]
+    measured = rows(listops={"softmax": 0.2, "kernelized": 0.4, "skyformer-32": 0.4})
+    measured.append(row("listops", "softmax", 0.5, preset="modern"))
     assert "+20.0" in SKYFORMER.verdicts(measured)[1].numbers
     papers = [row("listops", method, 0.45, preset="skyformer") for method in ("softmax", "skyformer-32")]
     assert "+0.0" in SKYFORMER.verdicts([*measured, *papers])[1].numbers
@@ -202,10 +195,8 @@ def test_the_papers_size_says_how_its_presets_depart_from_the_papers_code(tmp_pa
         run.path.mkdir()
         (run.path / "run.json").write_text("{}")
         facts = {"preset": "nystromformer"} | ({"projections": "trained"} if method == "linformer" else {})
-        result = replace(
-            made, study=f"train {task}", quantity="test accuracy", method=method + sizes.get(method, ""), seed=seed
-        )
-        result = replace(result, facts=facts)
+        name = method + sizes.get(method, "")
+        result = replace(made, study=f"train {task}", quantity="test accuracy", method=name, seed=seed, facts=facts)
         append_rows(run.rows, [result, replace(result, quantity="steps", value=5_000.0)])
     plan = NYSTROMFORMER.plan(Setting(runs=tmp_path, size="paper"))
     assert "; pooling of real tokens alone, a denominator in linear attention" in plan.differs

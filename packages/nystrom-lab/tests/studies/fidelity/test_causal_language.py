@@ -17,11 +17,9 @@ TINY = study.LanguageTraining(layers=1, width=64, vocabulary=300, length=256, ba
 
 
 def test_the_study_from_end_to_end(tmp_path, monkeypatch):
-    monkeypatch.setattr(study, "SMALL", TINY)
-    monkeypatch.setattr(study, "RANGES", (0, 128, 256, 320))
-    monkeypatch.setattr(study, "NEEDLES", 512)
-    monkeypatch.setattr(study, "LENGTHS", (64, 1100))
-    monkeypatch.setattr(study, "ROUNDS", 1)
+    small = {"SMALL": TINY, "RANGES": (0, 128, 256, 320), "NEEDLES": 512, "LENGTHS": (64, 1100), "ROUNDS": 1}
+    for name, value in small.items():
+        monkeypatch.setattr(study, name, value)
     words = [f"word{number}" for number in range(50)]
     draw = random.Random(0)
     lines = [" ".join(draw.choice(words) for _ in range(600)) for _ in range(6)]
@@ -89,24 +87,12 @@ def rows_of(window, apart, trained, found, times):
         ((0.1, 0.05, 0.15), (0.08, 0.04, 0.1), (0.01, 0.0, 0.015), (1, 1, 0), (0.6, 0.5), [True] * 5),
         ((0.1, 0.05, 0.15), (-0.08, -0.1, -0.04), (0.1, 0.05, 0.15), (1, 0.2, 0), (0.6, 0.3), [False] * 5),
         # The model makes no use of the past; the difference is noise; exact attention finds nothing.
-        (
-            (0.0, -0.01, 0.01),
-            (0.08, 0.04, 0.1),
-            (0.02, 0.0, 0.04),
-            (0.1, 0.1, 0.1),
-            (1.1, 1),
-            [None, None, None, False, None],
-        ),
-        (
-            (0.1, 0.05, 0.15),
-            (0.01, -0.04, 0.1),
-            (0.01, 0.0, 0.015),
-            (1, 1, 1),
-            (0.6, 0.5),
-            [None, None, True, True, False],
-        ),
+        ((0.0, -0.01, 0.01), (0.08, 0.04, 0.1), (0.02, 0.0, 0.04), (0.1, 0.1, 0.1), (1.1, 1),
+         [None, None, None, False, None]),
+        ((0.1, 0.05, 0.15), (0.01, -0.04, 0.1), (0.01, 0.0, 0.015), (1, 1, 1), (0.6, 0.5),
+         [None, None, True, True, False]),
     ],
-)
+)  # fmt: skip
 def test_verdicts_agree_disagree_and_cannot_tell(window, apart, trained, found, times, wanted):
     verdicts = study.STUDIES[NAME].verdicts(rows_of(window, apart, trained, found, times))
     assert [verdict.agrees for verdict in verdicts] == wanted

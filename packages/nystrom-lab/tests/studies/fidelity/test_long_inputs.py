@@ -15,11 +15,9 @@ STUDY = STUDIES[NAME]
 
 
 def test_a_length_beyond_the_positions(tiny_setting, prose, tmp_path, monkeypatch):
-    monkeypatch.setattr(long_inputs, "LENGTHS", (16, 1200, 5000, 6000))
-    monkeypatch.setattr(long_inputs, "ROUNDS", 1)
-    monkeypatch.setattr(long_inputs, "SHORT_ROUNDS", {"small": 1})
-    monkeypatch.setattr(long_inputs, "SHORT_LENGTHS", (8,))
-    monkeypatch.setattr(long_inputs, "MIXED_LENGTHS", ((3, 8), (8, 300)))
+    small = {"LENGTHS": (16, 1200, 5000, 6000), "ROUNDS": 1, "SHORT_ROUNDS": {"small": 1}, "SHORT_LENGTHS": (8,)}
+    for name, value in (small | {"MIXED_LENGTHS": ((3, 8), (8, 300))}).items():
+        monkeypatch.setattr(long_inputs, name, value)
     (tmp_path / "long.txt").write_text(prose.read_text() * 8)
     run_study(check_study(NAME, replace(tiny_setting, texts=(tmp_path / "long.txt",)), tmp_path), lambda line: None)
     folder = tmp_path / f"{NAME}-small"
@@ -113,13 +111,8 @@ def test_positions_are_compared_at_one_length(quantity, repeated, word):
 )
 def test_a_ratio_of_short_sequences_is_decided_with_its_quartiles(of, beside, spread, word):
     low, value, high = spread
-    rows = [
-        new_row(
-            study="", quantity=f"training time / {beside}", method="near_far", value=value, low=low, high=high, unit="",
-            n=512, facts={"of": of, "lengths": "512"}, device="a CPU",
-        )
-    ]  # fmt: skip
-    assert STUDY.verdicts(rows)[4].word == word
+    ratio = replace(row(f"training time / {beside}", value, 512), low=low, high=high)
+    assert STUDY.verdicts([ratio.with_facts(of=of, lengths="512")])[4].word == word
 
 
 def test_positions_that_differ_within_the_errors_cannot_tell():

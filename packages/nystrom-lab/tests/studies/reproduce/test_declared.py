@@ -44,16 +44,10 @@ def test_rows_are_selected_by_columns_and_facts(where, values):
 
 
 def test_a_pivot_names_and_orders_its_lines_and_marks_what_is_missing():
-    (table,) = Pivot(
-        title="errors at n = {n}",
-        index={"method": "{method}"},
-        columns=[
-            Cells("m={m}", "error", "{value:.2f}", m=(16, 64)),
-            Cells("time", "time"),
-            Cells("all", "error", m=None),
-        ],
-        names={"method": {"softmax": "exact", "nystrom": "Nyström"}},
-    ).tables(ROWS)
+    columns = [Cells("m={m}", "error", "{value:.2f}", m=(16, 64)), Cells("time", "time"), Cells("all", "error", m=None)]
+    names = {"method": {"softmax": "exact", "nystrom": "Nyström"}}
+    pivot = Pivot(title="errors at n = {n}", index={"method": "{method}"}, columns=columns, names=names)
+    (table,) = pivot.tables(ROWS)
     assert (table.title, list(table.heads)) == ("errors at n = 512", ["method", "m=16", "m=64", "time", "all"])
     assert table.lines == [["Nyström", "0.50", "0.25", "–", "–"], ["exact", "–", "–", "–", "0.125"]]
 

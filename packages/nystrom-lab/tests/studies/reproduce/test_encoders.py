@@ -1,5 +1,6 @@
 import dataclasses
 import json
+import shutil
 
 import pytest
 import torch
@@ -9,6 +10,14 @@ from transformers import AutoConfig, AutoModel, BertConfig, BertLMHeadModel, T5C
 from nystrom.attention.functions import FUNCTIONS
 from nystrom_lab.studies.reproduce.encoders import find_encoder, instead_of_bert_base
 from nystrom_lab.studies.reproduce.study import Setting
+
+
+def copy_files(folder, to, *beginnings):
+    """Those whose names begin so."""
+    to.mkdir(exist_ok=True)
+    for file in folder.iterdir():
+        if file.name.startswith(beginnings):
+            shutil.copy(file, to)
 
 
 def test_recorded_queries_keys_and_values_give_the_attention_of_the_model(tiny_setting):
@@ -50,9 +59,7 @@ def test_other_families_are_recorded_too(kind, tiny_setting, tiny_bert, tmp_path
         sizes |= {"local_attention": 8, "bos_token_id": 2, "cls_token_id": 2, "eos_token_id": 3, "sep_token_id": 3}
     torch.manual_seed(0)
     AutoModel.from_config(AutoConfig.for_model(kind, **sizes)).save_pretrained(tmp_path)
-    for file in tiny_bert.iterdir():
-        if file.name.startswith(("tokenizer", "vocab")):
-            (tmp_path / file.name).write_bytes(file.read_bytes())
+    copy_files(tiny_bert, tmp_path, "tokenizer", "vocab")
     encoder = find_encoder(dataclasses.replace(tiny_setting, model=tmp_path))
     assert encoder.positions == (32 if kind == "roberta" else 34)
     assert encoder.record(70, 1, (1,))[1].k.shape == (1, 2, 70, 8)
@@ -77,7 +84,11 @@ def test_windows_are_spread_over_the_whole_text(tiny_setting):
     assert torch.equal(ids[2], everything[-100:])
 
 
-@pytest.mark.parametrize("what", ["no folder", "causal", "two parts", "no weights", "no tokenizer", "too short"])
+BROKEN = {"no folder": "is not a folder", "causal": "decoder", "two parts": "decoder", "no weights": "safetensors"}
+BROKEN |= {"no tokenizer": "tokenizer", "too short": "3 tokens"}
+
+
+@pytest.mark.parametrize("what", BROKEN)
 def test_what_cannot_be_recorded_ends_before_any_work(what, tiny_setting, tiny_bert, tmp_path):
     folder, texts = tmp_path / "model", tiny_setting.texts
     if what == "causal":
@@ -88,24 +99,13 @@ def test_what_cannot_be_recorded_ends_before_any_work(what, tiny_setting, tiny_b
         T5EncoderModel(config).save_pretrained(folder)
         settings = json.loads((folder / "config.json").read_text())
         (folder / "config.json").write_text(json.dumps(settings | {"is_encoder_decoder": True}))
-    elif what in ("no weights", "no tokenizer"):
-        folder.mkdir()
-        for file in tiny_bert.iterdir():
-            if file.name.startswith("model" if what == "no weights" else ("tokenizer", "vocab")):
-                continue
-            (folder / file.name).write_bytes(file.read_bytes())
-    elif what == "too short":
-        folder, texts = tiny_bert, (tmp_path / "short.txt",)
+    elif what != "no folder":
+        left_out = {"no weights": ("model",), "no tokenizer": ("tokenizer", "vocab")}.get(what, ())
+        copy_files(tiny_bert, folder, *{"config", "model", "tokenizer", "vocab"}.difference(left_out))
+    if what == "too short":
+        texts = (tmp_path / "short.txt",)
         texts[0].write_text("one two three\n")
-    says = {
-        "no folder": "is not a folder",
-        "causal": "decoder",
-        "two parts": "decoder",
-        "no weights": "safetensors",
-        "no tokenizer": "tokenizer",
-        "too short": "3 tokens",
-    }[what]
-    with pytest.raises(ValueError, match=says) as error:
+    with pytest.raises(ValueError, match=BROKEN[what]) as error:
         find_encoder(dataclasses.replace(tiny_setting, model=folder, texts=texts))
     assert "\n" not in str(error.value)
 
@@ -114,9 +114,7 @@ def test_a_causal_model_without_its_head_is_not_recorded(tiny_setting, tiny_bert
     sizes = {"vocab_size": 40, "n_embd": 16, "n_layer": 1, "n_head": 2, "n_positions": 32}
     special = {"bos_token_id": 1, "eos_token_id": 1}
     AutoModel.from_config(AutoConfig.for_model("gpt2", **sizes, **special)).save_pretrained(tmp_path)
-    for file in tiny_bert.iterdir():
-        if file.name.startswith(("tokenizer", "vocab")):
-            (tmp_path / file.name).write_bytes(file.read_bytes())
+    copy_files(tiny_bert, tmp_path, "tokenizer", "vocab")
     encoder = find_encoder(dataclasses.replace(tiny_setting, model=tmp_path))
     with pytest.raises(ValueError, match="asks for a causal mask"):
         encoder.record(16, 1, (0,))

@@ -8,7 +8,7 @@ from matplotlib.figure import Figure
 from nystrom_lab.measure.rows import new_row, read_rows
 from nystrom_lab.report.summary import Verdict, read_summary
 from nystrom_lab.report.table import Table
-from nystrom_lab.studies.reproduce.catalogue import CATALOGUE, find_study
+from nystrom_lab.studies.reproduce.catalogue import find_study
 from nystrom_lab.studies.reproduce.run import Job, check_setting, draw_study, folder_of, run_study
 from nystrom_lab.studies.reproduce.study import Part, Plan, Setting, Study
 from nystrom_lab.training.run_folder import alone
@@ -131,11 +131,6 @@ def test_rows_of_another_setting_are_not_mixed_in(squares, tmp_path):
     (job.folder / "setting.json").write_text("[1")
     with pytest.raises(ValueError, match=r"setting\.json is damaged"):
         check_setting(job.folder, job.plan.setting)
-
-
-def test_every_study_of_the_catalogue_is_written():
-    for name in CATALOGUE:
-        assert isinstance(find_study(name), Study)
 
 
 def test_an_unknown_name_gets_the_nearest_one():

@@ -10,12 +10,10 @@ TINY = DataSizes(folder="listops", train=12, val=3, test=2, min_length=5, max_le
 def test_all_methods_begin_with_the_same_weights(listops):
     methods = ("softmax", "nystrom", "kernelized", "skyformer")
     models = [new_model(listops, method, seed=3) for method in methods]
-    for model in models[1:]:
-        for (name, one), (other_name, other) in zip(
-            models[0].named_parameters(), model.named_parameters(), strict=True
-        ):
-            assert name == other_name
-            assert torch.equal(one, other)
+    first, *others = (dict(model.named_parameters()) for model in models)
+    for other in others:
+        assert list(other) == list(first)
+        assert all(torch.equal(other[name], weight) for name, weight in first.items())
     other = new_model(listops, "softmax", seed=4)
     assert not torch.equal(other.classifier.dense.weight, models[0].classifier.dense.weight)
 
@@ -29,12 +27,8 @@ def test_batches_depend_on_the_seed_alone_and_use_each_sample_once_in_a_pass(lis
     one, again, other = batches(0), batches(0), batches(1)
     assert all(torch.equal(a["input_ids"], b["input_ids"]) for a, b in zip(one, again, strict=True))
     assert not all(torch.equal(a["labels"], b["labels"]) for a, b in zip(one, other, strict=True))
-    seen = [
-        tuple(ids[keep].tolist())
-        for batch in one
-        for ids, keep in zip(batch["input_ids"], batch["attention_mask"], strict=True)
-    ]
-    assert len(set(seen)) == len(split) == 48
+    pairs = (pair for batch in one for pair in zip(batch["input_ids"], batch["attention_mask"], strict=True))
+    assert len({tuple(ids[keep].tolist()) for ids, keep in pairs}) == len(split) == 48
     assert len(batches(0, count=30)) == 30
 
 

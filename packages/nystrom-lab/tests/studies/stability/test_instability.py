@@ -59,15 +59,14 @@ def test_padding_counts_for_nothing_and_a_pair_is_two_sequences(method, document
     (batch,) = random_batches(documents, split, batch=4, count=1, seed=0)
     longer = batch | {name: torch.nn.functional.pad(batch[name], (0, 7)) for name in ("input_ids", "attention_mask")}
     # Without dropout, whose draws depend on the padded length.
-    models = [new_model(documents, method, seed=0) for _ in range(2)]
-    for model in models:
+    scores = []
+    for each in (batch, longer):
+        model = new_model(documents, method, seed=0)
         for module in model.modules():
             if isinstance(module, torch.nn.Dropout):
                 module.p = 0.0
-    one, other = (
-        instability_scores(model, [b], task="retrieval", seed=0)
-        for model, b in zip(models, (batch, longer), strict=True)
-    )
+        scores.append(instability_scores(model, [each], task="retrieval", seed=0))
+    one, other = scores
     assert one.item() == pytest.approx(other.item(), rel=0.05)
     assert one.item() > 0
 

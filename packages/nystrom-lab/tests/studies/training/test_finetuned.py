@@ -38,12 +38,9 @@ def share(task, m, value):
 
 
 def test_a_score_is_that_of_the_test_texts_or_of_validation_where_they_have_no_labels():
-    rows = [
-        result("mrpc", "softmax", 0.9, split="validation"),
-        result("mrpc", "softmax", 0.8),
-        result("mrpc", "softmax", 0.84, seed=1),
-        result("sst2", "softmax", 0.91, split="validation", texts=872),
-    ]
+    rows = [result("mrpc", "softmax", 0.9, split="validation"), result("mrpc", "softmax", 0.8)]
+    rows += [result("mrpc", "softmax", 0.84, seed=1)]
+    rows += [result("sst2", "softmax", 0.91, split="validation", texts=872)]
     mrpc, sst2 = scores(rows).values()
     assert mrpc.value == pytest.approx(0.82)
     assert mrpc.fact("shown") == "82.0 ± 2.8 (2)"
@@ -140,12 +137,9 @@ def test_the_size_nearest_to_the_papers_decides():
     [(0.83, 100_000, True, True), (0.81, 100_000, True, False), (0.83, 400, True, None), (0.83, 100_000, False, None)],
 )
 def test_a_search_is_judged_beside_one_of_exact_attention(value, texts, searched, agrees):
-    rows = [
-        result("mrpc", "softmax", 0.90, texts=texts),
-        result("mrpc", "nystrom-32", value, kind="search", texts=texts),
-    ]
-    if searched:
-        rows.append(result("mrpc", "softmax", 0.84, kind="search", texts=texts))
+    rows = [result("mrpc", "softmax", 0.90, texts=texts)]
+    found = {"nystrom-32": value} | ({"softmax": 0.84} if searched else {})
+    rows += [result("mrpc", method, score, kind="search", texts=texts) for method, score in found.items()]
     [verdict] = TABLE_2.verdicts(rows)
     assert verdict.agrees is agrees
     assert ("was not searched" in verdict.numbers) is not searched
@@ -254,11 +248,8 @@ def test_the_attention_of_a_trained_model_is_swapped(tiny_bert, tmp_path):
 def test_longer_positions_are_compared_with_512_both_ways():
     cases = ((0.90, 0.90, True), (0.90, 0.86, False), (0.90, 0.94, False), (0.501, 0.501, None))
     for short, long, agrees in cases:
-        rows = [
-            result("imdb", method, value, texts=25_000, n=n)
-            for method in ("softmax", "nystrom-64")
-            for value, n in ((short, 512), (long, 1024))
-        ]
+        of = [(method, *of) for method in ("softmax", "nystrom-64") for of in ((short, 512), (long, 1024))]
+        rows = [result("imdb", method, value, texts=25_000, n=n) for method, value, n in of]
         assert [verdict.agrees for verdict in TABLE_1.verdicts(rows)] == [agrees]
     few = [result("imdb", "nystrom-64", 0.90, texts=400, n=n) for n in (512, 1024)]
     assert [verdict.agrees for verdict in TABLE_1.verdicts(few)] == [None]

@@ -4,7 +4,6 @@ from pathlib import Path
 import pytest
 
 from nystrom_lab.data.language.mlm_sop.dataset import IGNORED, MlmSop
-from nystrom_lab.data.language.mlm_sop.task import prepare_mlm_sop
 from nystrom_lab.measure.rows import new_row
 from nystrom_lab.studies.reproduce.study import Setting
 from nystrom_lab.studies.training.pretrained import GUESS, MLM, SOP, STUDIES, guess_without_context
@@ -36,17 +35,8 @@ def runs(mlm, sop, **named):
     for method in mlm:
         rows += curve(method, MLM, [0.1, mlm[method]], **named) + curve(method, SOP, [0.5, sop[method]], **named)
         for quantity, value in (("validation perplexity", 40.0), ("peak memory", 900.0)):
-            rows.append(
-                new_row(
-                    study="",
-                    quantity=quantity,
-                    method=method,
-                    value=value,
-                    unit="",
-                    device="a CPU",
-                    facts={"layers": 4, "after": "best"},
-                )
-            )
+            rows.append(new_row(study="", quantity=quantity, method=method, value=value, unit="", device="a CPU",
+                                facts={"layers": 4, "after": "best"}))  # fmt: skip
     return rows
 
 
@@ -152,14 +142,10 @@ def test_tables_and_figures_show_every_training():
     assert [len(axes.get_lines()) for axes in figure.axes] == [4, 4]
 
 
-@pytest.fixture(scope="module")
-def data(tiny_bert, prose, tmp_path_factory):
+@pytest.fixture
+def data(mlm):
     """A folder with a prepared corpus."""
-    folder = tmp_path_factory.mktemp("data")
-    text = folder / "documents.txt"
-    text.write_text(prose.read_text().replace("\n", "\n\n"))
-    prepare_mlm_sop([text], folder / "mlm", tokenizer=tiny_bert, length=32, workers=1)
-    return folder
+    return mlm.parent
 
 
 @pytest.mark.parametrize("study", [FIGURE_5, FIGURE_6, LONGER])

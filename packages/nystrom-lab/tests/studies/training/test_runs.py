@@ -53,16 +53,18 @@ def test_a_training_that_fails_ends_the_study_with_its_name(training, tmp_path):
         train(impossible, tmp_path / "runs")
 
 
+def row_of(command):
+    known = {"study": "", "quantity": "steps", "unit": "", "device": "a CPU"}
+    return new_row(method="nystrom-4", value=8, command=command, **known)
+
+
 @pytest.mark.parametrize(("name", "value"), [("seed", 2), ("options", {"num_landmarks": 8}), ("steps", 9)])
 def test_a_run_with_other_settings_is_left_alone(training, tmp_path, name, value):
     folder = tmp_path / "runs" / training.name
     folder.mkdir(parents=True)
     settings = {"seed": 1, "steps": 8, "options": {"num_landmarks": 4, "iterations": 6}}
     (folder / "run.json").write_text(json.dumps({"settings": settings, "data": {"folder": "data", "fingerprint": "a"}}))
-    row = new_row(
-        study="", quantity="steps", method="nystrom-4", value=8, unit="", device="a CPU", command="nystrom finetune"
-    )
-    append_rows(folder / "rows.csv", [row])
+    append_rows(folder / "rows.csv", [row_of("nystrom finetune")])
     assert train(training, tmp_path / "runs").is_finished
     other = training._replace(arguments={**training.arguments, name: value})
     with pytest.raises(ValueError, match=f"holds a run with {name} = "):
@@ -72,12 +74,9 @@ def test_a_run_with_other_settings_is_left_alone(training, tmp_path, name, value
 def test_a_finished_run_of_other_epochs_and_a_search_of_another_method_are_left_alone(training, tmp_path, monkeypatch):
     folder = tmp_path / "runs" / training.name
     folder.mkdir(parents=True)
-    command = "nystrom finetune sst2 --epochs 2 --to runs"
-    row = new_row(study="", quantity="steps", method="nystrom-4", value=8, unit="", device="a CPU", command=command)
-    append_rows(folder / "rows.csv", [row])
-    (folder / "run.json").write_text(
-        json.dumps({"settings": {"seed": 1}, "data": {"folder": "data", "fingerprint": "a"}})
-    )
+    append_rows(folder / "rows.csv", [row_of("nystrom finetune sst2 --epochs 2 --to runs")])
+    of = {"settings": {"seed": 1}, "data": {"folder": "data", "fingerprint": "a"}}
+    (folder / "run.json").write_text(json.dumps(of))
     assert train(training._replace(arguments={"epochs": 2, "seed": 1}), tmp_path / "runs").is_finished
     with pytest.raises(ValueError, match=r"epochs = 2\.0, but the study needs 4"):
         train(training._replace(arguments={"epochs": 4, "seed": 1}), tmp_path / "runs")
