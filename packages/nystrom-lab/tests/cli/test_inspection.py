@@ -57,10 +57,7 @@ def test_mistakes_end_in_one_line(tiny_bert, prose, tmp_path, capsys):
         ((str(tiny_bert), "--texts", str(prose), "--num-texts", "1000"), "name more or longer files"),
         ((str(tiny_bert), "--texts", str(tmp_path / "none.txt")), "none.txt"),
         # Nothing that the command line has no place for.
-        (
-            (str(bare), "--texts", str(prose)),
-            "copy the files of the tokenizer that it was trained with into the folder.",
-        ),
+        ((str(bare), "--texts", str(prose)), "copy the files of the tokenizer that it was trained with into the"),
     ):
         assert main(["inspect", *words]) == 2
         (line,) = capsys.readouterr().err.splitlines()

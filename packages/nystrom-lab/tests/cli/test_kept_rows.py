@@ -8,7 +8,6 @@ from dataclasses import replace
 import pytest
 
 from nystrom_lab.cli.main import main
-from nystrom_lab.data.language.mlm_sop.task import prepare_mlm_sop
 from nystrom_lab.measure.rows import append_rows, new_row, read_rows
 from nystrom_lab.training.grid.table import write_table
 
@@ -30,12 +29,10 @@ COMMANDS = [
 
 
 @pytest.fixture(scope="module")
-def places(tmp_path_factory, data, tiny_bert, prose):
+def places(tmp_path_factory, data, tiny_bert, prose, mlm):
     """What commands read, by its name in their words."""
     work = tmp_path_factory.mktemp("work")
     (work / "texts.csv").write_text("text,label\n" + "".join(f"the river {i},{'ab'[i % 2]}\n" for i in range(40)))
-    (work / "documents.txt").write_text("\n\n".join(prose.read_text().splitlines()))
-    mlm = prepare_mlm_sop([work / "documents.txt"], work / "mlm", tokenizer=tiny_bert, length=32, workers=1)
     return {"data": data, "model": tiny_bert, "text": prose, "texts": work / "texts.csv", "mlm": mlm}
 
 

@@ -35,8 +35,6 @@ def test_convert_says_what_it_did(tmp_path, capsys):
     assert "positions: 24 -> 40" in said
     config = EncoderModel.from_pretrained(tmp_path / "b").config
     assert (config.conv_kernel_size, config.attention_options) == (5, {"num_landmarks": 6})
-    assert main(words) == 2
-    assert "b is not empty" in capsys.readouterr().err
 
 
 def test_export_takes_the_class_that_saved_the_folder(tmp_path, capsys):
@@ -47,5 +45,3 @@ def test_export_takes_the_class_that_saved_the_folder(tmp_path, capsys):
     words = ["export", str(tmp_path / "model"), "--to", str(tmp_path / "model.onnx"), "--no-check"]
     assert main(words) == 0
     assert "input_ids, attention_mask -> logits" in capsys.readouterr().out
-    assert main(words) == 2
-    assert "model.onnx already exists" in capsys.readouterr().err

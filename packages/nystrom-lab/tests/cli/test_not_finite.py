@@ -13,7 +13,6 @@ from transformers import AutoTokenizer, BertForSequenceClassification
 
 from nystrom.models import EncoderConfig, EncoderForPreTraining, EncoderForSequenceClassification
 from nystrom_lab.cli.main import main
-from nystrom_lab.data.language.mlm_sop.task import prepare_mlm_sop
 from nystrom_lab.measure.rows import append_rows, new_row, read_rows
 
 SIZES = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 48}
@@ -47,15 +46,13 @@ ROWS = {
 
 
 @pytest.fixture(scope="module")
-def places(tmp_path_factory, data, tiny_bert, prose):
+def places(tmp_path_factory, data, tiny_bert, prose, mlm):
     """Models and data by their names in the words of commands."""
     work = tmp_path_factory.mktemp("work")
     (work / "listops-demo").symlink_to(data)
     (work / "texts.txt").write_text("a river\nthe stone and the road in summer\n")
     lines = "".join(f"the {'river' if i % 2 else 'stone'},{'ab'[i % 2]}\n" for i in range(40))
     (work / "labelled.csv").write_text(f"text,label\n{lines}")
-    (work / "documents.txt").write_text("\n\n".join(prose.read_text().splitlines()))
-    mlm = prepare_mlm_sop([work / "documents.txt"], work / "mlm", tokenizer=tiny_bert, length=32, workers=1)
     torch.manual_seed(0)
     shutil.copytree(tiny_bert, work / "bert")
     BertForSequenceClassification.from_pretrained(tiny_bert).save_pretrained(work / "classifier")

@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 from nystrom_lab.cli.main import COMMANDS, main
-from nystrom_lab.data.language.mlm_sop.task import prepare_mlm_sop
 from nystrom_lab.data.lra.pathfinder.task import prepare_pathfinder
 
 SPEC = importlib.util.spec_from_file_location("cifar_like", Path(__file__).parents[1] / "data" / "cifar_like.py")
@@ -16,9 +15,7 @@ cifar_like = importlib.util.module_from_spec(SPEC)
 SPEC.loader.exec_module(cifar_like)
 
 # What commands read.
-INPUTS = {
-    *("data", "file", "files", "folder", "model", "plan", "runs", "source", "sources", "texts", "tokenizer"),
-}
+INPUTS = {*["data", "file", "files", "folder", "model", "plan", "runs", "source", "sources", "texts", "tokenizer"]}
 RUN, DATA = ("notes.txt", "run.json", "curves.png"), ("notes.txt", "dataset.json", "train_tokens.npy")
 INSPECTED = ("rows.csv", "verdict.txt", "plan.json", "errors.png", "errors.svg", "attention.png", "sizes.svg")
 STUDY = ("rows.csv", "setting.json", "summary.json", "seconds.json", "complexity.png", "maps-0.npz")
@@ -68,19 +65,16 @@ CASES = [(command, words, file) for (command, _), cases in OUTPUTS.items() for w
 
 
 @pytest.fixture(scope="module")
-def places(tmp_path_factory, data, tiny_bert, prose):
+def places(tmp_path_factory, data, tiny_bert, prose, mlm):
     """What commands read, by its name in their words."""
     work = tmp_path_factory.mktemp("work")
     texts, curves = work / "texts.csv", work / "curves.csv"
     texts.write_text("text,label\n" + "".join(f"line {i} is here,{'ab'[i % 2]}\n" for i in range(50)))
     curves.write_text("run,step,quantity,value,seconds\n")
-    documents = work / "documents.txt"
-    documents.write_text("\n\n".join(prose.read_text().splitlines()))
-    prepare_mlm_sop([documents], work / "mlm", tokenizer=tiny_bert, length=32, workers=1)
     pictures = prepare_pathfinder(work / "pictures", train=4, val=2, test=2, workers=1)
     found = {"data": data, "model": tiny_bert, "text": prose, "texts": texts, "curves": curves, "pictures": pictures}
     cifar = cifar_like.write_arrays(work / "cifar.npz", cifar_like.make_batches())
-    return found | {"above": work, "work": work, "cifar": cifar, "mlm": work / "mlm"}
+    return found | {"above": work, "work": work, "cifar": cifar, "mlm": mlm}
 
 
 def content(path):

@@ -12,9 +12,8 @@ def test_the_list_names_every_study_and_what_was_run(tmp_path, capsys, monkeypat
     blocks = {block.split(":")[0]: block for block in capsys.readouterr().out.split("\n\n") if block.strip()}
     assert [name.strip() for name in blocks] == list(CATALOGUE)
     assert blocks["complexity"].splitlines()[-1] == "    paper; about 0.6 min on one thread"
-    assert "needs --data with sst2, mrpc ...; --size paper: --model" in " ".join(
-        blocks["nystromformer-table-2"].split()
-    )
+    needs = " ".join(blocks["nystromformer-table-2"].split())
+    assert "needs --data with sst2, mrpc ...; --size paper: --model" in needs
     monkeypatch.setenv("COLUMNS", "60")
     assert main(["reproduce", "--list", "--to", str(tmp_path)]) == 0
     assert max(map(len, capsys.readouterr().out.splitlines())) <= 60
@@ -35,10 +34,7 @@ def test_the_list_names_every_study_and_what_was_run(tmp_path, capsys, monkeypat
         (["skyformer-figure-1", "--texts", "nowhere.txt"], "nowhere.txt"),
         # Also where the study reads none of it.
         (["complexity", "--data", "nowhere"], "--data nowhere is not a folder; expected one with the data of tasks"),
-        (
-            ["complexity", "--runs", "nowhere"],
-            "--runs nowhere does not exist; expected the folder of `nystrom lra run`",
-        ),
+        (["complexity", "--runs", "nowhere"], "--runs nowhere does not exist; expected the folder of `nystrom lra"),
         (["complexity", "--model", "nowhere"], "--model nowhere is not a folder"),
         (["complexity", "--texts", "nowhere.txt"], "--texts nowhere.txt is not there or is not a file"),
     ],

@@ -84,18 +84,7 @@ def test_what_trains_and_measures_leaves_files():
 
 def test_a_warning_is_one_line(tmp_path):
     folder = cifar_like.write_binary(tmp_path / "cifar-10-batches-bin", cifar_like.make_batches())
-    words = [
-        "data",
-        "prepare",
-        "image",
-        "--from",
-        folder,
-        "--to",
-        tmp_path / "image",
-        "--val",
-        "20",
-        "--no-check-counts",
-    ]
+    words = f"data prepare image --from {folder} --to {tmp_path / 'image'} --val 20 --no-check-counts".split()
     done = subprocess.run([sys.executable, "-m", "nystrom_lab", *words], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     lines = done.stderr.splitlines()
