@@ -19,10 +19,8 @@ def checks():
 
 
 def the_mean_of_the_ranks_losses_of_corrupted_tokens_is_that_of_one_process(masked):
-    config, source = (
-        EncoderConfig(vocab_size=30, hidden_size=16, num_attention_heads=2),
-        torch.Generator().manual_seed(1),
-    )
+    config = EncoderConfig(vocab_size=30, hidden_size=16, num_attention_heads=2)
+    source = torch.Generator().manual_seed(1)
     torch.manual_seed(0)
     denoiser = Denoiser(config).double()
     ids = torch.randint(30, (2, 23), generator=source)

@@ -27,17 +27,18 @@ def small_run(data) -> Callable[..., Path]:
 
     def run(to: Path, task: str = "listops", **changes) -> Path:
         settings = {"attention": "nystrom", "options": {"num_landmarks": 8}, "preset": "demo", "data": data, "to": to}
-        settings |= {
-            "steps": 12,
-            "warmup_steps": 2,
-            "batch_size": 8,
-            "evaluate_every": 3,
-            "log_every": 1,
-            "device": "cpu",
-        }
+        settings |= {"steps": 12, "warmup_steps": 2, "batch_size": 8, "evaluate_every": 3, "log_every": 1}
+        settings |= {"device": "cpu"}
         return train(task, **(settings | changes))
 
     return run
+
+
+@pytest.fixture(scope="session")
+def demo_words() -> list[str]:
+    """The words of a small run without dropout, but for its data and its folder."""
+    words = "--preset demo --options.num-landmarks 8 --steps 12 --warmup-steps 2 --batch-size 8 --evaluate-every 3"
+    return f"{words} --log-every 1 --dropout 0 --device cpu --threads 1".split()
 
 
 @pytest.fixture(scope="session")
@@ -92,9 +93,11 @@ def same_run(weights, curves) -> Callable[..., None]:
 def torchrun(tmp_path) -> Callable[..., subprocess.CompletedProcess[str]]:
     """Run `nystrom` with some words in several processes."""
 
-    def run(processes: int, *words: object, launcher: Sequence[str] = ()) -> subprocess.CompletedProcess[str]:
+    def run(
+        processes: int, *words: object, launcher: Sequence[str] = (), script: Path = _RANK
+    ) -> subprocess.CompletedProcess[str]:
         launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes)]
-        command = [*launch, *launcher, str(_RANK), *map(str, words)]
+        command = [*launch, *launcher, str(script), *map(str, words)]
         return subprocess.run(command, capture_output=True, text=True, timeout=800, cwd=tmp_path)
 
     return run

@@ -5,17 +5,8 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from torch.utils.data import DataLoader
 
-from nystrom_lab.data.lra.listops.task import ListOps
-from nystrom_lab.training.batches import (
-    TrainingOrder,
-    collate,
-    collate_pairs,
-    collate_whole,
-    rounded,
-    shortest_first,
-)
+from nystrom_lab.training.batches import TrainingOrder, collate, collate_pairs, collate_whole, rounded, shortest_first
 from nystrom_lab.training.finetune.encoding import collator
 
 LENGTHS = np.random.default_rng(0).integers(5, 500, size=1003)
@@ -25,11 +16,8 @@ def order(**changes):
     return list(TrainingOrder(LENGTHS, **({"batch_size": 8, "steps": 300, "seed": 0} | changes)))
 
 
-def test_the_order_is_as_long_as_the_run():
-    assert len(order()) == len(TrainingOrder(LENGTHS, batch_size=8, steps=300, seed=0)) == 2400
-
-
 def test_a_pass_holds_no_sample_twice_and_each_has_another_order():
+    assert len(order()) == len(TrainingOrder(LENGTHS, batch_size=8, steps=300, seed=0)) == 2400
     per_pass = 1003 // 8 * 8
     first, second = order()[:per_pass], order()[per_pass : 2 * per_pass]
     assert len(set(first)) == len(set(second)) == per_pass
@@ -120,15 +108,3 @@ def test_samples_without_a_mask_have_one_length():
         collate_whole(samples)
     with pytest.raises(ValueError, match="samples have 2 to 2 tokens; expected 3"):
         collate_whole(samples[:1], length=3)
-
-
-def test_a_loader_fetches_a_batch_at_a_time(data):
-    asked = []
-
-    class Noting(ListOps):
-        def __getitems__(self, indices):
-            asked.append(list(indices))
-            return super().__getitems__(indices)
-
-    next(iter(DataLoader(Noting(data, "train"), batch_size=4, sampler=[5, 1, 2, 3], collate_fn=collate)))
-    assert asked == [[5, 1, 2, 3]]

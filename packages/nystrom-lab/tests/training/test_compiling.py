@@ -117,17 +117,9 @@ def test_where_torch_cannot_compile_the_run_leaves_no_folder(small_run, tmp_path
 def test_every_method_trains_in_one_graph(method, backend):
     graphs = []
     backend(lambda graph, inputs: graphs.append(graph) or graph.forward)
-    config = EncoderConfig(
-        vocab_size=20,
-        hidden_size=8,
-        num_hidden_layers=1,
-        num_attention_heads=2,
-        intermediate_size=8,
-        max_position_embeddings=32,
-        norm="pre",
-        attention=method,
-        num_labels=3,
-    )
+    sizes = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 8}
+    sizes |= {"vocab_size": 20, "max_position_embeddings": 32, "num_labels": 3}
+    config = EncoderConfig(norm="pre", attention=method, **sizes)
     model = EncoderForSequenceClassification(config).train()
     compile_model(model)
     for seed in (0, 1):

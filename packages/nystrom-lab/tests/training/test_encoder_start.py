@@ -13,14 +13,8 @@ from nystrom_lab.training.arena import EncoderTrainer
 from nystrom_lab.training.start import find_encoder
 from nystrom_lab.training.train import train
 
-SHORT: dict[str, Any] = {
-    "steps": 2,
-    "warmup_steps": 0,
-    "evaluate_every": 2,
-    "batch_size": 8,
-    "log_every": 1,
-    "device": "cpu",
-}
+SHORT: dict[str, Any] = {"steps": 2, "warmup_steps": 0, "evaluate_every": 2, "batch_size": 8}
+SHORT |= {"log_every": 1, "device": "cpu"}
 
 
 @pytest.fixture(scope="module")

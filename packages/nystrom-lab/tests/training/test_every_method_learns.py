@@ -41,21 +41,10 @@ def draw(samples: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
 
 def small_model(method: str) -> EncoderForSequenceClassification:
     torch.manual_seed(0)
-    config = EncoderConfig(
-        vocab_size=3 * COLOURS,
-        hidden_size=32,
-        num_hidden_layers=1,
-        num_attention_heads=2,
-        intermediate_size=64,
-        max_position_embeddings=TOKENS,
-        hidden_dropout_prob=0.0,
-        initializer_range=0.2,
-        norm="pre",
-        pooling="first",
-        num_labels=2,
-        attention=method,
-        attention_options=OPTIONS.get(method, {}),
-    )
+    sizes = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 64}
+    sizes |= {"vocab_size": 3 * COLOURS, "max_position_embeddings": TOKENS, "num_labels": 2}
+    how = {"hidden_dropout_prob": 0.0, "initializer_range": 0.2, "norm": "pre", "pooling": "first"}
+    config = EncoderConfig(**sizes, **how, attention=method, attention_options=OPTIONS.get(method, {}))
     return EncoderForSequenceClassification(config)
 
 

@@ -115,15 +115,9 @@ def test_a_longest_sequence_that_is_too_short_raises():
 def test_a_run_keeps_its_size_of_pictures(root, small_run, tmp_path):
     small, changes = noise(tmp_path / "small", 32), {"attention": "linear", "options": {}}
     run = small_run(tmp_path / "run", task="pathfinder", data=small, **SHORT, **changes)
-    says = (
-        r"settings: positions is 4096 \(the data's\) but was 1024 \(the preset's\)\. Resume with .* the data of the run"
-    )
+    says = r"positions is 4096 \(the data's\) but was 1024 \(the preset's\)\. Resume with .* the data of the run"
     with pytest.raises(ValueError, match=says):
         small_run(run, task="pathfinder", data=root / "pathfinder-demo", resume=True, **SHORT, **changes)
-    large = small_run(tmp_path / "large", task="pathfinder", data=root / "pathfinder-demo", **SHORT, **changes)
-    says = r"positions is 1024 \(the preset's\) but was 4096 \(the data's\)\."
-    with pytest.raises(ValueError, match=says):
-        small_run(large, task="pathfinder", data=small, resume=True, **SHORT, **changes)
     with pytest.raises(ValueError, match="holds a sample of 4096 tokens in test, but the model has 1024 positions"):
         evaluate("pathfinder", model=run / "best", data=root / "pathfinder-demo", device="cpu")
 

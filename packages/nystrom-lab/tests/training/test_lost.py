@@ -1,8 +1,5 @@
 """A process that dies or hangs: what the others say, and how the run goes on."""
 
-import subprocess
-import sys
-
 import pytest
 
 pytestmark = pytest.mark.slow
@@ -20,19 +17,15 @@ def training_step(self, *given):
 EncoderTrainer.training_step = training_step
 sys.exit(main())
 """
-SETTINGS = {"preset": "demo", "options.num-landmarks": 8, "steps": 12, "warmup-steps": 2, "batch-size": 8}
-SETTINGS |= {"evaluate-every": 3, "log-every": 1, "dropout": 0, "device": "cpu", "threads": 1, "context-parallel": 2}
-WORDS = ["train", "listops", *(word for name, value in SETTINGS.items() for word in (f"--{name}", str(value)))]
 
 
 @pytest.fixture
-def launch(tmp_path, data):
+def launch(tmp_path, data, demo_words, torchrun):
     def run(how, *words, launcher=()):
         script = tmp_path / "failing.py"
         script.write_text(FAILING.format(how=how))
-        command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-        command += [*launcher, str(script), *WORDS, "--data", str(data), "--to", str(tmp_path / "run"), *words]
-        return subprocess.run(command, capture_output=True, text=True, timeout=800, cwd=tmp_path)
+        to = ["--context-parallel", 2, "--data", data, "--to", tmp_path / "run"]
+        return torchrun(2, "train", "listops", *demo_words, *to, *words, launcher=launcher, script=script)
 
     return run
 

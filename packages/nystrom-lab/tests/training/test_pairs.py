@@ -1,8 +1,5 @@
 """Pairs of documents are trained on like single ones, by one process or two."""
 
-import subprocess
-import sys
-
 import pytest
 import torch
 from torch.testing import assert_close
@@ -28,9 +25,8 @@ def test_pairs_are_trained_and_scored_each_counted_once(paired, pairs):
         right = 0
         for i in range(len(split)):
             batch = task.collate([split[i]])
-            right += int(model(batch["input_ids"], attention_mask=batch["attention_mask"]).logits.argmax()) == int(
-                batch["labels"]
-            )
+            logits = model(batch["input_ids"], attention_mask=batch["attention_mask"]).logits
+            right += int(logits.argmax()) == int(batch["labels"])
     rows = {row.quantity: row for row in read_rows(paired / "rows.csv")}
     assert rows["test accuracy"].value == right / 30
     assert accuracy(model, split, task, batch_size=7, device="cpu", precision="float32") == right / 30
@@ -45,21 +41,7 @@ def test_a_killed_run_on_pairs_resumes(paired, pairs, small_run, tmp_path, inter
 
 
 @pytest.mark.slow
-def test_two_processes_give_the_run_of_one_on_pairs(paired, pairs, tmp_path, weights, curves):
-    script = tmp_path / "two.py"
-    script.write_text(f"""
-from pathlib import Path
-from nystrom_lab.training.train import train
-train("retrieval", options={{"num_landmarks": 8}}, preset="demo", data=Path({str(pairs)!r}),
-      to=Path({str(tmp_path / "two")!r}), steps=12, warmup_steps=2, batch_size=8,
-      evaluate_every=3, log_every=1, dropout=0.0, device="cpu", threads=1)
-""")
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(script)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=800, cwd=tmp_path)
+def test_two_processes_give_the_run_of_one_on_pairs(paired, pairs, torchrun, demo_words, tmp_path, same_run):
+    done = torchrun(2, "train", "retrieval", *demo_words, "--data", pairs, "--to", tmp_path / "two")
     assert done.returncode == 0, done.stderr[-3000:]
-    two = tmp_path / "two"
-    # float32 sums in another order, over twelve steps of Adam.
-    assert_close(weights(two), weights(paired), rtol=1e-3, atol=1e-4)
-    for (step, quantity, value), (other_step, other, wanted) in zip(curves(two), curves(paired), strict=True):
-        assert (step, quantity) == (other_step, other)
-        assert value == pytest.approx(wanted, rel=1e-3), (step, quantity)
+    same_run(tmp_path / "two", paired)

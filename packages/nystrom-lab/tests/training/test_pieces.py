@@ -8,17 +8,18 @@ from nystrom_lab.measure.rows import read_rows
 from nystrom_lab.training.batches import collate, collate_whole
 from nystrom_lab.training.ranks import _cut
 
-SETTINGS = {"preset": "demo", "options.num-landmarks": 8, "steps": 12, "warmup-steps": 2, "batch-size": 8}
-SETTINGS |= {"evaluate-every": 3, "log-every": 1, "dropout": 0, "device": "cpu", "threads": 1}
-WORDS = ["train", "listops", *(word for name, value in SETTINGS.items() for word in (f"--{name}", str(value)))]
+
+@pytest.fixture
+def words(demo_words, data):
+    return ["train", "listops", *demo_words, "--data", data, "--context-parallel", "2"]
 
 
 @pytest.mark.long
-def test_two_processes_that_share_each_sample_give_the_run_of_one(small_run, torchrun, same_run, data, tmp_path):
+def test_two_processes_that_share_each_sample_give_the_run_of_one(small_run, torchrun, same_run, words, tmp_path):
     changes = {"augment": True, "label_smoothing": 0.1}
     one = small_run(tmp_path / "one", dropout=0.0, **changes)
     flags = ["--augment", "True", "--label-smoothing", "0.1"]
-    done = torchrun(2, *WORDS, *flags, "--data", data, "--to", tmp_path / "two", "--context-parallel", "2")
+    done = torchrun(2, *words, *flags, "--to", tmp_path / "two")
     assert done.returncode == 0, done.stderr[-3000:]
     assert done.stdout.count("test accuracy") == 1
     same_run(tmp_path / "two", one)
@@ -29,10 +30,10 @@ def test_two_processes_that_share_each_sample_give_the_run_of_one(small_run, tor
 
 @pytest.mark.slow
 def test_two_groups_of_two_processes_give_the_run_of_one_and_go_on_with_it(
-    small_run, torchrun, same_run, data, tmp_path
+    small_run, torchrun, same_run, words, tmp_path
 ):
     one, run = small_run(tmp_path / "one", dropout=0.0, accumulation=2), tmp_path / "four"
-    words = [*WORDS, "--data", data, "--to", run, "--context-parallel", "2", "--accumulation", "2"]
+    words = [*words, "--to", run, "--accumulation", "2"]
     done = torchrun(4, *words)
     assert done.returncode == 0, done.stderr[-3000:]
     same_run(run, one)

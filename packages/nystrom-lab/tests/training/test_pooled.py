@@ -42,16 +42,6 @@ def test_the_fixed_values_are_those_of_all_that_was_run_without_dropout():
     assert_close(seen[0].mean(dim=0), torch.zeros(16, dtype=torch.float64), **CLOSE)
 
 
-def test_they_are_measured_on_a_compiled_model_too():
-    model, ids = make(), draw_tokens(20, 12)
-    measure_pooled(model, (model(ids) for _ in range(1)))
-    plain = pooled_norms(model)[0].running_mean.clone()
-    model.compile(backend="eager")
-    model.eval()(ids)
-    measure_pooled(model, (model(ids) for _ in range(1)))
-    assert_close(pooled_norms(model)[0].running_mean, plain, **CLOSE)
-
-
 def test_that_nothing_was_measured_is_said():
     model = make()
     with pytest.raises(ValueError, match="no sequence reached the norm of the pooled tokens"):

@@ -110,9 +110,8 @@ def test_a_run_folder_may_move(whole, small_run, tmp_path, interrupted):
     interrupted(8, small_run, tmp_path / "run")
     (tmp_path / "run").rename(tmp_path / "moved")
     run = small_run(tmp_path / "moved", resume=True)
-    assert_close(
-        load_file(run / "best" / "model.safetensors"), load_file(whole / "best" / "model.safetensors"), rtol=0, atol=0
-    )
+    best = [load_file(folder / "best" / "model.safetensors") for folder in (run, whole)]
+    assert_close(*best, rtol=0, atol=0)
 
 
 def test_a_resumed_run_keeps_its_settings(small_run, tmp_path, data):

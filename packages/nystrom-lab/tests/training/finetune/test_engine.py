@@ -34,10 +34,7 @@ def test_the_grid_of_the_paper():
     ("changes", "message"),
     [
         ({"search": True, "grid": SearchGrid(seed=(1, 2))}, r"search\.seed for another: leave one out"),
-        (
-            {"search": True, "batch_size": 4},
-            r"batch_size is given, but the search tries other values: .* in search\.batch_size",
-        ),
+        ({"search": True, "batch_size": 4}, r"batch_size is given, but the search tries .* in search\.batch_size"),
         ({"grid": SearchGrid(seed=(1, 2)), "seed": 9}, "seed is given, but the search tries other values"),
         ({"grid": SearchGrid(epochs=(1.0, 2.0)), "epochs": None}, "steps are given, but the search tries numbers of"),
     ],
@@ -94,18 +91,11 @@ os.kill(os.getpid(), signal.SIGKILL)
 
 
 def test_a_study_that_is_looked_at_is_not_written(tmp_path):
-    study.open_study(tmp_path).add_trial(
-        optuna.trial.create_trial(state=optuna.trial.TrialState.FAIL, user_attrs={"name": "seed-1", "error": "NaN"})
-    )
+    failed, attributes = optuna.trial.TrialState.FAIL, {"name": "seed-1", "error": "NaN"}
+    study.open_study(tmp_path).add_trial(optuna.trial.create_trial(state=failed, user_attrs=attributes))
     before = (tmp_path / "study.log").read_bytes()
     assert status_lines(tmp_path) == ["trials/seed-1: NaN", "1 of 1 finished"]
     assert (tmp_path / "study.log").read_bytes() == before
-
-
-@pytest.mark.refuses
-def test_a_value_is_searched_once():
-    with pytest.raises(ValueError, match=r"search\.learning_rate is 2e-05 2e-05, with a repeated value"):
-        SearchGrid(learning_rate=(2e-5, 0.00002))
 
 
 @pytest.mark.slow
@@ -145,9 +135,3 @@ def test_a_killed_search_ends_as_an_unbroken_one(tuned, tmp_path, monkeypatch):
     again = table(run)
     names = ("batch_size", "learning_rate", "validation accuracy", "best step", "best")
     assert [[row[name] for name in names] for row in again] == [[row[name] for name in names] for row in rows]
-
-
-def test_values_that_cannot_be_used_are_found_before_the_first_trial(tuned, tmp_path):
-    with pytest.raises(ValueError, match="48 training texts"):
-        tuned(tmp_path / "run", grid=SearchGrid(batch_size=(8, 64)))
-    assert not (tmp_path / "run").exists()

@@ -183,10 +183,7 @@ def test_another_search_and_one_with_jobs_in_the_queue_are_refused(tuned, submit
 @pytest.mark.parametrize(
     ("wrong", "says"),
     [
-        (
-            {"grid": SearchGrid()},
-            "on is 'slurm' but nothing is searched: add --search, or .* with sbatch",
-        ),
+        ({"grid": SearchGrid()}, "on is 'slurm' but nothing is searched: add --search, or .* with sbatch"),
         ({"on": "cluster"}, "on .*cluster"),
         ({"on": "local", "jobs": 2}, "jobs is 2 but on is 'local', where trials run one at a time: add --on slurm"),
         ({"on": "local", "slurm": Slurm(time=5)}, "slurm.time is 5 but on is 'local'"),

@@ -15,15 +15,14 @@ def test_metrics_of_classes_are_those_of_scikit_learn():
     logits, labels = RNG.normal(size=(60, 2)), RNG.integers(0, 2, size=60)
     guess = logits.argmax(-1)
     found = scores(logits, labels, ("accuracy", "F1", "macro F1", "Matthews correlation"), classes=True)
-    assert found == pytest.approx(
-        {
-            "accuracy": sklearn.metrics.accuracy_score(labels, guess),
-            "F1": sklearn.metrics.f1_score(labels, guess),
-            "macro F1": sklearn.metrics.f1_score(labels, guess, average="macro"),
-            "Matthews correlation": sklearn.metrics.matthews_corrcoef(labels, guess),
-            "loss": sklearn.metrics.log_loss(labels, scipy.special.softmax(logits, axis=-1)),
-        }
-    )
+    wanted = {
+        "accuracy": sklearn.metrics.accuracy_score(labels, guess),
+        "F1": sklearn.metrics.f1_score(labels, guess),
+        "macro F1": sklearn.metrics.f1_score(labels, guess, average="macro"),
+        "Matthews correlation": sklearn.metrics.matthews_corrcoef(labels, guess),
+        "loss": sklearn.metrics.log_loss(labels, scipy.special.softmax(logits, axis=-1)),
+    }
+    assert found == pytest.approx(wanted)
     assert probabilities(logits) == pytest.approx(scipy.special.softmax(logits, axis=-1))
 
 

@@ -30,9 +30,8 @@ def grid(tmp_path, monkeypatch):
 
 
 def test_a_run_without_memory_is_tried_again_once_when_it_is_alone(grid, tmp_path, capsys):
-    failures = grid(jobs=1).train(
-        [Run("large", {"codes": [OUT_OF_MEMORY, OUT_OF_MEMORY]}), Run("other", {"codes": [1]})]
-    )
+    runs = [Run("large", {"codes": [OUT_OF_MEMORY, OUT_OF_MEMORY]}), Run("other", {"codes": [1]})]
+    failures = grid(jobs=1).train(runs)
     assert [(failure.name, failure.reason) for failure in failures] == [
         ("other", "exit code 1: word"),
         ("large", "no memory was left: word"),

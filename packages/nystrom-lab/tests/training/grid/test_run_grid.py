@@ -89,37 +89,14 @@ def test_a_grid_leaves_rows_of_each_run_in_one_table(whole):
         assert test.command.startswith(f"nystrom train listops --attention {method} --preset demo --seed 0 --steps 60")
 
 
-@pytest.mark.slow
-def test_a_grid_compiles_where_it_is_asked_to(grid, whole, monkeypatch):
-    asked = []
-    monkeypatch.setattr("nystrom_lab.training.compiling.check_compiler", asked.append)
-    with pytest.raises(ValueError, match="compile is True but was False"):
-        grid(whole, compile=True)
-    assert asked == ["cpu"]
-
-
 def test_a_run_is_given_all_that_a_training_takes(tmp_path):
-    settings = settle(
-        TrainOptions(
-            "listops",
-            device="cpu",
-            accumulation=2,
-            seed=3,
-            attention="softmax",
-            preset="demo",
-            steps=60,
-            batch_size=8,
-            compile=True,
-        )
-    )
+    asked = {"accumulation": 2, "seed": 3, "steps": 60, "batch_size": 8, "compile": True}
+    settings = settle(TrainOptions("listops", device="cpu", attention="softmax", preset="demo", **asked))
     arguments = run_of(tmp_path, "one", settings, Path("data"), threads=1).arguments
     # The child resumes a run if there is one; a grid takes prepared data, and its rows are accuracies of a test.
-    left_out = {"resume", "text_field", "label_field", "pair_field", "mask_share"}
-    left_out |= {"context_parallel", "timeout"}
+    left_out = {"resume", "text_field", "label_field", "pair_field", "mask_share", "context_parallel", "timeout"}
     assert arguments.keys() == inspect.signature(train).parameters.keys() - left_out
-    assert (arguments["compile"], arguments["batch_size"], arguments["accumulation"], arguments["seed"]) == (
-        True, 8, 2, 3,
-    )  # fmt: skip
+    assert asked.items() <= arguments.items()
 
 
 @pytest.mark.slow
@@ -217,12 +194,6 @@ def test_a_failed_run_is_named_with_its_log_and_the_others_finish(root, tmp_path
     assert {row.method for row in read_rows(tmp_path / "lra.csv")} == {"softmax"}
 
 
-def test_a_shorter_run_has_a_shorter_warm_up(whole):
-    settings = json.loads((whole / NAME / "run.json").read_text())["settings"]
-    # 60 steps, and 100 of warm-up for 700 steps in the preset.
-    assert settings["warmup_steps"] == 8
-
-
 @pytest.mark.slow
 def test_sizes_and_settings_of_a_grid_reach_its_runs(grid, tmp_path):
     asked = {"methods": ["nystrom-4", "nystrom-8", "linformer-16"], "batch_size": 8, "learning_rate": 1e-2}
@@ -274,14 +245,6 @@ def test_nothing_is_drawn_for_a_grid_that_cannot_run(grid, tmp_path, last):
     with pytest.raises(ValueError, match=r"'lisops' is unknown|prepare text --from FILES"):
         grid(tmp_path / "runs", tasks=["listops", last], data=tmp_path / "none")
     assert not (tmp_path / "none").exists()
-
-
-def test_other_data_raise_before_any_training(whole, grid, tmp_path, capsys):
-    sizes = {"train": 64, "val": 20, "test": 30, "min_length": 5, "max_length": 41}
-    prepare_listops(tmp_path / "listops-demo", **sizes, seed=1)
-    with pytest.raises(ValueError, match="whose data were different"):
-        grid(whole, data=tmp_path)
-    assert capsys.readouterr().out == ""
 
 
 def test_two_grids_do_not_share_a_folder(whole, grid):

@@ -28,14 +28,10 @@ def works(tmp_path, monkeypatch):
 
     def make(to: Path, *names: str) -> list[Work]:
         to.mkdir(exist_ok=True)
+        acts = {name: module.fail if name == "bad" else module.write for name in names}
         return [
-            Work(
-                name,
-                module.fail if name == "bad" else module.write,
-                [str(to), name],
-                lambda name=name: "well done" * (to / f"{name}.done").is_file(),
-            )
-            for name in names
+            Work(name, act, [str(to), name], lambda name=name: "well done" * (to / f"{name}.done").is_file())
+            for name, act in acts.items()
         ]
 
     return make

@@ -47,12 +47,8 @@ def test_it_has_the_sizes_and_the_training_of_that_code(task, sizes, training):
 @pytest.mark.parametrize("task", TASKS)
 def test_it_has_the_parameters_of_that_code_and_biases_segments_and_two_rows_more(task):
     config = config_of(task)
-    w, f, a, c = (
-        config.hidden_size,
-        config.intermediate_size,
-        config.attention_size or config.hidden_size,
-        config.num_labels or 0,
-    )
+    w, f, c = config.hidden_size, config.intermediate_size, config.num_labels or 0
+    a = config.attention_size or w
     cls = int(config.pooling == "cls")
     theirs = (config.vocab_size + config.max_position_embeddings + 2 * cls) * w + 2 * w
     theirs += config.num_hidden_layers * (4 * w * a + 2 * w * f + f + w + 4 * w)

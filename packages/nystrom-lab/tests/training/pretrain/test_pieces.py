@@ -6,13 +6,14 @@ from nystrom_lab.training.pretrain.pretrain import pretrain
 
 
 @pytest.mark.slow
-def test_two_processes_that_share_each_instance_give_the_run_of_one(short_run, torchrun, same_run, documents, tmp_path):
-    # Whole documents, 30 to 90 tokens long: the pieces differ in how many words are masked.
+@pytest.mark.parametrize("shared", [1, 2], ids=["a share of the instances each", "a piece of every instance each"])
+def test_two_processes_give_the_run_of_one(shared, short_run, torchrun, same_run, documents, tmp_path):
+    # Whole documents, 30 to 90 tokens long: shares and pieces differ in how many words are masked.
     one = short_run(tmp_path / "one", dropout=0.0, length=96)
     settings = {"preset": "demo", "length": 96, "steps": 8, "warmup-steps": 2, "batch-size": 8, "evaluate-every": 2}
     settings |= {"log-every": 1, "instances": 40, "device": "cpu", "options.num-landmarks": 8, "conv-kernel-size": 3}
     settings |= {"num-hidden-layers": 1, "hidden-size": 32, "num-attention-heads": 2, "intermediate-size": 64}
-    settings |= {"dropout": 0.0, "data": documents, "to": tmp_path / "two", "context-parallel": 2, "threads": 1}
+    settings |= {"dropout": 0.0, "data": documents, "to": tmp_path / "two", "context-parallel": shared, "threads": 1}
     done = torchrun(2, "pretrain", *(word for name, value in settings.items() for word in (f"--{name}", value)))
     assert done.returncode == 0, done.stderr[-3000:]
     assert done.stdout.count("held out: MLM accuracy") == 1

@@ -1,8 +1,6 @@
 """Runs: what they learn, that nothing but their settings decides them, what they leave, and what they do not take."""
 
 import json
-import subprocess
-import sys
 
 import pytest
 import torch
@@ -57,39 +55,14 @@ def test_accumulated_parts_give_the_run_of_the_whole_batch(short_run, tmp_path, 
     assert [value for *_, value in curves(two)] == pytest.approx([value for *_, value in curves(one)], rel=1e-4)
 
 
-@pytest.mark.slow
-def test_two_processes_give_the_run_of_one(short_run, documents, tmp_path, weights, curves):
-    one = short_run(tmp_path / "one", dropout=0.0, steps=4, length=96, batch_size=16)
-    script = tmp_path / "two.py"
-    sizes = {"num_hidden_layers": 1, "hidden_size": 32, "num_attention_heads": 2, "intermediate_size": 64}
-    script.write_text(f"""
-from pathlib import Path
-from nystrom_lab.training.pretrain.pretrain import pretrain
-pretrain(data=Path({str(documents)!r}), to=Path({str(tmp_path / "two")!r}), preset="demo", length=96, steps=4,
-         warmup_steps=2, batch_size=16, evaluate_every=2, log_every=1, instances=40, device="cpu", attention="nystrom",
-         options=dict(num_landmarks=8), conv_kernel_size=3, dropout=0.0, **{sizes!r})
-""")
-    launch = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(script)]
-    done = subprocess.run([sys.executable, *launch], capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stderr
-    assert_close(weights(tmp_path / "two", 4), weights(one, 4), rtol=1e-3, atol=1e-5)
-    found, wanted = (
-        [value for _, quantity, value in curves(run) if quantity.startswith(("train", "validation"))]
-        for run in (tmp_path / "two", one)
-    )
-    assert found == pytest.approx(wanted, rel=1e-4)
-
-
 @pytest.mark.long
 def test_a_compiled_encoder_gives_the_run_of_the_plain_one(short_run, tmp_path, monkeypatch, curves):
     monkeypatch.setattr(compiling, "BACKEND", "aot_eager")
     torch._dynamo.reset()
     changes = {"attention": "softmax", "options": {}, "conv_kernel_size": 0, "dropout": 0.0, "steps": 3}
     changes |= {"evaluate_every": 3, "warmup_steps": 1}
-    plain, compiled = (
-        [value for *_, value in curves(short_run(tmp_path / str(choice), compile=choice, **changes))]
-        for choice in (False, True)
-    )
+    runs = (short_run(tmp_path / str(choice), compile=choice, **changes) for choice in (False, True))
+    plain, compiled = ([value for *_, value in curves(run)] for run in runs)
     # Sums over another length.
     assert compiled == pytest.approx(plain, rel=1e-3)
 
@@ -158,11 +131,6 @@ def test_data_of_another_task_are_named(tmp_path):
     (tmp_path / "data").mkdir()
     with pytest.raises(ValueError, match="nystrom data prepare mlm-sop"):
         pretrain(data=tmp_path / "data", preset="demo", to=tmp_path / "run", device="cpu")
-
-
-def test_a_resumed_run_keeps_its_settings(short_run, unbroken):
-    with pytest.raises(ValueError, match=r"learning_rate is 0\.5 but was"):
-        short_run(unbroken, resume=True, learning_rate=0.5)
 
 
 def test_a_model_without_the_order_of_sentences_is_not_scored(unbroken, documents, tmp_path):

@@ -15,19 +15,10 @@ from nystrom_lab.training.pretrain.scores import score_model
 @pytest.fixture(scope="module")
 def model():
     torch.manual_seed(0)
-    config = EncoderConfig(
-        vocab_size=12,
-        pad_token_id=0,
-        hidden_size=32,
-        num_hidden_layers=1,
-        num_attention_heads=2,
-        intermediate_size=32,
-        max_position_embeddings=24,
-        pooling="first",
-        # Large, so that scores differ.
-        initializer_range=0.5,
-        attention_options={"num_landmarks": 8},
-    )
+    sizes = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32}
+    sizes |= {"vocab_size": 12, "pad_token_id": 0, "max_position_embeddings": 24, "pooling": "first"}
+    # Large, so that scores differ.
+    config = EncoderConfig(initializer_range=0.5, attention_options={"num_landmarks": 8}, **sizes)
     return EncoderForPreTraining(config).eval()
 
 

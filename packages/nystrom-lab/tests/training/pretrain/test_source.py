@@ -29,9 +29,8 @@ def best(run):
 
 
 def test_a_bert_keeps_its_weights_and_its_words(short_run, bert, tmp_path):
-    model = best(
-        short_run(tmp_path / "run", model=bert, attention="softmax", options={}, conv_kernel_size=0, **ONE_STEP)
-    )
+    exact = {"attention": "softmax", "options": {}, "conv_kernel_size": 0}
+    model = best(short_run(tmp_path / "run", model=bert, **exact, **ONE_STEP))
     source = BertForPreTraining.from_pretrained(bert).eval()
     ids = torch.randint(5, 12, (2, 24))
     with torch.no_grad():
@@ -56,9 +55,8 @@ def test_exact_attention_becomes_nystrom_and_a_convolution_starts_at_zero(short_
 
 
 def test_a_model_keeps_its_attention_unless_another_is_named(short_run, unbroken, tmp_path):
-    run = short_run(
-        tmp_path / "run", model=unbroken / "best", attention=None, options={}, conv_kernel_size=None, **ONE_STEP
-    )
+    unnamed = {"attention": None, "options": {}, "conv_kernel_size": None}
+    run = short_run(tmp_path / "run", model=unbroken / "best", **unnamed, **ONE_STEP)
     config = EncoderConfig.from_pretrained(run / "best")
     assert (config.attention, config.attention_options) == ("nystrom", {"num_landmarks": 8})
     assert config.conv_kernel_size == 3
