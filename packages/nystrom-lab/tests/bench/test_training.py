@@ -45,8 +45,7 @@ def test_the_command_measures_at_the_shapes_of_the_papers(tmp_path):
     rows = run_training(**asked, to=tmp_path)
     assert read_rows(tmp_path / "training.csv") == rows
     assert [(row.quantity, row.n, row.note) for row in rows] == [
-        ("image step time", 1024, ""),
-        ("image step memory", 1024, ""),
+        (f"image step {what}", 1024, "") for what in ("time", "memory")
     ]
     words = "--repeats 1 --methods nystrom-8 --batch 1 --threads 1 --tasks image"
     assert {row.command for row in rows} == {f"nystrom bench training {words}"}
@@ -120,16 +119,6 @@ def test_the_retrieval_model_sees_both_documents():
     assert not torch.allclose(model(**swapped).logits, logits)
 
 
-def test_another_setting_in_the_same_folder_raises(tmp_path):
-    path = tmp_path / "training.csv"
-    lra_steps.measure_tasks(("text",), setup(), path)
-    before = path.read_bytes()
-    for change in ({"seed": 1}, {"command": "nystrom bench training --batch 4 --tasks text"}):
-        with pytest.raises(ValueError, match=r"training\.csv holds rows of another setting"):
-            lra_steps.measure_tasks(("text",), setup(**change), path)
-        assert path.read_bytes() == before
-
-
 def test_what_would_take_too_long_or_too_much_is_not_run(tmp_path, capsys):
     rows = lra_steps.measure_tasks(SMALL["tasks"], setup(limit_seconds=1e-9), tmp_path / "long.csv")
     assert all(math.isnan(row.value) and "would take about" in row.note for row in rows)
@@ -151,13 +140,8 @@ def test_half_precision_is_autocast(tmp_path):
     [
         ({"tasks": ("txt",)}, "task 'txt' is unknown; expected one of .*Perhaps you meant 'text'"),
         ({"tasks": ()}, "tasks is empty"),
-        ({"methods": ()}, "methods is empty"),
-        ({"methods": ("nystrom",)}, "lacks its number of landmarks"),
         ({"methods": ("authors-8",)}, "method 'authors-8' is not a method of this library"),
         ({"batch": 0}, "batch is 0"),
-        ({"repeats": 0}, "repeats is 0"),
-        ({"threads": 0}, "threads is 0"),
-        ({"limit_seconds": 0}, "limit_seconds is 0"),
         ({"precision": "float16"}, "precision is 'float16'"),
         ({"device": "tpu"}, "device is 'tpu'"),
     ],
@@ -171,11 +155,7 @@ def test_what_cannot_be_measured_raises_before_any_measurement(tmp_path, change,
 def test_the_model_is_that_of_the_papers():
     config = build_model("nystrom-8", LRA["listops"], 0).config
     assert (config.num_hidden_layers, config.hidden_size, config.num_attention_heads) == (2, 64, 2)
-    assert (config.intermediate_size, config.hidden_dropout_prob, config.norm, config.pooling) == (
-        128,
-        0.1,
-        "pre",
-        "mean",
-    )
+    assert (config.intermediate_size, config.hidden_dropout_prob) == (128, 0.1)
+    assert (config.norm, config.pooling) == ("pre", "mean")
     assert config.attention_options == {"num_landmarks": 8}
     assert lra_steps.HIDDEN == 128
