@@ -351,7 +351,7 @@ class HealTrainer(RunTrainer):
         if not scores.is_better:
             said += "; the healed model is not nearer to the exact one, so the conversion is kept as it came"
         figure = self.run.path / "error.png"
-        draw_over_minutes({name: self.run.curves}, figure, "held-out error")
+        draw_over_minutes(self.run.curves, figure, "held-out error")
         files = {**self.run.drawn, "error": figure}
         # On a busy machine minutes say little. Of a run that was interrupted it is that of its last process.
         rows.append(row("processor time", time.process_time(), "s"))
