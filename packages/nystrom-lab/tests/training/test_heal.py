@@ -10,6 +10,7 @@ from safetensors.torch import load_file, save_file
 from torch.testing import assert_close
 from transformers import (
     AutoModel,
+    AutoModelForMaskedLM,
     BertConfig,
     BertForMaskedLM,
     BertModel,
@@ -157,6 +158,20 @@ def test_a_frozen_model_learns_as_any_other(bert, tmp_path):
     moved = {name for name, weight in model.named_parameters() if weight.grad is not None and weight.grad.any()}
     assert moved
     assert moved <= {name for name, _ in model.named_parameters() if ".attention." in name}
+
+
+@pytest.mark.parametrize("whole", [False, True])
+def test_a_masked_language_model_learns_on_masked_texts(whole, tmp_path):
+    source = saved(BertForMaskedLM(BertConfig(**SIZES, **BERT)), tmp_path / "source")
+    convert(source, tmp_path / "plain", num_landmarks=4)
+    model = AutoModelForMaskedLM.from_pretrained(tmp_path / "plain")
+    mask, seen = WORDS.index("[MASK]"), []
+    made = healing.Healing(model, tmp_path / "plain", "attention", mask=mask)
+    made.teacher.base_model.register_forward_pre_hook(lambda _, args, given: seen.append(given), with_kwargs=True)
+    ids = torch.full((2, 40), 5)
+    made(ids, torch.ones_like(ids), whole=whole)
+    (given,) = seen
+    assert (given["input_ids"] == mask).sum(1).tolist() == [6, 6]
 
 
 def test_adapters_without_peft_are_refused_by_name(healed, tmp_path, monkeypatch):
