@@ -259,9 +259,9 @@ def test_texts_that_are_not_there_are_refused_before_anything_is_converted(heale
 @pytest.mark.parametrize(
     ("changes", "match"),
     [
-        ({"shortest": 47}, "0 of 100 texts have at least 47 tokens, the longest 46; expected 12, 8 of them held out"),
+        ({"shortest": 47}, "0 of 100 texts have at least 47 tokens, the longest 46; expected 12,.*a blank line"),
         ({"length": 49}, "length is 49 but the new model has 48 positions"),
-        ({"num_landmarks": 48}, r"is exact on texts of 4. tokens, so nothing is to be healed"),
+        ({"num_landmarks": 48}, r"is exact on texts of 4. tokens, so nothing is to be healed.*--exact-up-to 0"),
         ({"texts": ()}, "texts names nothing"),
         ({"learn": "values"}, "learn is 'values'; expected"),
         ({"whole": 2}, "whole is 2; expected a share"),

@@ -198,8 +198,8 @@ def _samples(settings: HealSettings, tokenizer: Any) -> tuple[Samples, Samples]:
     if len(rows) < least:
         raise ValueError(
             f"{len(rows)} of {read} texts have at least {settings.shortest} tokens, the longest {longest}; expected "
-            f"{least}, {settings.held_out} of them held out: name more or longer texts, or take --shortest or --length "
-            "smaller."
+            f"{least}, {settings.held_out} of them held out: name more or longer texts (in a plain text file a blank "
+            "line ends one), or take --shortest or --length smaller."
         )
     rows = rows[:wanted]
     order = np.random.default_rng(0).permutation(len(rows)).tolist()

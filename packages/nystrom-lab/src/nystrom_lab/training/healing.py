@@ -206,7 +206,8 @@ class Healing(nn.Module):
         if float(self.errors(**inputs).error.max()) < _EXACT:
             raise ValueError(
                 f"the converted model is exact on texts of {inputs['input_ids'].shape[1]} tokens, so nothing is to be "
-                "healed: name longer texts, or take a larger --length."
+                "healed: name longer texts, take a larger --length, or options that approximate these, such as fewer "
+                "landmarks, or near_far's --exact-up-to 0."
             )
 
     def _masked(self, inputs: dict[str, Tensor]) -> tuple[dict[str, Tensor], Tensor | None]:
