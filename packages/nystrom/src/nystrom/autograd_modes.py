@@ -3,12 +3,16 @@
 `torch.func.jvp`, `jacfwd`, `hessian` and `torch.autograd.forward_ad` use forward mode.
 """
 
+import functools
+import inspect
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeVar, cast
 
 import torch
 from torch import Tensor
 from torch.autograd import forward_ad
+
+F = TypeVar("F", bound=Callable[..., object])
 
 
 def is_forward_mode() -> bool:
@@ -34,3 +38,37 @@ def pull_back(function: Callable[..., Any], inputs: Sequence[Tensor], *grads: Te
 def is_computed_again() -> bool:
     """Whether this is the recomputed forward pass of gradient checkpointing, which runs inside a backward pass."""
     return not torch.compiler.is_compiling() and torch._C._current_graph_task_id() >= 0
+
+
+def for_one_gradient(backward: F) -> F:
+    """Let the `backward` of an autograd.Function raise a helpful error if it is given a batch of gradients.
+
+    For `is_grads_batched`, torch uses an older vmap, which lacks batching rules for operations on views that a backward
+    pass writes to. `torch.vmap` over `torch.func.vjp` has all of them.
+    """
+
+    @functools.wraps(backward)
+    def named(*inputs: object) -> object:
+        try:
+            return backward(*inputs)
+        except RuntimeError as error:
+            # Of an operator, or of a loop of our own.
+            if not any(
+                words in str(error) for words in ("Batching rule not implemented", "Cannot access data pointer")
+            ):
+                raise
+            raise RuntimeError(
+                "is_grads_batched is True, which this backward pass does not support: use torch.vmap over the "
+                "function that torch.func.vjp returns, or one gradient at a time."
+            ) from error
+
+    return cast("F", named)
+
+
+def known_signature(forward: F) -> F:
+    """Keep the signature of the `forward` of an autograd.Function.
+
+    torch binds the arguments of each call to it; computing it each time takes longer than a short stretch.
+    """
+    forward.__signature__ = inspect.signature(forward)  # pyright: ignore[reportFunctionMemberAccess]
+    return forward

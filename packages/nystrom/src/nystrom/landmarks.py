@@ -26,6 +26,7 @@ from torch import Tensor
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 from nystrom.checks import check_at_least
+from nystrom.native import is_worth_loops, run_landmarks, runs_natively
 from nystrom.precision import accumulator, at_least_float32
 from nystrom.shapes import Generator, check_generator, check_keep, check_tensor, is_number
 
@@ -102,6 +103,10 @@ def segment_means(
     n = x.shape[2]
     # With symbolic lengths, a branch would give two graphs: for lengths that m divides, and for the others.
     if keep is None and statically_known_true(n % m == 0):
+        if is_worth_loops(n) and not (torch.is_grad_enabled() and x.requires_grad) and runs_natively(x):
+            means = x.new_empty(*x.shape[:2], m, x.shape[3])
+            run_landmarks("means_forward", q=x, landmarks=means)
+            return means
         return x.unflatten(2, (m, n // m)).mean(dim=3, dtype=accumulator(x.dtype))
     return group_means(x, segments(x, m, keep), m)
 

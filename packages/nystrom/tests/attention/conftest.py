@@ -1,7 +1,5 @@
 """The laws of kernels take most of the suite's time where they are interpreted: `make check` has them."""
 
-from collections.abc import Iterator
-
 import pytest
 
 
@@ -14,11 +12,3 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         )
         if any(isinstance(value, dict) and value.get("backend") == "triton" for value in values):
             item.add_marker(pytest.mark.long)
-
-
-@pytest.fixture(scope="module", params=["loops of our own", "operators of torch"])
-def of_a_cpu(request: pytest.FixtureRequest) -> Iterator[str]:
-    """Both ways to compute on a CPU that has a compiler."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("NYSTROM_NATIVE", str(int(request.param == "loops of our own")))
-        yield request.param

@@ -26,9 +26,9 @@ def of_layer(layer):
 @pytest.mark.parametrize(
     ("call", "most"),
     [
-        (of_function(nystrom_attention, num_landmarks=16), 11),
+        (of_function(nystrom_attention, num_landmarks=16), 12),
         (of_function(near_far_attention, **NEAR_FAR), 14),
-        (of_layer(MultiheadAttention(16, 2, method="nystrom", num_landmarks=16)), 13),
+        (of_layer(MultiheadAttention(16, 2, method="nystrom", num_landmarks=16)), 14),
         (of_layer(NystromAttention(16, 2, num_landmarks=16)), 15),
         (of_layer(MultiheadAttention(16, 2, method="near_far", **NEAR_FAR)), 16),
     ],

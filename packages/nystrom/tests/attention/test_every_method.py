@@ -192,6 +192,10 @@ def triton_where_it_is_asked_for(request):
 
 # On a CPU, these take torch's operators, on threads of our own, as large inputs do; the others our own loops.
 ON_THREADS = VARIANTS["nystrom"][1], VARIANTS["near_far"][1]
+# These take the loops that attend from many tokens to few, and from few to many, also for small inputs.
+IN_LOOPS = [
+    VARIANTS[name][0] for name in ("softmax", "nystrom", "skyformer_softmax", "performer", "linformer", "informer")
+]
 
 
 @pytest.fixture(autouse=True)
@@ -202,6 +206,9 @@ def on_threads_where_large_inputs_are(request, monkeypatch):
         monkeypatch.setattr("nystrom.attention.parts.stretches._WORTH", 0)
         # The fixture `same_threads` of all tests puts the number back.
         torch.set_num_threads(3)
+    elif any(value in IN_LOOPS for value in parameters.values() if isinstance(value, dict)):
+        monkeypatch.setattr("nystrom.native._MANY", 1)
+        monkeypatch.setattr("nystrom.attention.fused._LEAST_QUERIES", 1)
 
 
 def few(law):

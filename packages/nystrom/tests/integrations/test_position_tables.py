@@ -125,7 +125,8 @@ def test_it_compiles_to_one_graph_and_exports_at_any_length(make_model, strict):
     with torch.no_grad():
         expected = model(ids, mask).last_hidden_state
         compiled = torch.compile(model, backend="eager", fullgraph=True)
-        assert_close(compiled(ids, mask).last_hidden_state, expected, rtol=0, atol=0)
+        # float32 through two layers: only without a compiler, loops of our own compute the inverse.
+        assert_close(compiled(ids, mask).last_hidden_state, expected, rtol=0, atol=1e-5)
         length = torch.export.Dim("n", min=8, max=38)
         longer = tokens(33, batch=2)
         for given in ({"input_ids": ids, "attention_mask": mask}, {"input_ids": ids}):
@@ -134,6 +135,5 @@ def test_it_compiles_to_one_graph_and_exports_at_any_length(make_model, strict):
             program = torch.export.export(
                 model, (), given, dynamic_shapes={name: {1: length} for name in given}, strict=strict
             )
-            # float32 through two layers
             again = program.module()(**inputs).last_hidden_state
             assert_close(again, model(**inputs).last_hidden_state, rtol=0, atol=1e-5)

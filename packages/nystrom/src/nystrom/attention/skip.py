@@ -19,17 +19,11 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
-from nystrom.attention.parts.native import as_rows, run_landmarks, runs_natively
-from nystrom.attention.parts.stretches import (
-    Piece,
-    for_one_gradient,
-    groups_of_pieces,
-    in_threads,
-    known_signature,
-    room_like,
-)
+from nystrom.attention.parts.stretches import Piece, groups_of_pieces, in_threads
 from nystrom.attention.parts.windows import Convolution, ConvolutionGradients, by_band, kernel_gradient
+from nystrom.autograd_modes import for_one_gradient, known_signature
 from nystrom.checks import check_at_least
+from nystrom.native import as_rows, room_like, run_landmarks, runs_natively
 from nystrom.precision import cast_for_autocast, narrowed, without_autocast
 from nystrom.shapes import check_keep, check_tensor, check_weight_device, zero_masked
 

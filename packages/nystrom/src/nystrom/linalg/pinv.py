@@ -30,11 +30,15 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
+from nystrom.autograd_modes import for_one_gradient, pull_back
 from nystrom.checks import Inverse, StartValue, check_at_least, check_choice, check_positive
+from nystrom.native import iteration_gradients, run_iteration, runs_natively
 from nystrom.shapes import check_tensor
 
 # Damps singular values below a hundredth of the largest; A^T A + ridge^2 stays well conditioned in float32.
 RIDGE = 0.01
+# Rows of a matrix above which torch's products are faster on a CPU than loops of our own.
+_LARGE = 128
 
 
 def pinv(
@@ -94,13 +98,39 @@ def iterate(a: Float[Tensor, "*b m m"], z: Float[Tensor, "*b m m"], steps: int) 
     """Steps of the iteration from any start: $Z_{k + steps}$ from $Z_k$."""
     batch, m = a.shape[:-2], a.shape[-1]
     a, z = a.reshape(-1, m, m), z.reshape(-1, m, m)
+    if m > _LARGE or not runs_natively(a, z):
+        return _iterate(a, z, steps).reshape(*batch, m, m)
+    keep = torch.is_grad_enabled() and (a.requires_grad or z.requires_grad)
+    return _Iterated.apply(a, z, steps, keep).reshape(*batch, m, m)
+
+
+def _iterate(a: Float[Tensor, "b m m"], z: Float[Tensor, "b m m"], steps: int) -> Float[Tensor, "b m m"]:
     for _ in range(steps):
         # From the inside out; each call computes a product plus a multiple of its left factor.
         az = a @ z
         x = torch.baddbmm(az, az, az, beta=7, alpha=-1)
         x = torch.baddbmm(az, az, x, beta=15, alpha=-1)
         z = torch.baddbmm(z, z, x, beta=3.25, alpha=-0.25)
-    return z.reshape(*batch, m, m)
+    return z
+
+
+class _Iterated(torch.autograd.Function):
+    """The same by loops of our own on a CPU."""
+
+    @staticmethod
+    def forward(ctx, a: Tensor, z: Tensor, steps: int, keep: bool) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
+        out, history = run_iteration(a, z, steps, keep=keep)
+        ctx.save_for_backward(a, z, history)
+        ctx.steps = steps
+        return out
+
+    @staticmethod
+    @for_one_gradient
+    def backward(ctx, *grads: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
+        (grad,), (a, z, history), steps = grads, ctx.saved_tensors, ctx.steps
+        if torch.is_grad_enabled():
+            return *pull_back(lambda a, z: _iterate(a, z, steps), (a, z), grad), None, None
+        return *iteration_gradients(a, history, grad), None, None
 
 
 def pinv_ridge(a: Float[Tensor, "*b m m"], *, ridge: float = RIDGE) -> Float[Tensor, "*b m m"]:

@@ -26,12 +26,11 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from nystrom.attention.entry import SELF_ATTENTION, attend
-from nystrom.attention.fused import fused_softmax
+from nystrom.attention.fused import bias_of, fused_softmax
 from nystrom.attention.options import BigBirdOptions, documented
 from nystrom.attention.parts.band import (
     attend_blocks,
     attend_globally,
-    bias_of,
     from_first_real,
     pad_to_blocks,
     windows,

@@ -47,9 +47,9 @@ from nystrom.attention.parts.causal import attend_causally
 from nystrom.attention.parts.clusters import QUERY_MEANS, Chosen, choose, cluster_sizes, cluster_sums, take_rows
 from nystrom.attention.parts.far_keys import attend_blocks, attend_everywhere
 from nystrom.attention.parts.residual import add_residual
-from nystrom.attention.parts.stretches import runs_in_stretches
 from nystrom.checks import Backend, check_flag
 from nystrom.landmarks import all_real, take
+from nystrom.native import runs_in_stretches
 from nystrom.precision import at_least_float32, cast_for_autocast, without_autocast
 from nystrom.shapes import (
     Group,

@@ -29,11 +29,11 @@ from nystrom.attention.fused import fused_softmax, softmax_rows
 from nystrom.attention.options import NystromOptions, documented
 from nystrom.attention.parts.landmark_sums import landmark_sums
 from nystrom.attention.parts.shared_gradient import with_segment_means
-from nystrom.attention.parts.stretches import runs_in_stretches
 from nystrom.attention.skip import NEEDS_SAME_TOKENS, check_kernel, depthwise_skip, padded_values_and_buffer
 from nystrom.checks import Backend, Inverse, Landmarks, StartValue
 from nystrom.landmarks import all_are_short, all_real, draw, kmeans, segment_means, uniform
 from nystrom.linalg.pinv import pinv
+from nystrom.native import runs_in_stretches
 from nystrom.precision import at_least_float32, cast_for_autocast, narrowed, without_autocast
 from nystrom.shapes import (
     Generator,

@@ -31,8 +31,7 @@ from torch import Tensor
 from nystrom.attention.entry import SELF_ATTENTION, attend
 from nystrom.attention.options import ReformerOptions, documented
 from nystrom.attention.parts.lsh import HashRounds, even_rotations, plan_rounds
-from nystrom.attention.parts.stretches import for_one_gradient
-from nystrom.autograd_modes import is_forward_mode, pull_back
+from nystrom.autograd_modes import for_one_gradient, is_forward_mode, pull_back
 from nystrom.precision import at_least_float32
 from nystrom.shapes import Generator, Group, Masks, check_generator, is_number, score_scale
 

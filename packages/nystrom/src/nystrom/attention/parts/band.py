@@ -89,11 +89,6 @@ def add_windows(whole: Shaped[Tensor, "b t d"], part: Shaped[Tensor, "b l k d"],
         whole[:, start:end].unfold(1, piece.shape[2], size).mT.add_(piece)
 
 
-def bias_of(may: Bool[Tensor, "*a"], dtype: torch.dtype) -> Float[Tensor, "*a"]:
-    """The term to add to scores: 0 where a query may attend to a key, and -inf elsewhere."""
-    return torch.zeros_like(may, dtype=dtype).masked_fill(~may, -torch.inf)
-
-
 def attend_blocks(
     q: Float[Tensor, "b h t d"],
     k: Float[Tensor, "b h s d"],

@@ -15,14 +15,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from nystrom.attention.fused import bias_of
 from nystrom.attention.options import NearFarOptions
-from nystrom.attention.parts.band import add_windows, bias_of, some_windows
+from nystrom.attention.parts.band import add_windows, some_windows
 from nystrom.attention.parts.clusters import Chosen, cluster_sums, in_one_matrix, open_sizes, take_rows
 from nystrom.attention.parts.far_keys import attend_blocks
-from nystrom.attention.parts.native import Rows, dense, run, runs_natively
 from nystrom.attention.parts.outside_sums import OutsideSums
-from nystrom.attention.parts.stretches import cut, for_one_gradient, in_threads, known_signature, num_parts, room_like
-from nystrom.autograd_modes import pull_back
+from nystrom.attention.parts.stretches import cut, in_threads, num_parts
+from nystrom.autograd_modes import for_one_gradient, known_signature, pull_back
+from nystrom.native import Rows, dense, room_like, run, runs_natively
 from nystrom.shapes import cut_blocks, score_scale
 
 # Numbers in the copied keys of a stretch of blocks: at least _FEWEST, or half of what the keys themselves hold if that

@@ -26,8 +26,7 @@ from torch import Tensor
 from nystrom.attention.options import NearFarOptions
 from nystrom.attention.parts.clusters import take_rows
 from nystrom.attention.parts.order import in_order
-from nystrom.attention.parts.stretches import for_one_gradient, known_signature
-from nystrom.autograd_modes import pull_back
+from nystrom.autograd_modes import for_one_gradient, known_signature, pull_back
 from nystrom.landmarks import bounded
 from nystrom.shapes import cut_blocks
 

@@ -11,8 +11,9 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from nystrom.attention.fused import bias_of
 from nystrom.attention.options import NearFarOptions
-from nystrom.attention.parts.band import bias_of, windows
+from nystrom.attention.parts.band import windows
 from nystrom.attention.parts.clusters import Chosen, cluster_sizes, cluster_sums, open_sizes, take_rows
 from nystrom.attention.parts.outside_sums import sums_outside
 from nystrom.shapes import cut_blocks, score_scale

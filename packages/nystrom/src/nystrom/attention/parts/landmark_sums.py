@@ -11,19 +11,11 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from nystrom.attention.fused import softmax_rows, unmask_empty_rows
-from nystrom.attention.parts.band import bias_of
-from nystrom.attention.parts.native import as_rows, run_landmarks, runs_natively
-from nystrom.attention.parts.stretches import (
-    Piece,
-    for_one_gradient,
-    groups_of_pieces,
-    in_threads,
-    known_signature,
-    room_like,
-)
+from nystrom.attention.fused import bias_of_keys, softmax_rows, unmask_empty_rows
+from nystrom.attention.parts.stretches import Piece, groups_of_pieces, in_threads
 from nystrom.attention.parts.windows import Convolution
-from nystrom.autograd_modes import pull_back
+from nystrom.autograd_modes import for_one_gradient, known_signature, pull_back
+from nystrom.native import as_rows, room_like, run_landmarks, runs_natively
 
 
 def landmark_sums(
@@ -65,7 +57,7 @@ class _LandmarkSums(torch.autograd.Function):
     ) -> Tensor:
         if runs_natively(out, q, landmarks, middle, v, w):
             inputs = {"q": q, "landmarks": landmarks, "middle": middle, "v": v}
-            run_landmarks("landmarks_forward", scale, **inputs, w=as_rows(w, v), bias=_bias(keep, q), out=out)
+            run_landmarks("landmarks_forward", scale, **inputs, w=as_rows(w, v), bias=bias_of_keys(keep, q), out=out)
             return out
         keys, middle, convolution = (scale * landmarks).mT.contiguous(), middle.contiguous(), Convolution(v, w)
 
@@ -101,7 +93,7 @@ class _LandmarkSums(torch.autograd.Function):
             return grad, *gradients, None, None, None, None
         of_q = room_like(q) if ctx.needs_input_grad[1] else None
         if runs_natively(grad, q, landmarks, middle):
-            inputs = {"q": q, "landmarks": landmarks, "middle": middle, "grad": grad, "bias": _bias(keep, q)}
+            inputs = {"q": q, "landmarks": landmarks, "middle": middle, "grad": grad, "bias": bias_of_keys(keep, q)}
             of_landmarks, of_middle = (x.new_empty(x.shape) for x in (landmarks, middle))
             written = {"of_q": of_q, "of_landmarks": of_landmarks, "of_middle": of_middle}
             run_landmarks("landmarks_backward", ctx.scale, **inputs, **written)
@@ -135,13 +127,6 @@ class _LandmarkSums(torch.autograd.Function):
         # There, `out` is the convolution.
         add = torch.vmap(lambda out, *x: out + _attention(*x), (*in_dims[:4], *in_dims[6:]))
         return add(out, q, landmarks, middle, keep, scale), 0
-
-
-def _bias(keep: Bool[Tensor, "b m"] | None, q: Float[Tensor, "b h n d"]) -> Float[Tensor, "b h 1 m"] | None:
-    """-inf for landmarks that may not be attended to."""
-    if keep is None:
-        return None
-    return bias_of(unmask_empty_rows(keep), q.dtype)[:, None, None].expand(-1, q.shape[1], -1, -1)
 
 
 def _attention(

@@ -13,7 +13,8 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from nystrom.attention.parts.stretches import for_one_gradient, known_signature, pieces
+from nystrom.attention.parts.stretches import pieces
+from nystrom.autograd_modes import for_one_gradient, known_signature
 from nystrom.landmarks import segment_means, segments, take
 
 

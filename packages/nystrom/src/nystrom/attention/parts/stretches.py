@@ -5,16 +5,16 @@ often, and beside other work on the same cores each wait lasts until the schedul
 takes a whole chain, each of whose operators runs on it alone, so that a call waits once.
 """
 
-import functools
-import inspect
 import os
 import queue
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from typing import TypeVar, cast
+from typing import TypeVar
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
+
+from nystrom.native import is_plain
 
 # Numbers in a stretch, over all heads: 2 MB of float32, about the L2 cache of a core.
 _NUMBERS = 2**19
@@ -26,17 +26,8 @@ _lock = threading.Lock()
 _started = 0
 
 Piece = tuple[slice, slice, slice]
-F = TypeVar("F", bound=Callable[..., object])
 P = TypeVar("P")
 R = TypeVar("R")
-
-
-def runs_in_stretches(*inputs: Tensor) -> bool:
-    """Whether to work in stretches: on a CPU, in float32 or float64, with known sizes, and outside a compiler."""
-    return not torch.compiler.is_compiling() and all(
-        x.device.type == "cpu" and x.dtype in (torch.float32, torch.float64) and isinstance(x.shape[-2], int)
-        for x in inputs
-    )
 
 
 def pieces(batch: int, tokens: int, numbers: int, least: int = 1) -> Iterator[Piece]:
@@ -61,14 +52,6 @@ def num_parts(*inputs: Tensor) -> int:
     if not is_plain(*inputs) or max(x.numel() for x in inputs) < _WORTH or not torch.backends.openmp.is_available():
         return 1
     return torch.get_num_threads()
-
-
-def is_plain(*inputs: Tensor) -> bool:
-    """`runs_in_stretches`, and no subclass, mode or transform sees the operators on them."""
-    # First what a compiler traces.
-    if not runs_in_stretches(*inputs) or any(type(x) not in (Tensor, nn.Parameter) for x in inputs):
-        return False
-    return not torch._C._are_functorch_transforms_active() and not torch._C._len_torch_dispatch_stack()
 
 
 def cut(total: int, parts: int) -> list[slice]:
@@ -161,43 +144,3 @@ def _forget() -> None:
 
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_forget)
-
-
-def room_like(x: Tensor) -> Tensor:
-    """Memory in the layout of a tensor, if its last axis is dense; contiguous otherwise."""
-    room = torch.empty_like(x)
-    return room if room.stride(-1) == 1 else x.new_empty(x.shape)
-
-
-def for_one_gradient(backward: F) -> F:
-    """Let the `backward` of an autograd.Function raise a helpful error if it is given a batch of gradients.
-
-    For `is_grads_batched`, torch uses an older vmap, which lacks batching rules for operations on views that a backward
-    pass writes to. `torch.vmap` over `torch.func.vjp` has all of them.
-    """
-
-    @functools.wraps(backward)
-    def named(*inputs: object) -> object:
-        try:
-            return backward(*inputs)
-        except RuntimeError as error:
-            # Of an operator, or of a loop of our own.
-            if not any(
-                words in str(error) for words in ("Batching rule not implemented", "Cannot access data pointer")
-            ):
-                raise
-            raise RuntimeError(
-                "is_grads_batched is True, which this backward pass does not support: use torch.vmap over the "
-                "function that torch.func.vjp returns, or one gradient at a time."
-            ) from error
-
-    return cast("F", named)
-
-
-def known_signature(forward: F) -> F:
-    """Keep the signature of the `forward` of an autograd.Function.
-
-    torch binds the arguments of each call to it; computing it each time takes longer than a short stretch.
-    """
-    forward.__signature__ = inspect.signature(forward)  # pyright: ignore[reportFunctionMemberAccess]
-    return forward

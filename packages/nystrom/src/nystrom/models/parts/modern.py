@@ -38,7 +38,7 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
-from nystrom.attention.parts.stretches import for_one_gradient, known_signature
+from nystrom.autograd_modes import for_one_gradient, known_signature
 
 # Largest kernel whose gradient by torch is fast.
 _SHORT = 13

@@ -20,9 +20,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.autograd import forward_ad
 
-from nystrom.attention.parts.stretches import is_plain
+from nystrom.shapes import is_number
 
 _SOURCE = Path(__file__).with_suffix(".cpp")
 # What torch finds the processor to be able to do, as options of the compilers gcc and clang.
@@ -32,10 +33,12 @@ _OPTIONS = {
 }
 _OF_LANDMARKS = (
     *("q", "landmarks", "middle", "v", "to", "out", "grad"),
-    *("of_q", "of_landmarks", "of_middle", "of_v", "of_w", "w", "bias"),
+    *("of_q", "of_landmarks", "of_middle", "of_v", "of_w", "w", "bias", "sums"),
 )
 # Numbers up to which torch, too, takes one thread.
 _GRAIN = 2**15
+# Tokens from which a loop is worth a call where torch has a single operator.
+_MANY = 1024
 _NAMES = {torch.float32: "float", torch.float64: "double"}
 
 
@@ -67,6 +70,39 @@ class _Landmarks(ctypes.Structure):
     )
 
 
+class _Inverse(ctypes.Structure):
+    """The arguments of the loops over the steps of an iteration, see `run_iteration`."""
+
+    _fields_ = (
+        *((name, Rows) for name in ("a", "z", "out", "grad", "of_a", "of_z")),
+        ("history", ctypes.c_void_p),
+        *((name, ctypes.c_int64) for name in ("m", "steps")),
+    )
+
+
+def runs_in_stretches(*inputs: Tensor) -> bool:
+    """Whether to work in stretches: on a CPU, in float32 or float64, with known sizes, and outside a compiler."""
+    return not torch.compiler.is_compiling() and all(
+        x.device.type == "cpu" and x.dtype in (torch.float32, torch.float64) and isinstance(x.shape[-2], int)
+        for x in inputs
+    )
+
+
+def is_plain(*inputs: Tensor) -> bool:
+    """`runs_in_stretches`, and no subclass, mode, tangent or transform sees the operators on them."""
+    # First what a compiler traces.
+    if not runs_in_stretches(*inputs) or any(type(x) not in (Tensor, nn.Parameter) for x in inputs):
+        return False
+    watched = torch._C._get_tracing_state() is not None or torch._C._are_functorch_transforms_active()
+    is_forward_mode = forward_ad._current_level >= 0  # pyright: ignore[reportPrivateUsage]
+    return not watched and not torch._C._len_torch_dispatch_stack() and not is_forward_mode
+
+
+def is_worth_loops(tokens: int) -> bool:
+    """Whether a call has so many tokens that one loop gains more than the call from Python costs."""
+    return is_number(tokens) and tokens >= _MANY
+
+
 def runs_natively(*inputs: Tensor) -> bool:
     """Whether the loops compute with these tensors, all of one dtype; compiles them if need be."""
     return is_plain(*inputs) and len({x.dtype for x in inputs}) == 1 and _library(inputs[0].dtype) is not None
@@ -92,11 +128,15 @@ def run_landmarks(name: str, scale: float = 1.0, **tensors: Tensor | None) -> No
 
     `landmarks_forward` writes softmax(scale q landmarks^T + bias) middle, the convolution of v with the taps w, and
     `to`, as far as these are given, to out; `landmarks_backward` the gradients of_q, of_landmarks, of_middle from grad;
-    `convolution_backward` of_v, to which it adds `to`, and of_w, from grad, v and w. All have axes (b, h, n or m or 1,
-    width); what is written is in dense memory, w and bias are expanded.
+    `convolution_backward` of_v, to which it adds `to`, and of_w, from grad, v and w. `tokens_forward` writes
+    softmax(scale landmarks q^T + bias) v to out, and the logarithm of each sum of the softmax to sums;
+    `tokens_backward` the gradients of_q, of_landmarks, of_v from the coming one, `middle`, and both results;
+    `means_forward` the means of equal segments of q to landmarks. All have axes (b, h, n or m or 1, width); what is
+    written is in dense memory, w and bias are expanded.
     """
     x = {name: dense(x) for name, x in tensors.items() if x is not None}
-    b, h, n, e = x["out" if "out" in x else "grad"].shape
+    b, h, n, e = next(x[name].shape for name in ("out", "grad", "q") if name in x)
+    n = x["q"].shape[2] if "q" in x else n
     arguments = _Landmarks(
         *(Rows.of(x.get(name)) for name in _OF_LANDMARKS),
         *(n, x["q"].shape[3] if "q" in x else 0, e),
@@ -104,6 +144,37 @@ def run_landmarks(name: str, scale: float = 1.0, **tensors: Tensor | None) -> No
         scale,
     )
     run(name, arguments, b * h, *x.values())
+
+
+def run_iteration(a: Tensor, z: Tensor, steps: int, *, keep: bool) -> tuple[Tensor, Tensor | None]:
+    """The result of `linalg.pinv.iterate` for matrices (rows, m, m), and what its gradient needs, if that is kept."""
+    a, z = a.contiguous(), z.contiguous()
+    library, out = _library(a.dtype), torch.empty_like(a)
+    assert library is not None
+    size = library.padded(ctypes.c_int64(a.shape[1]))
+    history = a.new_empty(len(a), steps, 4, size) if keep else None
+    _run_iteration("iterate_forward", history, steps, a=a, z=z, out=out)
+    return out, history
+
+
+def iteration_gradients(a: Tensor, history: Tensor, grad: Tensor) -> tuple[Tensor, Tensor]:
+    """The gradients of a and z from that of the result of `run_iteration`."""
+    a, grad = a.contiguous(), grad.contiguous()
+    of_a, of_z = torch.empty_like(a), torch.empty_like(a)
+    _run_iteration("iterate_backward", history, history.shape[1], a=a, grad=grad, of_a=of_a, of_z=of_z)
+    return of_a, of_z
+
+
+def _run_iteration(name: str, history: Tensor | None, steps: int, **tensors: Tensor) -> None:
+    rows = (Rows.of(tensors.get(name)) for name in ("a", "z", "out", "grad", "of_a", "of_z"))
+    a, address = tensors["a"], None if history is None else history.data_ptr()
+    run(name, _Inverse(*rows, address, a.shape[1], steps), len(a), a)
+
+
+def room_like(x: Tensor) -> Tensor:
+    """Memory in the layout of a tensor, if its last axis is dense; contiguous otherwise."""
+    room = torch.empty_like(x)
+    return room if room.stride(-1) == 1 else x.new_empty(x.shape)
 
 
 def as_rows(w: Tensor, v: Tensor) -> Tensor:

@@ -6,6 +6,7 @@
 #include <cmath>
 #include <cstdint>
 #include <cstring>
+#include <functional>
 #include <limits>
 #include <thread>
 #include <type_traits>
@@ -38,6 +39,15 @@ static void add(REAL* to, const REAL* x, int64_t size, REAL factor = 1) {
     for (int64_t i = 0; i < size; i++) to[i] += factor * x[i];
 }
 
+template <class Combine>
+static inline REAL reduce(Vec x, Combine combine) {
+    REAL parts[N];
+    store(parts, x);
+    for (int width = N / 2; width; width /= 2)
+        for (int i = 0; i < width; i++) parts[i] = combine(parts[i], parts[i + width]);
+    return parts[0];
+}
+
 // exp(x) of x <= 0: 2^n times the series of the rest, at most ln(2) / 2 in size; 0 below the normal numbers.
 static inline Vec exp_of(Vec x) {
     constexpr bool single = sizeof(REAL) == 4;
@@ -57,8 +67,8 @@ static inline Vec exp_of(Vec x) {
 template <bool TRANSPOSED = false, bool ADD = false>
 static void product(const REAL* a, int64_t lda, const REAL* b, int64_t ldb, REAL* c, int64_t ldc, int64_t rows,
                     int64_t depth, int64_t columns) {
-    for (int64_t i0 = 0; i0 < rows; i0 += ROWS) {
-        for (int64_t j = 0; j < columns; j += PAIR) {
+    for (int64_t j = 0; j < columns; j += PAIR) {
+        for (int64_t i0 = 0; i0 < rows; i0 += ROWS) {
             Vec sum[ROWS][2] = {};
             const REAL* left = a + i0 * (TRANSPOSED ? 1 : lda);
             for (int64_t k = 0; k < depth; k++) {
@@ -86,15 +96,13 @@ static REAL softmax(REAL* x, const REAL* bias, REAL scale, int64_t size) {
         store(x + j, here);
         largest = here > largest ? here : largest;
     }
-    REAL top = NONE, total = 0;
-    for (int i = 0; i < N; i++) top = std::max(top, (REAL)largest[i]);
+    const REAL top = reduce(largest, [](REAL a, REAL b) { return a > b ? a : b; });
     for (int64_t j = 0; j < size; j += N) {
         Vec here = exp_of(load(x + j) - top);
         store(x + j, here);
         sum += here;
     }
-    for (int i = 0; i < N; i++) total += sum[i];
-    return 1 / total;
+    return 1 / reduce(sum, std::plus<REAL>());
 }
 
 struct Blocks {
@@ -308,7 +316,7 @@ extern "C" void blocks_backward(const Blocks* given, int64_t begin, int64_t end)
 constexpr int64_t STRETCH = 64;
 
 struct Landmarks {
-    Rows q, landmarks, middle, v, to, out, grad, of_q, of_landmarks, of_middle, of_v, of_w, w, bias;
+    Rows q, landmarks, middle, v, to, out, grad, of_q, of_landmarks, of_middle, of_v, of_w, w, bias, sums;
     int64_t tokens, d, e, landmarks_count, taps;
     double scale;
 };
@@ -339,19 +347,20 @@ static void convolve(const REAL* w, int64_t taps, const REAL* x, int64_t width, 
     }
 }
 
+// Rows of a vector more than they need: at a power of two, all would share few places of the cache.
 struct Factors {
     const Landmarks& s;
-    const int64_t m = s.landmarks_count, M = up(m, PAIR), D = up(s.d, PAIR), E = up(s.e, PAIR);
+    const int64_t m = s.landmarks_count, M = up(m, PAIR), wide = M + N, D = up(s.d, PAIR), E = up(s.e, PAIR);
     Numbers keys, keys_t, middle, middle_t, bias;
-    explicit Factors(const Landmarks& s) : s(s), keys(M * D), keys_t(s.d * M), middle(M * E), middle_t(s.e * M), bias(M, NONE) {}
+    explicit Factors(const Landmarks& s) : s(s), keys(M * D), keys_t(s.d * wide), middle(M * E), middle_t(s.e * wide), bias(M, NONE) {}
 
     void start(int64_t row) {
         copy(s.landmarks, row, 0, m, m, s.d, keys.data(), D);
-        copy(s.middle, row, 0, m, m, s.e, middle.data(), E);
+        if (s.middle.at) copy(s.middle, row, 0, m, m, s.e, middle.data(), E);
         for (int64_t c = 0; c < m; c++) {
-            bias[c] = s.bias.at ? s.bias.of(row)[c] : 0;
-            for (int64_t j = 0; j < s.d; j++) keys_t[j * M + c] = keys[c * D + j];
-            for (int64_t j = 0; j < s.e; j++) middle_t[j * M + c] = middle[c * E + j];
+            bias[c] = s.bias.at && !s.sums.at ? s.bias.of(row)[c] : 0;
+            for (int64_t j = 0; j < s.d; j++) keys_t[j * wide + c] = keys[c * D + j];
+            for (int64_t j = 0; j < s.e; j++) middle_t[j * wide + c] = middle[c * E + j];
         }
     }
 };
@@ -365,87 +374,143 @@ extern "C" void landmarks_forward(const Landmarks* given, int64_t begin, int64_t
     std::vector<Numbers> taps(heads, Numbers(s.taps + 2 * (STRIP - 1)));
     const int64_t M = factors[0].M, E = factors[0].E, m = factors[0].m;
     int64_t ready = -1;
-    Numbers window((STRETCH + s.taps - 1) * E), q(STRIP * s.d), scores(STRIP * M), out(STRIP * E), skip(STRIP * E);
+    Numbers window((STRETCH + s.taps - 1) * E), q(STRETCH * s.d), scores(STRETCH * M), sums(STRETCH * E), skip(STRIP * E), inverse(STRETCH);
     for (int64_t share = begin; share < end; share++) {
         const int64_t sequence = share / heads, part = share % heads;
         const int64_t first = part * stretches / heads * STRETCH, last = std::min(s.tokens, (part + 1) * stretches / heads * STRETCH);
         if (first >= last) continue;
         for (int64_t head = 0; head < heads && ready != sequence; head++) {
             factors[head].start(sequence * heads + head);
-            pad_taps(s, sequence * heads + head, false, taps[head].data());
+            if (s.v.at) pad_taps(s, sequence * heads + head, false, taps[head].data());
         }
         ready = sequence;
         for (int64_t start = first; start < last; start += STRETCH) {
             for (int64_t head = 0; head < heads; head++) {
                 const int64_t row = sequence * heads + head;
                 const Factors& f = factors[head];
-                copy(s.v, row, start - half, start + STRETCH + half, s.tokens, s.e, window.data(), E);
-                for (int64_t p = start; p < std::min(last, start + STRETCH); p += STRIP) {
-                    const int64_t rows = std::min(STRIP, s.tokens - p);
-                    convolve(taps[head].data(), s.taps, &window[(p - start) * E], E, skip.data());
-                    REAL inverse[STRIP] = {};
-                    if (m) {
-                        copy(s.q, row, p, p + STRIP, s.tokens, s.d, q.data(), s.d);
-                        product(q.data(), s.d, f.keys_t.data(), M, scores.data(), M, STRIP, s.d, M);
-                        for (int64_t i = 0; i < STRIP; i++) inverse[i] = softmax(&scores[i * M], f.bias.data(), s.scale, M);
-                        product(scores.data(), M, f.middle.data(), E, out.data(), E, STRIP, m, E);
-                    }
-                    for (int64_t i = 0; i < rows; i++) {
-                        REAL* here = s.out.of(row) + (p + i) * s.out.token;
-                        const REAL* more = s.to.at ? s.to.of(row) + (p + i) * s.to.token : nullptr;
-                        for (int64_t j = 0; j < s.e; j++)
-                            here[j] = out[i * E + j] * inverse[i] + skip[i * E + j] + (more ? more[j] : 0);
-                    }
+                const int64_t rows = std::min(STRETCH, last - start);
+                if (m) {
+                    copy(s.q, row, start, start + STRETCH, s.tokens, s.d, q.data(), s.d);
+                    product(q.data(), s.d, f.keys_t.data(), f.wide, scores.data(), M, STRETCH, s.d, M);
+                    for (int64_t i = 0; i < STRETCH; i++) inverse[i] = softmax(&scores[i * M], f.bias.data(), s.scale, M);
+                    product(scores.data(), M, f.middle.data(), E, sums.data(), E, STRETCH, m, E);
+                }
+                if (s.v.at) copy(s.v, row, start - half, start + STRETCH + half, s.tokens, s.e, window.data(), E);
+                for (int64_t i = 0; i < rows; i++) {
+                    if (s.v.at && i % STRIP == 0) convolve(taps[head].data(), s.taps, &window[i * E], E, skip.data());
+                    REAL* here = s.out.of(row) + (start + i) * s.out.token;
+                    const REAL *more = s.to.at ? s.to.of(row) + (start + i) * s.to.token : nullptr, *added = &skip[i % STRIP * E];
+                    for (int64_t j = 0; j < s.e; j++) here[j] = sums[i * E + j] * inverse[i] + added[j] + (more ? more[j] : 0);
                 }
             }
         }
     }
 }
 
-extern "C" void landmarks_backward(const Landmarks* given, int64_t begin, int64_t end) {
+// The landmarks' attention to the tokens, as if they were queries, and the logarithm of the sum of each.
+extern "C" void tokens_forward(const Landmarks* given, int64_t begin, int64_t end) {
     const Landmarks& s = *given;
     Factors f(s);
-    const int64_t M = f.M, D = f.D, E = f.E;
-    Numbers q(STRETCH * D), grad(STRETCH * E), weights(STRETCH * M), of_scores(STRETCH * M), of_q(STRETCH * D), of_keys(M * D),
-        of_middle(M * E);
+    const int64_t m = f.m, M = f.M, E = f.E;
+    Numbers k(STRETCH * s.d), v(STRETCH * E), weights(STRETCH * M), out(M * E), top(M), total(M), shrink(M);
     for (int64_t row = begin; row < end; row++) {
         f.start(row);
-        std::fill(of_keys.begin(), of_keys.end(), 0);
-        std::fill(of_middle.begin(), of_middle.end(), 0);
+        std::fill(out.begin(), out.end(), 0);
+        std::fill(total.begin(), total.end(), 0);
+        std::fill(top.begin(), top.end(), std::numeric_limits<REAL>::lowest());
         for (int64_t start = 0; start < s.tokens; start += STRETCH) {
             const int64_t rows = std::min(STRETCH, s.tokens - start);
-            copy(s.q, row, start, start + STRETCH, s.tokens, s.d, q.data(), D);
-            copy(s.grad, row, start, start + STRETCH, s.tokens, s.e, grad.data(), E);
-            product(q.data(), D, f.keys_t.data(), M, weights.data(), M, STRETCH, s.d, M);
-            product(grad.data(), E, f.middle_t.data(), M, of_scores.data(), M, STRETCH, s.e, M);
-            for (int64_t i = 0; i < rows; i++) {
-                const REAL inverse = softmax(&weights[i * M], f.bias.data(), s.scale, M);
-                Vec sum = {};
-                REAL both = 0;
-                for (int64_t j = 0; j < M; j += N) {
-                    const Vec weight = load(&weights[i * M + j]) * inverse;
+            const REAL* bias = s.bias.at ? s.bias.of(row) + start : nullptr;
+            copy(s.q, row, start, start + STRETCH, s.tokens, s.d, k.data(), s.d);
+            copy(s.v, row, start, start + STRETCH, s.tokens, s.e, v.data(), E);
+            product(k.data(), s.d, f.keys_t.data(), f.wide, weights.data(), M, STRETCH, s.d, M);
+            for (int64_t j = 0; j < M; j += N) {
+                const Vec before = load(&top[j]);
+                Vec largest = before;
+                for (int64_t i = 0; i < rows; i++) {
+                    const Vec here = load(&weights[i * M + j]) * (REAL)s.scale + (bias ? bias[i] : 0);
+                    store(&weights[i * M + j], here);
+                    largest = here > largest ? here : largest;
+                }
+                const Vec less = exp_of(before - largest);
+                Vec sum = load(&total[j]) * less;
+                for (int64_t i = 0; i < rows; i++) {
+                    const Vec weight = exp_of(load(&weights[i * M + j]) - largest);
                     store(&weights[i * M + j], weight);
-                    sum += weight * load(&of_scores[i * M + j]);
+                    sum += weight;
                 }
-                for (int j = 0; j < N; j++) both += sum[j];
-                for (int64_t j = 0; j < M; j += N) {
-                    REAL* score = &of_scores[i * M + j];
-                    store(score, load(&weights[i * M + j]) * (load(score) - both) * (REAL)s.scale);
-                }
+                store(&top[j], largest), store(&total[j], sum), store(&shrink[j], less);
             }
-            product<true, true>(weights.data(), M, grad.data(), E, of_middle.data(), E, M, rows, E);
-            product<true, true>(of_scores.data(), M, q.data(), D, of_keys.data(), D, M, rows, D);
-            if (!s.of_q.at) continue;
-            product(of_scores.data(), M, f.keys.data(), D, of_q.data(), D, STRETCH, f.m, D);
-            for (int64_t i = 0; i < rows; i++)
-                memcpy(s.of_q.of(row) + (start + i) * s.of_q.token, &of_q[i * D], s.d * sizeof(REAL));
+            for (int64_t c = 0; c < m; c++)
+                for (int64_t j = 0; j < E && shrink[c] != 1; j++) out[c * E + j] *= shrink[c];
+            product<true, true>(weights.data(), M, v.data(), E, out.data(), E, M, rows, E);
         }
-        for (int64_t c = 0; c < f.m; c++) {
-            memcpy(s.of_landmarks.of(row) + c * s.of_landmarks.token, &of_keys[c * D], s.d * sizeof(REAL));
-            memcpy(s.of_middle.of(row) + c * s.of_middle.token, &of_middle[c * E], s.e * sizeof(REAL));
+        for (int64_t c = 0; c < m; c++) {
+            for (int64_t j = 0; j < s.e; j++) s.out.of(row)[c * s.out.token + j] = out[c * E + j] / total[c];
+            s.sums.of(row)[c] = top[c] + std::log(total[c]);
         }
     }
 }
+
+// Gradients of the attention of tokens to landmarks, or of landmarks to TOKENS, of which `middle` is the coming gradient.
+template <bool TOKENS>
+static void attention_backward(const Landmarks& s, int64_t begin, int64_t end) {
+    Factors f(s);
+    const int64_t m = f.m, M = f.M, D = f.D, E = f.E;
+    Numbers q(STRETCH * D), other(STRETCH * E), weights(STRETCH * M), of_scores(STRETCH * M), of_q(STRETCH * D), of_keys(M * D),
+        of_other((TOKENS ? STRETCH : M) * E), sums(M), both(M);
+    const Rows &values = TOKENS ? s.v : s.grad, &of_values = TOKENS ? s.of_v : s.of_middle;
+    for (int64_t row = begin; row < end; row++) {
+        f.start(row);
+        std::fill(of_keys.begin(), of_keys.end(), 0);
+        std::fill(of_other.begin(), of_other.end(), 0);
+        for (int64_t c = 0; TOKENS && c < m; c++) {
+            sums[c] = s.sums.of(row)[c], both[c] = 0;
+            for (int64_t j = 0; j < s.e; j++) both[c] += f.middle[c * E + j] * s.out.of(row)[c * s.out.token + j];
+        }
+        for (int64_t start = 0; start < s.tokens; start += STRETCH) {
+            const int64_t rows = std::min(STRETCH, s.tokens - start);
+            copy(s.q, row, start, start + STRETCH, s.tokens, s.d, q.data(), D);
+            copy(values, row, start, start + STRETCH, s.tokens, s.e, other.data(), E);
+            product(q.data(), D, f.keys_t.data(), f.wide, weights.data(), M, STRETCH, s.d, M);
+            product(other.data(), E, f.middle_t.data(), f.wide, of_scores.data(), M, STRETCH, s.e, M);
+            for (int64_t i = 0; i < rows; i++) {
+                REAL *weight = &weights[i * M], *score = &of_scores[i * M], inverse = 1, less = 0;
+                if (TOKENS) {
+                    const REAL bias = s.bias.at ? s.bias.of(row)[start + i] : 0;
+                    for (int64_t j = 0; j < M; j += N)
+                        store(weight + j, exp_of(load(weight + j) * (REAL)s.scale + bias - load(&sums[j])));
+                } else {
+                    inverse = softmax(weight, f.bias.data(), s.scale, M);
+                    Vec sum = {};
+                    for (int64_t j = 0; j < M; j += N) {
+                        store(weight + j, load(weight + j) * inverse);
+                        sum += load(weight + j) * load(score + j);
+                    }
+                    less = reduce(sum, std::plus<REAL>());
+                }
+                for (int64_t j = 0; j < M; j += N)
+                    store(score + j, load(weight + j) * (load(score + j) - (TOKENS ? load(&both[j]) : Vec{} + less)) * (REAL)s.scale);
+            }
+            if (TOKENS && of_values.at) product(weights.data(), M, f.middle.data(), E, of_other.data(), E, STRETCH, m, E);
+            if (!TOKENS) product<true, true>(weights.data(), M, other.data(), E, of_other.data(), E, M, rows, E);
+            product<true, true>(of_scores.data(), M, q.data(), D, of_keys.data(), D, M, rows, D);
+            for (int64_t i = 0; TOKENS && of_values.at && i < rows; i++)
+                memcpy(of_values.of(row) + (start + i) * of_values.token, &of_other[i * E], s.e * sizeof(REAL));
+            if (!s.of_q.at) continue;
+            product(of_scores.data(), M, f.keys.data(), D, of_q.data(), D, STRETCH, m, D);
+            for (int64_t i = 0; i < rows; i++)
+                memcpy(s.of_q.of(row) + (start + i) * s.of_q.token, &of_q[i * D], s.d * sizeof(REAL));
+        }
+        for (int64_t c = 0; c < m; c++) {
+            memcpy(s.of_landmarks.of(row) + c * s.of_landmarks.token, &of_keys[c * D], s.d * sizeof(REAL));
+            if (!TOKENS) memcpy(of_values.of(row) + c * of_values.token, &of_other[c * E], s.e * sizeof(REAL));
+        }
+    }
+}
+
+extern "C" void landmarks_backward(const Landmarks* s, int64_t begin, int64_t end) { attention_backward<false>(*s, begin, end); }
+extern "C" void tokens_backward(const Landmarks* s, int64_t begin, int64_t end) { attention_backward<true>(*s, begin, end); }
 
 // Gradients of the convolution: of the values, to which `to` is added, and of the taps of each row.
 extern "C" void convolution_backward(const Landmarks* given, int64_t begin, int64_t end) {
@@ -482,6 +547,119 @@ extern "C" void convolution_backward(const Landmarks* given, int64_t begin, int6
             REAL& sum = s.of_w.of(row)[t] = 0;
             for (int64_t j = 0; j < N; j++) sum += of_w[t * N + j];
         }
+    }
+}
+
+// The mean of each of the segments, into which the tokens of a row are cut, by sums of sums of stretches.
+extern "C" void means_forward(const Landmarks* given, int64_t begin, int64_t end) {
+    const Landmarks& s = *given;
+    const int64_t m = s.landmarks_count, size = s.tokens / m;
+    Numbers part(s.d);
+    for (int64_t row = begin; row < end; row++) {
+        for (int64_t c = 0; c < m; c++) {
+            REAL* sum = s.landmarks.of(row) + c * s.landmarks.token;
+            std::fill_n(sum, s.d, 0);
+            for (int64_t p = c * size; p < (c + 1) * size; p += STRETCH) {
+                std::fill(part.begin(), part.end(), 0);
+                for (int64_t i = p; i < std::min(p + STRETCH, (c + 1) * size); i++) add(part.data(), s.q.of(row) + i * s.q.token, s.d);
+                add(sum, part.data(), s.d);
+            }
+            for (int64_t j = 0; j < s.d; j++) sum[j] /= size;
+        }
+    }
+}
+
+struct Inverse {
+    Rows a, z, out, grad, of_a, of_z;
+    REAL* history;
+    int64_t m, steps;
+};
+
+extern "C" int64_t padded(int64_t m) { return up(m, PAIR) * (up(m, PAIR) + N); }
+
+// Z <- Z (13 I - A Z (15 I - A Z (7 I - A Z))) / 4 for one matrix, padded to M rows and columns; see `pinv`. The history
+// has Z, A Z and the two factors in brackets times A Z, of each step.
+struct Iteration {
+    const Inverse& s;
+    const int64_t m = s.m, M = up(m, PAIR), wide = M + N, size = padded(m);
+    Numbers a, room, flipped, last;
+    explicit Iteration(const Inverse& s) : s(s), a(size), room(s.history ? 0 : 8 * size), flipped(size), last(size) {}
+
+    REAL* at(int64_t row, int64_t step) {
+        if (step == s.steps) return last.data();
+        return s.history ? s.history + (row * s.steps + step) * 4 * size : &room[step % 2 * 4 * size];
+    }
+    void read(const Rows& from, int64_t row, REAL* to) const {
+        copy(from, row, 0, m, m, m, to, wide);
+        std::fill(to + m * wide, to + size, 0);
+    }
+    void write(const Rows& to, int64_t row, const REAL* from) const {
+        for (int64_t i = 0; i < m; i++) memcpy(to.of(row) + i * to.token, from + i * wide, m * sizeof(REAL));
+    }
+    // to <- factor y + more x
+    void combine(REAL* to, REAL more, const REAL* x, REAL factor, const REAL* y) const {
+        for (int64_t i = 0; i < M; i++)
+            for (int64_t j = i * wide; j < i * wide + M; j += N) store(to + j, load(x + j) * more + load(y + j) * factor);
+    }
+    // x y, x^T y, x y^T; or that added to what is there.
+    template <bool ADD = false>
+    void times(const REAL* x, const REAL* y, REAL* to) const { product<false, ADD>(x, wide, y, wide, to, wide, M, m, M); }
+    template <bool ADD = false>
+    void flipped_times(const REAL* x, const REAL* y, REAL* to) const { product<true, ADD>(x, wide, y, wide, to, wide, M, m, M); }
+    template <bool ADD = false>
+    void times_flipped(const REAL* x, const REAL* y, REAL* to) {
+        for (int64_t i0 = 0; i0 < M; i0 += STRIP)
+            for (int64_t j = 0; j < M; j++)
+                for (int64_t i = i0; i < i0 + STRIP; i++) flipped[j * wide + i] = y[i * wide + j];
+        times<ADD>(x, flipped.data(), to);
+    }
+};
+
+extern "C" void iterate_forward(const Inverse* given, int64_t begin, int64_t end) {
+    Iteration x(*given);
+    for (int64_t row = begin; row < end; row++) {
+        x.read(given->a, row, x.a.data());
+        x.read(given->z, row, x.at(row, 0));
+        for (int64_t k = 0; k < given->steps; k++) {
+            REAL *z = x.at(row, k), *az = z + x.size, *inner = az + x.size, *outer = inner + x.size, *next = x.at(row, k + 1);
+            x.times(x.a.data(), z, az);
+            x.times(az, az, inner);
+            x.combine(inner, -1, inner, 7, az);
+            x.times(az, inner, outer);
+            x.combine(outer, -1, outer, 15, az);
+            x.times(z, outer, next);
+            x.combine(next, -.25, next, 3.25, z);
+        }
+        x.write(given->out, row, x.last.data());
+    }
+}
+
+extern "C" void iterate_backward(const Inverse* given, int64_t begin, int64_t end) {
+    Iteration x(*given);
+    Numbers grad(x.size), of_z(x.size), of_a(x.size), of_az(x.size), less_of_inner(x.size), of_outer(x.size);
+    REAL *to_inner = less_of_inner.data(), *to_outer = of_outer.data(), *to_az = of_az.data();
+    for (int64_t row = begin; row < end; row++) {
+        x.read(given->a, row, x.a.data());
+        x.read(given->grad, row, grad.data());
+        std::fill(of_a.begin(), of_a.end(), 0);
+        for (int64_t k = given->steps - 1; k >= 0; k--) {
+            const REAL *z = x.at(row, k), *az = z + x.size, *inner = az + x.size, *outer = inner + x.size;
+            x.flipped_times(z, grad.data(), to_outer);
+            x.combine(to_outer, -.25, to_outer, 0, to_outer);
+            x.flipped_times(az, to_outer, to_inner);
+            x.times_flipped(to_outer, inner, to_az);
+            x.combine(to_az, -1, to_az, 15, to_outer);
+            x.combine(to_az, 1, to_az, -7, to_inner);
+            x.times_flipped<true>(to_inner, az, to_az);
+            x.flipped_times<true>(az, to_inner, to_az);
+            x.times_flipped<true>(to_az, z, of_a.data());
+            x.times_flipped(grad.data(), outer, of_z.data());
+            x.combine(of_z.data(), -.25, of_z.data(), 3.25, grad.data());
+            x.flipped_times<true>(x.a.data(), to_az, of_z.data());
+            std::swap(grad, of_z);
+        }
+        x.write(given->of_a, row, of_a.data());
+        x.write(given->of_z, row, grad.data());
     }
 }
 

@@ -9,12 +9,15 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
+from nystrom import native
+from nystrom.attention.fused import fused_softmax, softmax_rows
 from nystrom.attention.methods.near_far import near_far_attention
 from nystrom.attention.options import NearFarOptions
-from nystrom.attention.parts import native
 from nystrom.attention.parts.block_stretches import attend_in_stretches
 from nystrom.attention.parts.clusters import Chosen, choose
 from nystrom.attention.parts.far_keys import attend_blocks
+from nystrom.linalg.pinv import iterate, start_value
+from nystrom.shapes import zero_masked
 
 needs_a_compiler = pytest.mark.skipif(shutil.which(os.environ.get("CXX", "c++")) is None, reason="no C++ compiler here")
 pytestmark = pytest.mark.usefixtures("of_a_cpu")
@@ -60,10 +63,87 @@ def test_blocks_are_the_plain_form_with_its_gradients(n, d, e, options, real, la
     grad = torch.randn(out.shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
     # Rounding of sums of up to 1,600 terms
     share = 1e-12 if dtype == torch.float64 else 1e-5
-    torch.testing.assert_close(out.double(), expected, rtol=share, atol=share)
+    check_like([out], [expected], share)
     found = torch.autograd.grad(out, inputs, grad.to(dtype))
-    for ours, theirs in zip(found, torch.autograd.grad(expected, (q, k, v), grad), strict=True):
-        torch.testing.assert_close(ours.double(), theirs, rtol=share, atol=share * (1 + float(theirs.abs().max())))
+    check_like(found, torch.autograd.grad(expected, (q, k, v), grad), share)
+
+
+def in_layout(layout, *x):
+    return [x.permute(LAYOUTS[layout]).contiguous().permute(LAYOUTS[layout]).requires_grad_() for x in x]
+
+
+def check_like(found, expected, share):
+    for ours, theirs in zip(found, expected, strict=True):
+        largest = float(theirs.detach().abs().max())
+        torch.testing.assert_close(ours.double(), theirs, rtol=share, atol=share * (1 + largest))
+
+
+@pytest.mark.parametrize(
+    ("n", "s", "d", "e"),
+    # Few keys, few queries, neither a multiple of a vector or a stretch; fewer than a vector
+    [(1100, 64, 16, 16), (1025, 37, 5, 7), (64, 1100, 16, 16), (37, 1025, 5, 7), (8, 2000, 64, 1), (2000, 1, 8, 8)],
+)
+@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_attention_from_many_to_few_is_the_plain_form_with_its_gradients(n, s, d, e, masked, layout, dtype, of_a_cpu):
+    if of_a_cpu != "loops of our own":
+        pytest.skip("torch's own attention")
+    g = torch.Generator().manual_seed(0)
+    inputs = [torch.randn(3, 2, *size, generator=g, dtype=torch.float64) for size in ((n, d), (s, d), (s, e))]
+    # Scores of up to about 100: some stretches' are far above those before them; float32 rounds them to 1e-5.
+    inputs[0] *= 20 * torch.rand(n, 1, generator=g)
+    keep = torch.rand(3, s, generator=g) < torch.tensor([[0.9], [0.1], [0.0]]) if masked else None
+    if keep is not None:
+        inputs[1:] = (zero_masked(x, keep) for x in inputs[1:])
+    grad, share = torch.randn(3, 2, n, e, generator=g, dtype=torch.float64), 1e-12 if dtype == torch.float64 else 2e-5
+    ours = in_layout(layout, *(x.to(dtype) for x in inputs))
+    q, k, v = (x.detach().double().requires_grad_() for x in ours)
+    out, expected = fused_softmax(*ours, keep=keep), softmax_rows(q, k, keep=keep) @ v
+    check_like([out], [expected], share)
+    found, wanted = torch.autograd.grad(out, ours, grad.to(dtype)), torch.autograd.grad(expected, (q, k, v), grad)
+    # The caller has put zeros for masked keys, which have no gradient.
+    check_like([found[0], *(zero_masked(x, keep) for x in found[1:])], wanted, share)
+
+
+def test_attention_from_many_to_few_has_second_derivatives(of_a_cpu):
+    if of_a_cpu != "loops of our own":
+        pytest.skip("the fused call of torch has none")
+    x = [torch.randn(1, 1, n, 2, dtype=torch.float64, requires_grad=True) for n in (1024, 3, 3)]
+    out = fused_softmax(*x)
+    assert "FewAndMany" in type(out.grad_fn).__name__
+    (first,) = torch.autograd.grad(out.square().sum(), x[1], create_graph=True)
+    found = torch.autograd.grad(first.sum(), x)
+    (first,) = torch.autograd.grad((softmax_rows(x[0], x[1]) @ x[2]).square().sum(), x[1], create_graph=True)
+    check_like(found, torch.autograd.grad(first.sum(), x), 1e-10)
+
+
+@pytest.mark.parametrize("m", [1, 5, 64, 100])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_the_iteration_is_that_of_products_with_its_gradients(m, dtype):
+    g = torch.Generator().manual_seed(0)
+    a = torch.softmax(2 * torch.randn(2, 3, m, m, generator=g, dtype=dtype), dim=-1)
+    ours = [x.clone().requires_grad_() for x in (a, start_value(a))]
+    plain = [x.detach().double().requires_grad_() for x in ours]
+    grad, eye = torch.randn(2, 3, m, m, generator=g, dtype=torch.float64), torch.eye(m, dtype=torch.float64)
+    expected = plain[1]
+    for _ in range(5):
+        az = plain[0] @ expected
+        expected = 0.25 * expected @ (13 * eye - az @ (15 * eye - az @ (7 * eye - az)))
+    # The products' rounding; each step multiplies it by up to 3.25.
+    share = 1e-11 if dtype == torch.float64 else 2e-4
+    found = iterate(ours[0], ours[1], 5)
+    check_like([found], [expected], share)
+    check_like(torch.autograd.grad(found, ours, grad.to(dtype)), torch.autograd.grad(expected, plain, grad), share)
+
+
+def test_a_matrix_that_is_not_finite_leaves_its_neighbours_alone():
+    a = torch.softmax(torch.randn(3, 40, 40), dim=-1)
+    alone = iterate(a, start_value(a), 6)
+    a[1, 2, 3] = torch.nan
+    found = iterate(a, start_value(a), 6)
+    assert torch.equal(found[[0, 2]], alone[[0, 2]])
+    assert found[1].isnan().any()
 
 
 @needs_a_compiler
@@ -101,8 +181,7 @@ def test_what_watches_operators_sees_them(of_a_cpu):
 
 CALL = """
 import torch
-from nystrom import near_far_attention
-from nystrom.attention.parts import native
+from nystrom import native, near_far_attention
 torch.manual_seed(0)
 q, k, v = torch.randn(3, 1, 2, 512, 8)
 print(float(near_far_attention(q, k, v, exact_up_to=0).double().sum()), native.runs_natively(q))
