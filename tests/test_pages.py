@@ -11,7 +11,7 @@ import nystrom
 import nystrom_lab
 from nystrom import __version__
 from nystrom.attention.registry import METHODS
-from nystrom_lab.measure.rows import read_rows
+from nystrom_lab.measure.rows import Row, read_rows
 from nystrom_lab.training.presets import PRESETS
 
 ROOT = Path(__file__).parent.parent
@@ -121,6 +121,27 @@ def test_the_tables_of_joined_reviews_are_those_of_the_rows():
         numbers = f"{before.value:.1%} | {after.value:.1%} | {seconds.value / 60:.0f} | {memory.value / 1e3:.1f}"
         assert f"| {shown} | {numbers.replace('%', ' %')} |" in guide
         assert all(3 < 100 * max(row.high - row.value, row.value - row.low) < 6 for row in (before, after))
+
+
+def test_the_tables_of_healings_are_those_of_the_rows():
+    runs: dict[str, dict[str, Row]] = {}
+    for row in read_rows(ROOT / "results" / "heal.csv"):
+        runs.setdefault(row.command, {})[row.quantity] = row
+    lines = set()
+    for run in runs.values():
+        if (steps := run.get("steps")) is None:
+            continue
+        distance = "distance of embeddings" if "distance of embeddings before" in run else "divergence of the logits"
+        cells = [f"`{steps.method}`", f"{steps.n:,}", f"{steps.value * int(steps.facts['batch_size']):.0f}"]
+        cells.append(f"{run['processor time'].value / 60:.1f}")
+        for quantity, digits in (("held-out error", 3), (distance, 4)):
+            before, after = (f"{run[f'{quantity} {when}'].value:.{digits}f}" for when in ("before", "after"))
+            cells.append(f"{before.removeprefix('0')} to {after.removeprefix('0')}")
+        lines.add(f"| {' | '.join(cells)} |")
+    page = (DOCS / "heal.md").read_text(encoding="utf-8")
+    shown = {line for line in page.splitlines() if re.match(r"\| `.* to ", line)}
+    assert len(shown) >= 6
+    assert shown <= lines
 
 
 def test_the_summary_of_compared_attentions_has_numbers_of_the_tables_below():

@@ -198,8 +198,8 @@ def _samples(settings: HealSettings, tokenizer: Any) -> tuple[Samples, Samples]:
     if len(rows) < least:
         raise ValueError(
             f"{len(rows)} of {read} texts have at least {settings.shortest} tokens, the longest {longest}; expected "
-            f"{least}, {settings.held_out} of them held out: name more or longer texts, or take --shortest or --length "
-            "smaller."
+            f"{least}, {settings.held_out} of them held out: name more or longer texts (in a plain text file a blank "
+            "line ends one), or take --shortest or --length smaller."
         )
     rows = rows[:wanted]
     order = np.random.default_rng(0).permutation(len(rows)).tolist()
@@ -351,7 +351,7 @@ class HealTrainer(RunTrainer):
         if not scores.is_better:
             said += "; the healed model is not nearer to the exact one, so the conversion is kept as it came"
         figure = self.run.path / "error.png"
-        draw_over_minutes({name: self.run.curves}, figure, "held-out error")
+        draw_over_minutes(self.run.curves, figure, "held-out error")
         files = {**self.run.drawn, "error": figure}
         # On a busy machine minutes say little. Of a run that was interrupted it is that of its last process.
         rows.append(row("processor time", time.process_time(), "s"))

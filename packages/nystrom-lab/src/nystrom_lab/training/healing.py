@@ -6,9 +6,9 @@ $$\min \tfrac1L \textstyle\sum_l \|S_l(h_{l-1}) - T_l(h_{l-1})\|^2 / \|T_l(h_{l-
 then the whole model the exact hidden states, since errors of one layer are inputs of the next, and what it is for:
 $$\min \tfrac1L \textstyle\sum_l \|s_l - h_l\|^2 / \|h_l\|^2 + w D.$$
 D is the cosine distance of the pooled embeddings of an encoder, and the divergence KL(T || S) of the logits of a
-language model or a classifier; a masked language model reads texts of which every seventh token is masked. Sums run
-over real tokens. The error that is reported, and chooses the best checkpoint, is $\|s_L - h_L\| / \|h_L\|$, a mean over
-the held-out texts.
+language model or a classifier. A masked language model always reads texts of which every seventh token is masked. Sums
+run over real tokens. The error that is reported, and chooses the best checkpoint, is $\|s_L - h_L\| / \|h_L\|$, a mean
+over the held-out texts.
 
 The exact model attends by torch's scaled_dot_product_attention, which works in blocks: nothing of size n x n is stored.
 In the first stage the gradients of a layer are taken before the next layer runs, so the activations are those of one
@@ -136,6 +136,7 @@ class Healing(nn.Module):
 
     def _by_layers(self, inputs: dict[str, Tensor]) -> Tensor:
         """The loss of the layers, whose gradients are taken while the exact model runs."""
+        inputs, _ = self._masked(inputs)
         keep, losses = inputs["attention_mask"].bool(), []
         gradients = {weight: torch.zeros_like(weight) for weight in self.learned.values()}
 
@@ -205,7 +206,8 @@ class Healing(nn.Module):
         if float(self.errors(**inputs).error.max()) < _EXACT:
             raise ValueError(
                 f"the converted model is exact on texts of {inputs['input_ids'].shape[1]} tokens, so nothing is to be "
-                "healed: name longer texts, or take a larger --length."
+                "healed: name longer texts, take a larger --length, or options that approximate these, such as fewer "
+                "landmarks, or near_far's --exact-up-to 0."
             )
 
     def _masked(self, inputs: dict[str, Tensor]) -> tuple[dict[str, Tensor], Tensor | None]:

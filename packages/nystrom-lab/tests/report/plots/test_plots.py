@@ -10,7 +10,7 @@ import pytest
 from nystrom_lab.measure.rows import new_row
 from nystrom_lab.report import show_study
 from nystrom_lab.report.plots.canvas import METHOD_LOOKS, check_figure, method_look, method_looks
-from nystrom_lab.report.plots.curves import draw_curves
+from nystrom_lab.report.plots.curves import draw_curves, draw_over_minutes
 from nystrom_lab.report.plots.speed import draw_study, families
 
 
@@ -170,6 +170,18 @@ def test_curves_of_many_kinds_take_several_lines_and_what_is_zero_has_no_axis_be
     places = [axes.get_subplotspec() for axes in drawn[0].axes if axes.get_visible()]
     assert [(place.rowspan.start, place.colspan.start) for place in places] == [(0, 0), (0, 1), (0, 2), (1, 0), (1, 1)]
     assert drawn[0].axes[2].get_ylim() == (0, 1)
+
+
+def test_one_quantity_of_several_runs_is_drawn_over_their_minutes(drawn, tmp_path):
+    lines = ["run,step,quantity,value,seconds", "a,20,error,.1,120", "a,0,error,.2,60"]
+    lines += ["a,0,loss,1,60", "b,0,error,.3,0"]
+    (tmp_path / "curves.csv").write_text("\n".join(lines) + "\n")
+    draw_over_minutes(tmp_path / "curves.csv", tmp_path / "error.png", "error")
+    (axes,) = drawn[0].axes
+    found = [(line.get_label(), list(line.get_xdata()), list(line.get_ydata())) for line in axes.lines]
+    assert found == [("a", [1, 2], [0.2, 0.1]), ("b", [0], [0.3])]
+    with pytest.raises(ValueError, match=r"curves\.csv has no distance"):
+        draw_over_minutes(tmp_path / "curves.csv", tmp_path / "error.png", "distance")
 
 
 @pytest.mark.parametrize(

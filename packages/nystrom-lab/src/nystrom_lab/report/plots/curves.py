@@ -1,11 +1,10 @@
 """Training curves: reading them, and a panel for each kind of quantity."""
 
 import csv
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from nystrom.checks import check_names
 from nystrom_lab.report.plots.canvas import figure_of, house_style, look, save_figure
 
 _COLUMNS = ("step", "quantity", "value", "seconds")
@@ -61,16 +60,24 @@ def draw_curves(csv_path: Path, path: Path) -> None:
 
 
 @house_style()
-def draw_over_minutes(runs: Mapping[str, Path], path: Path, quantity: str) -> None:
-    """Draw one quantity of trainings' curves with seconds, by their names, which must be there, over their minutes."""
+def draw_over_minutes(csv_path: Path, path: Path, quantity: str) -> None:
+    """Draw one quantity of a training over its minutes, or of each run where curves of several are in the file.
+
+    Raises:
+        ValueError: As `read_points`, or the quantity is not there.
+    """
+    runs: dict[str, list[CurvePoint]] = {}
+    for point in read_points(csv_path, _COLUMNS, ("run", *_COLUMNS)):
+        if point.quantity == quantity:
+            runs.setdefault(point.run, []).append(point)
+    if not runs:
+        raise ValueError(f"{csv_path} has no {quantity}.")
     figure = figure_of(3.4, 2.6)
     axes = figure.subplots()
-    for place, (name, csv_path) in enumerate(runs.items()):
-        curves = read_curves(csv_path)
-        check_names("quantity", [quantity], curves)
-        values, seconds = zip(*[point[1:] for point in sorted(curves[quantity])], strict=True)
+    for place, (name, points) in enumerate(runs.items()):
         colour, marker = look(place)
-        axes.plot([each / 60 for each in seconds], values, color=colour, marker=marker, label=name)
+        minutes, values = zip(*[(point.seconds / 60, point.value) for point in sorted(points)], strict=True)
+        axes.plot(minutes, values, color=colour, marker=marker, label=name)
     axes.set_ylim(0, None)
     axes.set_ylabel(quantity)
     axes.set_xlabel("minutes")
