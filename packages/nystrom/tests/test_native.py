@@ -12,6 +12,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from nystrom import native
 from nystrom.attention.fused import fused_softmax, softmax_rows
 from nystrom.attention.methods.near_far import near_far_attention
+from nystrom.attention.methods.nystrom import nystrom_attention
 from nystrom.attention.options import NearFarOptions
 from nystrom.attention.parts.block_stretches import attend_in_stretches
 from nystrom.attention.parts.clusters import Chosen, choose
@@ -128,6 +129,15 @@ def test_the_start_of_the_iteration_has_its_gradient():
     check_like([found], [expected], 1e-12)
     grad = torch.randn_like(found)
     check_like(torch.autograd.grad(found, a, grad), torch.autograd.grad(expected, a, grad), 1e-12)
+
+
+def test_a_batch_of_gradients_is_taken():
+    q = torch.randn(1, 1, 20, 4, dtype=torch.float64)
+    one, batch = (
+        torch.autograd.functional.jacobian(lambda q: nystrom_attention(q, q, q, num_landmarks=5), q, vectorize=each)
+        for each in (False, True)
+    )
+    torch.testing.assert_close(one, batch, rtol=1e-12, atol=1e-12)
 
 
 @pytest.mark.parametrize("m", [1, 5, 64, 100])

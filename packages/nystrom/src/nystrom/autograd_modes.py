@@ -35,6 +35,12 @@ def pull_back(function: Callable[..., Any], inputs: Sequence[Tensor], *grads: Te
     return torch.func.vjp(function, *(x.view_as(x) for x in inputs))[1](*grads)
 
 
+def needs_graph(grad: Tensor) -> bool:
+    """Whether a `backward` is to use torch's operations alone: its graph is recorded, or `is_grads_batched` is true."""
+    batched = torch._C._functorch.is_legacy_batchedtensor(grad)  # pyright: ignore[reportAttributeAccessIssue]
+    return torch.is_grad_enabled() or batched
+
+
 def is_computed_again() -> bool:
     """Whether this is the recomputed forward pass of gradient checkpointing, which runs inside a backward pass."""
     return not torch.compiler.is_compiling() and torch._C._current_graph_task_id() >= 0

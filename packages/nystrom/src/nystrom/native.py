@@ -108,11 +108,14 @@ def runs_natively(*inputs: Tensor) -> bool:
     return is_plain(*inputs) and len({x.dtype for x in inputs}) == 1 and _library(inputs[0].dtype) is not None
 
 
-def run(name: str, arguments: ctypes.Structure, rows: int, *inputs: Tensor) -> None:
-    """Call a function of `native.cpp` for all rows, on as many threads as torch has where the inputs are large."""
+def run(name: str, arguments: ctypes.Structure, rows: int, *inputs: Tensor, repeats: int = 1) -> None:
+    """Call a function of `native.cpp` for all rows, on as many threads as torch has where the inputs are large.
+
+    The repeats are how often it goes over its inputs.
+    """
     library = _library(inputs[0].dtype)
     assert library is not None
-    threads = torch.get_num_threads() if max(x.numel() for x in inputs) > _GRAIN else 1
+    threads = torch.get_num_threads() if repeats * max(x.numel() for x in inputs) > _GRAIN else 1
     sizes = ctypes.c_int64(rows), ctypes.c_int64(threads)
     library.in_parallel(getattr(library, name), ctypes.byref(arguments), *sizes, _of_torch())
 
@@ -171,7 +174,7 @@ def iteration_gradients(a: Tensor, z: Tensor | None, history: Tensor, grad: Tens
 def _run_iteration(name: str, history: Tensor | None, steps: int, *, a: Tensor, **tensors: Tensor | None) -> None:
     rows = (Rows.of(tensors.get(name)) for name in ("z", "out", "grad", "of_a", "of_z"))
     address = None if history is None else history.data_ptr()
-    run(name, _Inverse(Rows.of(a), *rows, address, a.shape[1], steps), len(a), a)
+    run(name, _Inverse(Rows.of(a), *rows, address, a.shape[1], steps), len(a), a, repeats=steps)
 
 
 def room_like(x: Tensor) -> Tensor:

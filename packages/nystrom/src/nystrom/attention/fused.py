@@ -5,7 +5,7 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from nystrom.autograd_modes import for_one_gradient, known_signature, pull_back
+from nystrom.autograd_modes import for_one_gradient, known_signature, needs_graph, pull_back
 from nystrom.native import is_plain, is_worth_loops, room_like, run_landmarks, runs_natively
 from nystrom.shapes import score_scale
 
@@ -61,6 +61,17 @@ def softmax_rows(
     return torch.where(keep[:, None, None, :], weights, 0.0).to(dtype)
 
 
+def softmax_of_landmarks(
+    q: Float[Tensor, "b h m d"], k: Float[Tensor, "b h m d"], *, scale: float | None = None
+) -> Float[Tensor, "b h m m"]:
+    """The attention weights of landmarks, as `softmax_rows`; in one loop on a CPU, for up to 256."""
+    if not runs_natively(q, k) or k.shape[2] > _FEW:
+        return softmax_rows(q, k, scale=scale)
+    # The attention to the unit vectors
+    units = torch.eye(k.shape[2], dtype=q.dtype).expand(*k.shape[:2], -1, -1)
+    return _FewAndMany.apply(q, k, units, None, score_scale(q, scale))[0]
+
+
 def unmask_empty_rows(keep: Bool[Tensor, "b s"]) -> Bool[Tensor, "b s"]:
     """Unmask all keys of a sequence without a real one: softmax over no keys is NaN, over zero values it gives zero."""
     return keep | ~keep.any(dim=-1, keepdim=True)
@@ -89,7 +100,7 @@ class _FewAndMany(torch.autograd.Function):
         (b, h, n, d), e, bias = q.shape, v.shape[-1], bias_of_keys(keep, k)
         # In the layout of the queries: a model puts the heads side by side again.
         out, sums = room_like(q) if d == e else q.new_empty(b, h, n, e), q.new_empty(b, h, 1, n)
-        if n >= k.shape[2]:
+        if n >= k.shape[2] or k.shape[2] <= _FEW:
             run_landmarks("landmarks_forward", scale, q=q, landmarks=k, middle=v, bias=bias, out=out)
         else:
             run_landmarks("tokens_forward", scale, q=k, landmarks=q, v=v, bias=bias, out=out, sums=sums)
@@ -105,11 +116,11 @@ class _FewAndMany(torch.autograd.Function):
     @for_one_gradient
     def backward(ctx, *grads: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
         grad, (q, k, v, keep, out, sums) = grads[0], ctx.saved_tensors
-        if torch.is_grad_enabled():
+        if needs_graph(grad):
             plain = pull_back(lambda q, k, v: softmax_rows(q, k, keep=keep, scale=ctx.scale) @ v, (q, k, v), grad)
             return *plain, None, None
         made, bias = tuple(room_like(x) for x in (q, k, v)), bias_of_keys(keep, k)
-        if q.shape[2] >= k.shape[2]:
+        if q.shape[2] >= k.shape[2] or k.shape[2] <= _FEW:
             written = dict(zip(("of_q", "of_landmarks", "of_middle"), made, strict=True))
             run_landmarks("landmarks_backward", ctx.scale, q=q, landmarks=k, middle=v, bias=bias, grad=grad, **written)
         else:

@@ -30,7 +30,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from nystrom.autograd_modes import for_one_gradient, pull_back
+from nystrom.autograd_modes import for_one_gradient, needs_graph, pull_back
 from nystrom.checks import Inverse, StartValue, check_at_least, check_choice, check_positive
 from nystrom.native import iteration_gradients, run_iteration, runs_natively
 from nystrom.shapes import check_tensor
@@ -130,7 +130,7 @@ class _Iterated(torch.autograd.Function):
     @for_one_gradient
     def backward(ctx, *grads: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
         (grad,), (a, z, history), steps = grads, ctx.saved_tensors, ctx.steps
-        if not torch.is_grad_enabled():
+        if not needs_graph(grad):
             return *iteration_gradients(a, z, history, grad), None, None
         inputs = (a,) if z is None else (a, z)
         of_a, *of_z = pull_back(lambda a, z=None: _iterate(a, z, steps), inputs, grad)

@@ -25,7 +25,7 @@ from torch import Tensor
 
 from nystrom.attention.entry import attend
 from nystrom.attention.exact_limit import ExactLimit, exact_limit
-from nystrom.attention.fused import fused_softmax, softmax_rows
+from nystrom.attention.fused import fused_softmax, softmax_of_landmarks, softmax_rows
 from nystrom.attention.options import NystromOptions, documented
 from nystrom.attention.parts.landmark_sums import landmark_sums
 from nystrom.attention.parts.shared_gradient import with_segment_means
@@ -290,7 +290,7 @@ def _factors(
     # At most m tokens are their own means.
     if limit is not None and q_means is None:
         q_landmarks, k_landmarks = limit.queries_as_landmarks(q_landmarks, q), limit.keys_as_landmarks(k_landmarks, k)
-    a = softmax_rows(q_landmarks, k_landmarks, scale=options.scale)
+    a = softmax_of_landmarks(q_landmarks, k_landmarks, scale=options.scale)
     if limit is not None:
         a = torch.where(limit.short, torch.eye(m, dtype=a.dtype, device=a.device), a)
     inverse = pinv(a, inverse=options.pinv, steps=options.pinv_steps, z0=options.z0)

@@ -11,7 +11,7 @@ hold.
 from jaxtyping import Float
 from torch import Tensor
 
-from nystrom.attention.fused import softmax_rows
+from nystrom.attention.fused import softmax_of_landmarks
 from nystrom.attention.methods.nystrom import left_factor
 from nystrom.attention.options import NystromOptions
 from nystrom.linalg.pinv import pinv
@@ -45,7 +45,7 @@ def nystrom_over_ranks(
         # At most m tokens are their own means.
         q_landmarks = short.queries_as_landmarks(ranks, q_landmarks, q)
         k_landmarks = short.keys_as_landmarks(ranks, k_landmarks, k)
-    a = short.identity_where_short(softmax_rows(q_landmarks, k_landmarks, scale=scale))
+    a = short.identity_where_short(softmax_of_landmarks(q_landmarks, k_landmarks, scale=scale))
     inverse = pinv(a, inverse=options.pinv, steps=options.pinv_steps, z0=options.z0)
     right, _ = joined_softmax(ranks, keys, q_landmarks, k, v, scale=scale)
     middle = short.values_as_middle(ranks, inverse @ right, v)
