@@ -57,7 +57,9 @@ class _LandmarkSums(torch.autograd.Function):
     ) -> Tensor:
         if runs_natively(out, q, landmarks, middle, v, w):
             inputs = {"q": q, "landmarks": landmarks, "middle": middle, "v": v}
-            run_landmarks("landmarks_forward", scale, **inputs, w=as_rows(w, v), bias=bias_of_keys(keep, q), out=out)
+            run_landmarks(
+                "landmarks_forward", scale, **inputs, w=as_rows(w, v), bias=bias_of_keys(keep, landmarks), out=out
+            )
             return out
         keys, middle, convolution = (scale * landmarks).mT.contiguous(), middle.contiguous(), Convolution(v, w)
 
@@ -93,7 +95,13 @@ class _LandmarkSums(torch.autograd.Function):
             return grad, *gradients, None, None, None, None
         of_q = room_like(q) if ctx.needs_input_grad[1] else None
         if runs_natively(grad, q, landmarks, middle):
-            inputs = {"q": q, "landmarks": landmarks, "middle": middle, "grad": grad, "bias": bias_of_keys(keep, q)}
+            inputs = {
+                "q": q,
+                "landmarks": landmarks,
+                "middle": middle,
+                "grad": grad,
+                "bias": bias_of_keys(keep, landmarks),
+            }
             of_landmarks, of_middle = (x.new_empty(x.shape) for x in (landmarks, middle))
             written = {"of_q": of_q, "of_landmarks": of_landmarks, "of_middle": of_middle}
             run_landmarks("landmarks_backward", ctx.scale, **inputs, **written)
