@@ -15,7 +15,7 @@ from torch import Tensor
 
 from nystrom.attention.functions import FUNCTIONS
 from nystrom.attention.method_names import size_options
-from nystrom_lab.measure.rows import Row, append_rows, cpu_name, new_row, read_rows
+from nystrom_lab.measure.rows import Row, append_rows, cpu_name, read_rows
 
 SCALES = (1.0, 3.0, 10.0, 30.0)
 METHODS = {"nystrom": 64, "near_far": None, "skyformer": 128}
@@ -60,7 +60,7 @@ def error_rows(
                         found = _results(given, method, m, backend)
                         for what, ours, exact in zip(("output", "dq", "dk", "dv"), found, wanted, strict=True):
                             error = (ours.double() - exact).norm() / exact.norm()
-                            yield new_row(
+                            yield Row(
                                 study="gpu errors", quantity=f"relative error of {what}", method=f"{method}-{backend}",
                                 value=float(error), unit="", n=tokens, m=m, dtype=called, seed=0, device=name,
                                 facts={"b": 1, "h": heads, "d": width, "scale": f"{scale:g}"},

@@ -26,7 +26,7 @@ from transformers import AutoModel
 import nystrom.integrations  # noqa: F401 (registers the methods that config.json names)
 from nystrom_lab.data.language.tokenizer import load_tokenizer
 from nystrom_lab.data.sources.corpora import find_corpora
-from nystrom_lab.measure.rows import append_rows, cpu_name, new_row
+from nystrom_lab.measure.rows import Row, append_rows, cpu_name
 
 WINDOW, PASSAGE = 512, 128
 
@@ -112,7 +112,7 @@ def main():
         common = {"method": name, "n": args.length, "dtype": "float32", "device": cpu_name()}
         values = (("passages found", found, "", right), (f"processor time of a {kind}", seconds, "s", rest))
         rows = [
-            new_row(study=f"search {kind}s", quantity=quantity, value=value, unit=unit, repeats=len(of), **common)
+            Row(study=f"search {kind}s", quantity=quantity, value=value, unit=unit, repeats=len(of), **common)
             for quantity, value, unit, of in values
         ]
         append_rows(args.to, rows)

@@ -31,7 +31,7 @@ import nystrom.gpu
 from nystrom.attention.functions import FUNCTIONS
 from nystrom.attention.method_names import size_options
 from nystrom.gpu.launch import Tiles, trying
-from nystrom_lab.measure.rows import check_rows, new_row, write_rows
+from nystrom_lab.measure.rows import Row, check_rows, write_rows
 
 # Tokens and landmarks of a block, warps, and loads in flight at a time: few, since the compiler takes seconds for each.
 COMBINATIONS = [
@@ -211,7 +211,7 @@ def print_fastest(*, to: Path, **asked: Any) -> None:
     timings = tune_tiles(**asked)
     print("Sizes are (block_n, block_m, warps, stages).", *fastest_lines(timings), sep="\n", flush=True)
     rows = [
-        new_row(
+        Row(
             study="tiles", quantity="kernel time", method=kernel, value=time, unit="us",
             device=torch.cuda.get_device_name(), dtype=asked.get("dtype", "bfloat16"), n=asked.get("tokens", 16384),
             m=asked.get("landmarks", 64), facts={"of": asked.get("method", "nystrom"), **timing.sizes},

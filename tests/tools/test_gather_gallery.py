@@ -3,7 +3,7 @@ import dataclasses
 import pytest
 from PIL import Image
 
-from nystrom_lab.measure.rows import append_rows, new_row, read_rows
+from nystrom_lab.measure.rows import Row, append_rows, read_rows
 from nystrom_lab.report.summary import Summary, Verdict, read_summary, write_summary
 from nystrom_lab.report.table import Table
 from tools.gather_gallery import gather, restate, restore
@@ -13,9 +13,7 @@ from tools.gather_gallery import gather, restate, restore
 def runs(tmp_path):
     folder = tmp_path / "runs" / "complexity-small"
     folder.mkdir(parents=True)
-    row = new_row(
-        study="complexity", quantity="products", method="nystrom", value=2.0, unit="", device="A CPU, 2 cores"
-    )
+    row = Row(study="complexity", quantity="products", method="nystrom", value=2.0, unit="", device="A CPU, 2 cores")
     append_rows(folder / "rows.csv", [dataclasses.replace(row, commit="abc1234", date="2026-01-02")])
     Image.new("RGB", (3, 2), "red").save(folder / "complexity.png")
     summary = Summary(
@@ -103,7 +101,7 @@ def test_verdicts_and_figures_are_written_again_from_rows(tmp_path):
     for folder in (results, docs / "gallery"):
         folder.mkdir(parents=True)
     made = [
-        new_row(study=name, quantity="listops test accuracy", method=method, value=value, unit="", n=100, repeats=2000,
+        Row(study=name, quantity="listops test accuracy", method=method, value=value, unit="", n=100, repeats=2000,
                 facts={"layers": 2, "preset": "demo", "part": "a"}, seed=0, device="a CPU", command="nystrom train")
         for method, value in (("softmax", 0.4), ("nystrom-32", 0.3))
     ]  # fmt: skip

@@ -1,6 +1,6 @@
 import pytest
 
-from nystrom_lab.measure.rows import append_rows, new_row
+from nystrom_lab.measure.rows import Row, append_rows
 from tools.write_tables import ROOT, commands, main, pages, written
 
 
@@ -13,7 +13,7 @@ def test_the_pages_say_what_the_rows_say(capsys):
 def file(tmp_path):
     path = tmp_path / "efficiency.csv"
     rows = [
-        new_row(study="efficiency", quantity=quantity, method="linear", value=2.0, unit=unit, n=8, device="a CPU")
+        Row(study="efficiency", quantity=quantity, method="linear", value=2.0, unit=unit, n=8, device="a CPU")
         for quantity, unit in (("forward time", "ms"), ("forward memory", "MB"))
     ]
     append_rows(path, rows)

@@ -34,7 +34,7 @@ from nystrom.checks import check_at_least, check_choice
 from nystrom.whole_files import check_folder
 from nystrom_lab.bench.floor import FLOOR, OF_DRAWN, OF_MEANS
 from nystrom_lab.bench.options import command_line
-from nystrom_lab.measure.rows import Row, append_rows, new_row, read_rows
+from nystrom_lab.measure.rows import Row, append_rows, read_rows
 from tools.kernel_accounting.analysis import SHARED_MEMORY, Operators, Passage, analyse
 from tools.kernel_accounting.driver import Shape
 
@@ -103,7 +103,7 @@ def count_kernels(
             ("forward", "backward"), analyse(shape, capability=capability, multiprocessors=multiprocessors), strict=True
         )
     )
-    plain = new_row(
+    plain = Row(
         study="kernels",
         quantity="",
         method=f"{method}-triton-{landmarks}" + ("+skip" if taps else ""),

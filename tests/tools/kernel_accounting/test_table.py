@@ -3,7 +3,7 @@ from pathlib import Path
 
 import pytest
 
-from nystrom_lab.measure.rows import new_row, read_rows
+from nystrom_lab.measure.rows import Row, read_rows
 from tools.kernel_accounting.table import kernel_lines, kernel_notes, kernels_markdown, print_kernels
 
 ROOT = Path(__file__).parents[3]
@@ -13,7 +13,7 @@ NUMBERS = {"launches": 1, "programs": 64, "registers": 255, "stack": 80, "shared
 def row(quantity, value, method="nystrom-triton-8+skip", **words):
     plain = {"study": "kernels", "unit": "", "device": "compiled, not run", "n": 1000, "m": 8, "dtype": "bfloat16"}
     plain |= {"facts": {"b": 2, "h": 5, "d": 10, "kernel": 33}, "command": "python -m tools.kernel_accounting count"}
-    return new_row(quantity=quantity, value=value, method=method, **plain | words)
+    return Row(quantity=quantity, value=value, method=method, **plain | words)
 
 
 def rows():

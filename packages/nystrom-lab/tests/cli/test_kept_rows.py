@@ -8,10 +8,10 @@ from dataclasses import replace
 import pytest
 
 from nystrom_lab.cli.main import main
-from nystrom_lab.measure.rows import append_rows, new_row, read_rows
+from nystrom_lab.measure.rows import Row, append_rows, read_rows
 from nystrom_lab.training.grid.table import write_table
 
-FOREIGN = new_row(study="other", quantity="time", method="softmax", value=1.25, unit="ms", device="elsewhere")
+FOREIGN = Row(study="other", quantity="time", method="softmax", value=1.25, unit="ms", device="elsewhere")
 SMALL = "--methods softmax --repeats 1 --lengths 8"
 long = pytest.mark.long
 # Of each command that writes rows: its file, its words, and words of another setting.
@@ -71,7 +71,7 @@ def test_a_command_keeps_the_rows_that_it_does_not_measure_anew(command, file, w
 
 def finished(to, name, seed, value):
     """A run of a grid, as far as the table reads it."""
-    row = new_row(study="train listops", quantity="test accuracy", method="softmax", value=value, unit="",
+    row = Row(study="train listops", quantity="test accuracy", method="softmax", value=value, unit="",
                   device="cpu", seed=seed, command=f"nystrom train listops --seed {seed}")  # fmt: skip
     append_rows(to / name / "rows.csv", [row, replace(row, quantity="steps", value=700.0)])
 

@@ -3,7 +3,7 @@ import re
 import pytest
 
 from nystrom_lab.cli.main import COMMANDS, FIRST, GROUPS, main
-from nystrom_lab.measure.rows import append_rows, new_row
+from nystrom_lab.measure.rows import Row, append_rows
 
 
 @pytest.mark.parametrize("words", [[], ["--help"], ["-h"]])
@@ -95,7 +95,7 @@ def test_methods_lists_the_registry(capsys):
     ],
 )
 def test_rows_of_another_study_are_sent_to_the_command_that_prints_them(study, says, tmp_path, capsys):
-    row = new_row(study=study, quantity="time", method="nystrom", value=1.0, unit="s", device="cpu")
+    row = Row(study=study, quantity="time", method="nystrom", value=1.0, unit="s", device="cpu")
     append_rows(tmp_path / "rows.csv", [row])
     assert main(["report", "efficiency", str(tmp_path / "rows.csv")]) == 2
     assert says in capsys.readouterr().err
@@ -115,7 +115,7 @@ def test_runs_of_two_devices_in_one_file_have_a_table_each(tmp_path, capsys):
     known = {"study": "train text", "method": "nystrom", "unit": "", "seed": 0, "facts": {"preset": "demo"}}
     for on, hours in (("an AMD", 1.5), ("an Intel", 2.5)):
         made = (("training time", 3600 * hours), ("steps", 500))
-        rows = [new_row(quantity=name, value=value, device=on, **known) for name, value in made]
+        rows = [Row(quantity=name, value=value, device=on, **known) for name, value in made]
         append_rows(tmp_path / "rows.csv", rows)
     words = ["lra", "table", str(tmp_path / "rows.csv"), "--time"]
     for part, hours in (("AMD", "1.50"), ("Intel", "2.50")):

@@ -13,7 +13,7 @@ from transformers import AutoTokenizer, BertForSequenceClassification
 
 from nystrom.models import EncoderConfig, EncoderForPreTraining, EncoderForSequenceClassification
 from nystrom_lab.cli.main import main
-from nystrom_lab.measure.rows import append_rows, new_row, read_rows
+from nystrom_lab.measure.rows import Row, append_rows, read_rows
 
 SIZES = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 48}
 LRA_RUN = "lra run --tasks listops --methods softmax --data {work} --preset demo --device cpu --to"
@@ -149,7 +149,7 @@ def test_a_validation_with_an_infinite_logit_scores_nothing(words, kind, places,
 def test_a_row_with_a_number_that_is_not_finite_is_named(words, number, places, tmp_path, capsys):
     to = tmp_path / "complexity-small"
     file = to / (ROWS[words] or "rows.csv")
-    row = new_row(study="s", quantity="time", method="softmax", value=1.25, unit="ms", device="cpu")
+    row = Row(study="s", quantity="time", method="softmax", value=1.25, unit="ms", device="cpu")
     append_rows(file, [row])
     file.write_text(file.read_text().replace("1.25", number))
     before = file.read_bytes()
@@ -160,7 +160,7 @@ def test_a_row_with_a_number_that_is_not_finite_is_named(words, number, places, 
 
 @pytest.mark.parametrize("option", [[], ["--time"]])
 def test_a_mean_over_seeds_takes_no_row_that_was_not_measured(option, tmp_path, capsys):
-    row = new_row(study="train listops", quantity="test accuracy", method="softmax", value=0.5, unit="", device="cpu")
+    row = Row(study="train listops", quantity="test accuracy", method="softmax", value=0.5, unit="", device="cpu")
     rows = [row, replace(row, quantity="training time", unit="s")]
     append_rows(tmp_path / "lra.csv", [replace(each, value=torch.nan, note="it broke", seed=3) for each in rows])
     assert all(each.note for each in read_rows(tmp_path / "lra.csv"))

@@ -1,7 +1,7 @@
 import pytest
 
 from nystrom_lab.cli.main import main
-from nystrom_lab.measure.rows import append_rows, new_row
+from nystrom_lab.measure.rows import Row, append_rows
 from nystrom_lab.studies.reproduce.catalogue import CATALOGUE
 
 
@@ -68,7 +68,7 @@ def gathered(tmp_path):
     file = tmp_path / "rows.csv"
     shared = {"study": "near-far-context", "quantity": "time of 100 questions", "unit": "ms", "n": 2048, "m": 96}
     rows = [
-        new_row(method=method, value=value, low=value, high=value, device="a CPU", facts={"part": "times"}, **shared)
+        Row(method=method, value=value, low=value, high=value, device="a CPU", facts={"part": "times"}, **shared)
         for method, value in (("near_far", 50.0), ("near_far, each time", 900.0))
     ]
     append_rows(file, rows)

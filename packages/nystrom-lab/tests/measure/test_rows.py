@@ -17,11 +17,11 @@ import nystrom
 import nystrom_lab
 from nystrom.whole_files import check_folder
 from nystrom_lab.measure import rows as records
-from nystrom_lab.measure.rows import HEADER, append_rows, new_row, read_rows, started_as
+from nystrom_lab.measure.rows import HEADER, Row, append_rows, read_rows, started_as
 
 
 def a_row(**changes):
-    plain = new_row(study="s", quantity="forward time", method="softmax", value=1 / 3, unit="ms", device="cpu")
+    plain = Row(study="s", quantity="forward time", method="softmax", value=1 / 3, unit="ms", device="cpu")
     return replace(plain, **changes)
 
 
@@ -38,7 +38,7 @@ def test_what_is_written_is_what_is_read(tmp_path):
 
 
 def test_a_value_that_was_not_measured_stays_nan(tmp_path):
-    row = new_row(study="s", quantity="q", method="m", value=math.nan, unit="ms", device="cpu", note="too long")
+    row = Row(study="s", quantity="q", method="m", value=math.nan, unit="ms", device="cpu", note="too long")
     append_rows(tmp_path / "rows.csv", [row])
     (back,) = read_rows(tmp_path / "rows.csv")
     assert math.isnan(back.value)
@@ -161,7 +161,7 @@ sys.stdin.readline()
 row = dict(study="s", quantity="q", value=1.0, unit="", device="cpu", note="x" * 3000, command="c")
 for count in range(int(sys.argv[4])):
     method = sys.argv[3] + "-" + str(count)
-    rows.append_rows(Path(sys.argv[2]), [rows.new_row(method=method, n=n, **row) for n in range(3)])
+    rows.append_rows(Path(sys.argv[2]), [rows.Row(method=method, n=n, **row) for n in range(3)])
     print(method, flush=True)
 """
 
@@ -215,7 +215,7 @@ def git(folder, *words):
 
 def commit_of(module):
     module._commit.cache_clear()
-    return module.new_row(study="s", quantity="q", method="m", value=1.0, unit="", device="cpu").commit
+    return module.Row(study="s", quantity="q", method="m", value=1.0, unit="", device="cpu").commit
 
 
 @pytest.mark.skipif(shutil.which("git") is None, reason="needs git")

@@ -1,13 +1,13 @@
 import pytest
 
-from nystrom_lab.measure.rows import new_row
+from nystrom_lab.measure.rows import Row
 from nystrom_lab.report.floor import bandwidths, with_derived
 from nystrom_lab.report.tables import study_markdown
 
 
 def row(quantity, value, method, n=1000, dtype="bfloat16"):
     unit = {"time": "ms", "memory": "MB", "bandwidth": "GB/s"}[quantity.split()[-1]]
-    return new_row(study="efficiency", quantity=quantity, value=value, method=method, unit=unit, device="a GPU", n=n,
+    return Row(study="efficiency", quantity=quantity, value=value, method=method, unit=unit, device="a GPU", n=n,
                    facts={"b": 2, "h": 5, "d": 10, "kernel": 33}, dtype=dtype, command="bench")  # fmt: skip
 
 

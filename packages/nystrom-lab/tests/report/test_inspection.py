@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from nystrom_lab.measure.rows import new_row
+from nystrom_lab.measure.rows import Row
 from nystrom_lab.report.inspection import (
     CHANGED,
     DISTANCE,
@@ -21,9 +21,7 @@ from nystrom_lab.report.inspection import (
     plan_text,
 )
 
-ROW = new_row(
-    study="inspect", quantity=ERROR, method="a", value=0, unit="", device="cpu", n=512, repeats=4, command="c"
-)
+ROW = Row(study="inspect", quantity=ERROR, method="a", value=0, unit="", device="cpu", n=512, repeats=4, command="c")
 
 
 def rows_of(errors, hidden=None, times=None, exact=(), changed=None, spread=1.02):

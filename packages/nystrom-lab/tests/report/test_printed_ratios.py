@@ -2,7 +2,7 @@ import math
 
 import pytest
 
-from nystrom_lab.measure.rows import new_row
+from nystrom_lab.measure.rows import Row
 from nystrom_lab.report.printed_ratios import (
     BASE,
     NYSTROMFORMER_TABLE_1,
@@ -15,7 +15,7 @@ from nystrom_lab.report.printed_ratios import (
 
 def a_row(study, quantity, method, value, n=None):
     note = "too long" if math.isnan(value) else ""
-    return new_row(study=study, quantity=quantity, method=method, value=value, unit="ms", device="cpu", n=n, note=note)
+    return Row(study=study, quantity=quantity, method=method, value=value, unit="ms", device="cpu", n=n, note=note)
 
 
 def test_printed_ratios_are_those_of_the_printed_numbers_to_their_rounding():

@@ -4,7 +4,7 @@ import pytest
 from rich.console import Console
 
 from nystrom_lab.cli.main import main
-from nystrom_lab.measure.rows import append_rows, new_row
+from nystrom_lab.measure.rows import Row, append_rows
 from nystrom_lab.report.table import Table, markdown_table, print_table
 
 LINES = [["forward [ms]"], ["nystrom-64 with skip", "37.1 ± 0.5 (3; 1.1)", "70.2"], ["  printed", "1", "2"]]
@@ -66,9 +66,9 @@ def test_words_are_to_the_left_and_numbers_to_the_right():
 def test_commands_print_whole_numbers(command, columns, tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("COLUMNS", columns)
     rows = {
-        "lra": new_row(study="train listops", quantity="test accuracy", method="softmax", value=0.371, unit="",
+        "lra": Row(study="train listops", quantity="test accuracy", method="softmax", value=0.371, unit="",
                        repeats=2000, facts={"layers": 2, "preset": "demo"}, seed=0, device="cpu"),
-        "report": new_row(study="training", quantity="step time", method="softmax", value=371.5, unit="ms", n=2000,
+        "report": Row(study="training", quantity="step time", method="softmax", value=371.5, unit="ms", n=2000,
                           facts={"task": "listops"}, device="cpu", low=370.0, high=372.0),
     }  # fmt: skip
     append_rows(tmp_path / "rows.csv", [rows[command[0]]])

@@ -5,7 +5,7 @@ import math
 import pytest
 from rich.console import Console
 
-from nystrom_lab.measure.rows import new_row
+from nystrom_lab.measure.rows import Row
 from nystrom_lab.report.tables import of_device, print_study, study_markdown
 
 # Table 1 of the paper at n = 4096 and 8192: ms and MB.
@@ -19,7 +19,7 @@ PAPER = {
 def a_row(method, n, quantity, value, unit, **changes):
     fields = {"study": "efficiency", "repeats": 7, "facts": {"b": 1, "h": 8}, "device": "a GPU"}
     fields["command"] = "nystrom bench"
-    return new_row(method=method, n=n, quantity=quantity, value=value, unit=unit, **fields | changes)
+    return Row(method=method, n=n, quantity=quantity, value=value, unit=unit, **fields | changes)
 
 
 @pytest.fixture

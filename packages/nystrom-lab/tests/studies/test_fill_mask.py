@@ -7,7 +7,7 @@ from transformers import BertConfig, pipeline
 
 from nystrom.models import EncoderForMaskedLM
 from nystrom_lab.cli.main import main
-from nystrom_lab.measure.rows import new_row
+from nystrom_lab.measure.rows import Row
 from nystrom_lab.studies.fill_mask import PRINTED, SENTENCE, STUDIES
 from nystrom_lab.studies.reproduce.run import check_study, run_study
 from nystrom_lab.studies.reproduce.study import Setting
@@ -20,7 +20,7 @@ def rows():
     """What the post printed."""
     common = {"study": "blog", "quantity": "score of a word", "method": "nystrom", "unit": "", "device": "cpu"}
     return [
-        new_row(value=value, facts={"rank": rank, "word": word}, **common)
+        Row(value=value, facts={"rank": rank, "word": word}, **common)
         for rank, (word, value) in enumerate(PRINTED.items(), start=1)
     ]
 

@@ -30,7 +30,7 @@ from nystrom_lab.bench.inputs import Call, Inputs, Sizes, make_inputs
 from nystrom_lab.bench.options import LengthOptions, Pass, Skip, device_name
 from nystrom_lab.measure.memory import allocator
 from nystrom_lab.measure.peak import peak_bytes
-from nystrom_lab.measure.rows import Row, new_row, other_setting, rows_so_far
+from nystrom_lab.measure.rows import Row, other_setting, rows_so_far
 
 
 @dataclass(frozen=True)
@@ -77,7 +77,7 @@ def length_setup(
 
     `shape` is the sizes that rows record.
     """
-    blank = new_row(
+    blank = Row(
         study=study, quantity="", method="", value=0.0, device=device_name(sizes.device), dtype=options.dtype,
         facts={**shape, "threads": options.threads_used, "triton": triton, "allocator": allocator()}, seed=options.seed,
         command=command,

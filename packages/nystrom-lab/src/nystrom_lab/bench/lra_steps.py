@@ -26,7 +26,7 @@ from nystrom_lab.bench.training import TrainingOptions
 from nystrom_lab.bench.training_step import TrainingStep
 from nystrom_lab.data.lra.facts import LRA, TaskFacts
 from nystrom_lab.measure.memory import allocator
-from nystrom_lab.measure.rows import Row, new_row
+from nystrom_lab.measure.rows import Row
 from nystrom_lab.training.presets import find_preset
 
 LAYERS, WIDTH, HEADS, HIDDEN = 2, 64, 2, 128
@@ -45,7 +45,7 @@ class StepSetup(Setup):
 
 def step_setup(options: TrainingOptions, command: str, device: torch.device) -> StepSetup:
     """The setup of `nystrom bench training`."""
-    blank = new_row(
+    blank = Row(
         study="training", quantity="", method="", value=0.0, device=device_name(device), seed=options.seed,
         dtype=options.precision, command=command,
     )  # fmt: skip

@@ -121,8 +121,6 @@ class Row:
         return replace(self, facts={**self.facts, **facts})
 
 
-# A row as of now: what is not given of the device, version, commit, date and command is found.
-new_row = Row
 HEADER = tuple(each.name for each in fields(Row) if each.name != "facts")
 _NUMBERS = {"value": float, "low": float, "high": float, "repeats": int, "n": int, "m": int, "seed": int}
 _OPTIONAL = ("low", "high", "n", "m", "seed")

@@ -18,7 +18,7 @@ from nystrom.models.configuration import EncoderConfig
 from nystrom.models.files.loading import check_weights
 from nystrom.models.heads.language import EncoderForMaskedLM
 from nystrom_lab.data.language.tokenizer import load_tokenizer
-from nystrom_lab.measure.rows import Row, new_row
+from nystrom_lab.measure.rows import Row
 from nystrom_lab.report.table import Table
 from nystrom_lab.studies.reproduce.declared import Claim, Found, Lines, declare, each
 from nystrom_lab.studies.reproduce.study import Plan, Setting, part
@@ -64,7 +64,7 @@ def _measure(model: Path) -> Iterable[Row]:
         parts: Any = {"model": EncoderForMaskedLM.from_pretrained(model), "tokenizer": load_tokenizer(model)}
     fillings: Any = pipeline("fill-mask", **parts, device="cpu")(SENTENCE, top_k=len(PRINTED))
     return [
-        new_row(
+        Row(
             quantity=_QUANTITY,
             method="nystrom",
             value=filling["score"],

@@ -10,7 +10,7 @@ from nystrom.attention.plan import PLAN, AttentionPlan
 from nystrom.inspection.candidates import EXACT
 from nystrom.inspection.inspect import Inspection
 from nystrom.inspection.sampling import Estimate
-from nystrom_lab.measure.rows import Row, cpu_name, new_row
+from nystrom_lab.measure.rows import Row, cpu_name
 from nystrom_lab.report.inspection import (
     CHANGED,
     DISTANCE,
@@ -40,7 +40,7 @@ def inspection_rows(found: Inspection, *, device: str | None = None) -> list[Row
         device: The device; None means this machine's processor.
     """
     sizes = {each.name: each.size for each in found.candidates}
-    blank = new_row(
+    blank = Row(
         study="inspect", quantity="", method="", value=0, device=cpu_name() if device is None else device,
         repeats=found.texts, n=found.tokens, dtype=str(found.dtype).removeprefix("torch."),
     )  # fmt: skip

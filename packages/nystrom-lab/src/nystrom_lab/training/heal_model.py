@@ -37,7 +37,7 @@ from nystrom_lab.config import HealOptions, Optimizer, command_line
 from nystrom_lab.data.language.encoder_texts import load_encoder
 from nystrom_lab.data.language.labelled.splits import TextSplit
 from nystrom_lab.data.language.tokenizer import load_tokenizer
-from nystrom_lab.measure.rows import Row, cpu_name, new_row
+from nystrom_lab.measure.rows import Row, cpu_name
 from nystrom_lab.report.plots.curves import draw_over_minutes
 from nystrom_lab.training.finetune.encoding import EncodedSplit, collator, padding_of
 from nystrom_lab.training.finetune.finetune_settings import ADAM_EPSILON, model_name
@@ -217,7 +217,7 @@ def _digest(*splits: Samples) -> str:
     return digest.hexdigest()[:16]
 
 
-class HealTrainer(RunTrainer):
+class HealTrainer(RunTrainer[HealSettings]):
     """The trainer of healings; the error of the held-out texts selects the best checkpoint.
 
     Args:
@@ -240,7 +240,7 @@ class HealTrainer(RunTrainer):
         collate: Callable[..., dict[str, Tensor]],
         run: RunFolder,
     ):
-        self.chosen, self.healing, self.made = settings, healing, made
+        self.healing, self.made = healing, made
         arguments = training_arguments(settings, OPTIMIZER, run, adam_epsilon=ADAM_EPSILON)
         arguments.eval_on_start = not run.is_started or run.last_step() is None
         super().__init__(
@@ -263,7 +263,7 @@ class HealTrainer(RunTrainer):
 
     def compute_loss(self, model: nn.Module, inputs: dict[str, Any], *_: Any, **__: Any) -> Any:
         """The loss of the stage."""
-        return model(**inputs, whole=self.state.global_step >= self.chosen.layer_steps)["loss"]
+        return model(**inputs, whole=self.state.global_step >= self.settings.layer_steps)["loss"]
 
     def prediction_step(self, model: nn.Module, inputs: dict[str, Any], *_: Any, **__: Any) -> Any:
         """The errors of a batch of held-out texts."""
@@ -291,7 +291,7 @@ class HealTrainer(RunTrainer):
         shutil.copytree(self.made, folder, dirs_exist_ok=True)
         healed = self.reached()
         if healed.is_better:
-            setattr(model.config, HEALED, model_name(str(self.chosen.source)))
+            setattr(model.config, HEALED, model_name(str(self.settings.source)))
             save_with_attention(model, folder)
         write_card(folder)
         card = folder / CARD
@@ -300,7 +300,7 @@ class HealTrainer(RunTrainer):
 
     def _told(self, healed: "Healed") -> str:
         """What the card says."""
-        settings, texts = self.chosen, ", ".join(path.name for path in self.chosen.texts)
+        settings, texts = self.settings, ", ".join(path.name for path in self.settings.texts)
         return (
             "## Healed\n\n"
             f"Its attention ({sized_name(settings.attention, settings.options)[0]}) learned from the exact model, "
@@ -312,11 +312,11 @@ class HealTrainer(RunTrainer):
 
     def results(self, model: Any, scores: Any, command: str) -> RunResults:
         """The errors before and after."""
-        settings, config = self.chosen, self.healing.student.config
+        settings, config = self.settings, self.healing.student.config
         name, size = sized_name(settings.attention, settings.options)
 
         def row(quantity: str, value: float, unit: str = "", **more: Any) -> Row:
-            return new_row(
+            return Row(
                 study="heal",
                 quantity=quantity,
                 method=name,

@@ -2,14 +2,14 @@ import dataclasses
 
 import pytest
 
-from nystrom_lab.measure.rows import new_row
+from nystrom_lab.measure.rows import Row
 from nystrom_lab.report.lra.tables import cost_lines, lra_markdown, print_lra
 
 
 def rows_of(task, method, seconds, megabytes):
     known = {"study": f"train {task}", "method": method, "device": "a device"}
     return [
-        new_row(quantity=quantity, value=value, unit=unit, facts={"layers": 2, "preset": "demo"}, seed=seed, **known)
+        Row(quantity=quantity, value=value, unit=unit, facts={"layers": 2, "preset": "demo"}, seed=seed, **known)
         for seed, (time, memory) in enumerate(zip(seconds, megabytes, strict=True))
         for quantity, value, unit in (("training time", time, "s"), ("peak memory", memory, "MB"), ("steps", 500, ""))
     ]

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from nystrom_lab.measure.rows import new_row
+from nystrom_lab.measure.rows import Row
 from nystrom_lab.report.lra.runs import Line, lra_cells
 from nystrom_lab.report.lra.tables import lra_lines, lra_markdown, print_lra
 from nystrom_lab.report.printed import LRA_TASKS, NYSTROMFORMER_TABLE_3, SKYFORMER_TABLE_1
@@ -14,7 +14,7 @@ from nystrom_lab.report.printed import LRA_TASKS, NYSTROMFORMER_TABLE_3, SKYFORM
 
 def rows_of(task, method, shares, preset="skyformer", steps=50_000, samples=2_000, first_seed=0, n=None, **changes):
     return [
-        new_row(
+        Row(
             study=f"train {task}", quantity=quantity, method=method, value=value, unit="", device="a device",
             repeats=repeats, n=n, facts={"layers": 2, "preset": preset, **changes}, seed=seed,
             command=f"nystrom train {task} --attention {method} --seed {seed} --to runs/{seed}",

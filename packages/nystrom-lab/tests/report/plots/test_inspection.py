@@ -5,11 +5,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from nystrom_lab.measure.rows import new_row
+from nystrom_lab.measure.rows import Row
 from nystrom_lab.report.inspection import DISTANCE, ENTROPY, ERROR, HIDDEN, NEAR, RANK
 from nystrom_lab.report.plots.inspection import inspection_figures
 
-ROW = new_row(study="inspect", quantity=ERROR, method="a", value=1, unit="", device="cpu", command="c")
+ROW = Row(study="inspect", quantity=ERROR, method="a", value=1, unit="", device="cpu", command="c")
 METHODS = {"nystrom-32": 32, "nystrom-64": 64, "linear": None}
 
 

@@ -1,6 +1,6 @@
 import pytest
 
-from nystrom_lab.measure.rows import new_row
+from nystrom_lab.measure.rows import Row
 from nystrom_lab.report.plots.lines import draw_lines, spread
 
 
@@ -17,7 +17,7 @@ def test_names_at_the_ends_of_lines_keep_apart_and_stay_near():
 def test_many_lines_are_named_beside_their_ends_and_few_in_a_legend():
     def rows(count):
         return [
-            new_row(study="s", quantity="q", method=f"method {i}", value=float(i + n), unit="", device="d", n=n)
+            Row(study="s", quantity="q", method=f"method {i}", value=float(i + n), unit="", device="d", n=n)
             for i in range(count)
             for n in (8, 16)
         ]
@@ -32,7 +32,7 @@ def test_many_lines_are_named_beside_their_ends_and_few_in_a_legend():
 @pytest.mark.parametrize("of", ["smallest singular value, ridge {}", "a name that is half as wide as the page is, {}"])
 def test_a_legend_is_as_wide_as_the_page_at_most(of):
     methods = [of.format(i) for i in range(6)]
-    rows = [new_row(study="s", quantity="q", method=of, value=1.0, unit="", device="d", n=8) for of in methods]
+    rows = [Row(study="s", quantity="q", method=of, value=1.0, unit="", device="d", n=8) for of in methods]
     figure = draw_lines({"a panel": rows}, over=lambda row: row.n, x_label="n", y_label="q", band="")
     (legend,) = figure.legends
     assert [text.get_text() for text in legend.get_texts()] == methods
@@ -42,7 +42,7 @@ def test_a_legend_is_as_wide_as_the_page_at_most(of):
 @pytest.mark.parametrize("values", [(9, 80), (20, 80), (110, 900), (0.8, 1.8), (3.1, 3.2), (0.1, 100)])
 def test_a_logarithmic_axis_has_two_numbers_at_least(values):
     rows = [
-        new_row(study="s", quantity="q", method="m", value=value, unit="", device="d", n=8 * (1 + place))
+        Row(study="s", quantity="q", method="m", value=value, unit="", device="d", n=8 * (1 + place))
         for place, value in enumerate(values)
     ]
     figure = draw_lines({"a panel": rows}, over=lambda row: row.n, x_label="n", y_label="q", band="")
@@ -53,6 +53,6 @@ def test_a_logarithmic_axis_has_two_numbers_at_least(values):
 
 def test_a_line_of_one_point_is_seen():
     """Exact attention is a line without a marker in other figures."""
-    rows = [new_row(study="s", quantity="q", method="softmax", value=1.0, unit="", device="d", n=8)]
+    rows = [Row(study="s", quantity="q", method="softmax", value=1.0, unit="", device="d", n=8)]
     figure = draw_lines({"a panel": rows}, over=lambda row: row.n, x_label="n", y_label="q", band="")
     assert figure.axes[0].get_lines()[0].get_marker() == "x"

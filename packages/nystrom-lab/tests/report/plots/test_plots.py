@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from nystrom_lab.measure.rows import new_row
+from nystrom_lab.measure.rows import Row
 from nystrom_lab.report import show_study
 from nystrom_lab.report.plots.canvas import METHOD_LOOKS, check_figure, method_look, method_looks
 from nystrom_lab.report.plots.curves import draw_curves, draw_over_minutes
@@ -24,7 +24,7 @@ def test_importing_reports_loads_neither_torch_nor_drawing():
 def rows():
     of = {"study": "efficiency", "device": "cpu", "facts": {"b": 1}}
     return [
-        new_row(quantity=f"{timed} {what}", method=method, n=n, value=n / 10, low=n / 20, high=n / 5, unit=unit, **of)
+        Row(quantity=f"{timed} {what}", method=method, n=n, value=n / 10, low=n / 20, high=n / 5, unit=unit, **of)
         for method in ("softmax", "nystrom-64", "nystrom-64+skip")
         for n in (512, 1024, 2048)
         for timed in ("forward", "forward+backward")
@@ -124,7 +124,7 @@ def test_an_efficiency_run_is_shown_and_its_files_named(rows, tmp_path, capsys):
 
 def test_training_steps_have_a_dot_per_method_in_each_task(drawn, tmp_path):
     rows = [
-        new_row(
+        Row(
             study="training", quantity=f"{task} step {what}", method=method, n=24, value=value, unit=unit, device="cpu",
             facts={"b": 2, "layers": 2}, note="too long" if math.isnan(value) else "",
         )

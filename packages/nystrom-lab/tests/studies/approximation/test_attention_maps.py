@@ -6,7 +6,7 @@ import torch
 
 from nystrom.attention.methods.near_far import near_far_rows
 from nystrom.attention.methods.nystrom import nystrom_rows
-from nystrom_lab.measure.rows import new_row, read_rows
+from nystrom_lab.measure.rows import Row, read_rows
 from nystrom_lab.studies.approximation.attention_maps import STUDIES, similarity
 from nystrom_lab.studies.approximation.real_heads.pictures import block_means, read_pictures
 from nystrom_lab.studies.approximation.real_heads.recorded import find_heads
@@ -53,7 +53,7 @@ def rows_of_share(share, heads=144):
     known = {"study": "", "method": "nystrom", "unit": "", "device": "cpu"}
     known["facts"] = {"weights": "pretrained", "layer": 0}
     of = ((SIMILAR, share), ("cosine similarity", 0.8), ("total variation of a row", 0.2))
-    return [new_row(quantity=quantity, value=value, repeats=heads, **known) for quantity, value in of]
+    return [Row(quantity=quantity, value=value, repeats=heads, **known) for quantity, value in of]
 
 
 @pytest.mark.parametrize(

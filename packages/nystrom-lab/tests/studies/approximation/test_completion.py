@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 import torch
 
-from nystrom_lab.measure.rows import new_row
+from nystrom_lab.measure.rows import Row
 from nystrom_lab.studies.approximation.completion import (
     BELOW,
     COMPLETED,
@@ -88,7 +88,7 @@ def test_equal_tokens_are_singular_and_not_below_rounding():
 
 
 def row_of(quantity, method, value, inputs):
-    return new_row(
+    return Row(
         study="", quantity=quantity, method=method, value=value, unit="", device="cpu", repeats=12,
         facts={"inputs": inputs},
     )  # fmt: skip

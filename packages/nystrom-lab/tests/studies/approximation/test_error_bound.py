@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 
 from nystrom.linalg.pinv import pinv_iterative
-from nystrom_lab.measure.rows import new_row
+from nystrom_lab.measure.rows import Row
 from nystrom_lab.studies.approximation.convergence import landmark_matrix
 from nystrom_lab.studies.approximation.error_bound import STUDIES, proposition
 from nystrom_lab.studies.approximation.real_heads.recorded import find_heads
@@ -41,7 +41,7 @@ def test_error_and_bound_are_the_formulas_of_the_supplement(tiny_setting):
 
 
 def row_of(quantity, value, *, m=64, weights="pretrained", inverse="iterative", k=None, **spread):
-    return new_row(
+    return Row(
         study="", quantity=quantity, method="nystrom", value=value, unit="", device="cpu", n=512, m=m,
         facts={"weights": weights, "inverse": inverse, "k": k}, **spread,
     )  # fmt: skip

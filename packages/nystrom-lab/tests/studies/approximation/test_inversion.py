@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from nystrom_lab.measure.rows import new_row
+from nystrom_lab.measure.rows import Row
 from nystrom_lab.studies.approximation.inversion import (
     CONDITION,
     ERROR,
@@ -62,7 +62,7 @@ def test_a_batch_that_a_solver_refuses_is_lost(monkeypatch):
 
 
 def row_of(quantity, method, value, m, where, matrix="N"):
-    return new_row(
+    return Row(
         study="", quantity=quantity, method=method, value=value, unit="", m=m, low=0.9 * value, high=1.1 * value,
         facts={"where": where} | ({} if quantity in (TIME, RATIO) else {"matrix": matrix}), device="d",
     )  # fmt: skip

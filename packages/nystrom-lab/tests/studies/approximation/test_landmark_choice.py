@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from nystrom.attention.methods.nystrom import nystrom_attention
-from nystrom_lab.measure.rows import new_row
+from nystrom_lab.measure.rows import Row
 from nystrom_lab.studies.approximation.landmark_choice import STUDIES
 from nystrom_lab.studies.approximation.landmark_errors import (
     ATTENTION,
@@ -61,7 +61,7 @@ PRETRAINED = MappingProxyType({"weights": "pretrained", "layer": 0, "inverse": "
 
 
 def row_of(quantity, method, value, *, m=64, n=512, facts=PRETRAINED, spread=0.0, repeats=144):
-    return new_row(
+    return Row(
         study="", quantity=quantity, method=method, value=value, unit="", device="cpu", n=n, m=m, facts=facts,
         dtype="float64", low=value * (1 - spread), high=value * (1 + spread), repeats=repeats,
     )  # fmt: skip

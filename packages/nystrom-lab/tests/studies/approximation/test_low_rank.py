@@ -6,7 +6,7 @@ import pytest
 import scipy.linalg
 import torch
 
-from nystrom_lab.measure.rows import new_row
+from nystrom_lab.measure.rows import Row
 from nystrom_lab.studies.approximation import low_rank
 from nystrom_lab.studies.approximation.low_rank import STUDIES, spectrum_rows
 
@@ -58,7 +58,7 @@ def test_condition_numbers_beyond_float64_count_as_what_it_resolves():
 
 
 def row_of(quantity, method, value, weights, m=None, repeats=36):
-    return new_row(
+    return Row(
         study="", quantity=quantity, method=method, value=value, unit="", device="cpu", n=512, m=m, repeats=repeats,
         facts={"weights": weights, "layer": 0}, low=0.9 * value, high=1.1 * value,
     )  # fmt: skip

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from nystrom.landmarks import segment_means
-from nystrom_lab.measure.rows import new_row
+from nystrom_lab.measure.rows import Row
 from nystrom_lab.studies.approximation.convergence import (
     CONDITION,
     CUBED,
@@ -120,7 +120,7 @@ def test_a_singular_matrix_does_not_start_below_1():
 
 
 def row_of(quantity, value, *, method="paper", facts=None, m=64, **spread):
-    return new_row(
+    return Row(
         study="", quantity=quantity, method=method, value=value, unit="", device="cpu", n=512, m=m,
         facts={"weights": "pretrained", **(facts or {})}, dtype="float64", **spread,
     )  # fmt: skip

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from nystrom.attention.functions import FUNCTIONS
-from nystrom_lab.measure.rows import new_row
+from nystrom_lab.measure.rows import Row
 from nystrom_lab.studies.approximation.spectral_norm import STUDIES, printed_form
 from nystrom_lab.studies.reproduce.encoders import find_encoder
 from nystrom_lab.studies.reproduce.study import Setting
@@ -114,7 +114,7 @@ def made(name):
 
 
 def row_of(quantity, method, m, value, *, n=512, weights="pretrained", **spread):
-    return new_row(
+    return Row(
         study="", quantity=quantity, method=method, value=value, unit="", device="cpu", n=n, m=m, repeats=24,
         facts={"weights": weights, "b": 2, "h": 12, "d": 8}, **spread,
     )  # fmt: skip

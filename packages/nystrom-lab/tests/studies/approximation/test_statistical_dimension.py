@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from nystrom.kernels import gaussian_kernel
-from nystrom_lab.measure.rows import new_row
+from nystrom_lab.measure.rows import Row
 from nystrom_lab.studies.approximation import statistical_dimension as findings
 from nystrom_lab.studies.approximation.statistical_dimension import EPSILONS, STUDIES, head_rows
 from nystrom_lab.studies.matrices.dense_nystrom import complete
@@ -69,7 +69,7 @@ def test_a_number_of_draws_that_is_not_found_says_so(tokens):
 
 
 def row_of(quantity, method, value, *, head=HEAD, eps=None, m=None, n=256, repeats=1):
-    return new_row(
+    return Row(
         study="", quantity=quantity, method=method, value=value, unit="", device="cpu", n=n, m=m, repeats=repeats,
         facts=head if eps is None else {**head, "eps": eps}, note="more than 256 draws" if math.isnan(value) else "",
     )  # fmt: skip

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from nystrom_lab.measure.rows import append_rows, new_row
+from nystrom_lab.measure.rows import Row, append_rows
 from nystrom_lab.report.printed import LRA_TASKS, NYSTROMFORMER_TABLE_3, SKYFORMER_TABLE_1
 from nystrom_lab.studies.arena.paper_tables import STUDIES
 from nystrom_lab.studies.reproduce.run import check_study, run_study
@@ -19,7 +19,7 @@ NYSTROMFORMER, SKYFORMER = STUDIES["nystromformer-table-3"], STUDIES["skyformer-
 
 
 def row(task, method, value, *, seed=0, preset="demo", samples=2000):
-    return new_row(
+    return Row(
         study="", quantity=f"{task} test accuracy", method=method, value=value, unit="", n=100, repeats=samples,
         facts={"layers": 2, "preset": preset}, seed=seed, device="a CPU", command="nystrom train",
     )  # fmt: skip

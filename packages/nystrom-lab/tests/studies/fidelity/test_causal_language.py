@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch.testing import assert_close
 
-from nystrom_lab.measure.rows import new_row, read_rows
+from nystrom_lab.measure.rows import Row, read_rows
 from nystrom_lab.studies.fidelity import causal_language as study
 from nystrom_lab.studies.reproduce.run import check_study, run_study
 from nystrom_lab.studies.reproduce.study import Setting
@@ -61,7 +61,7 @@ def test_dropped_tokens_are_seen_by_nobody():
 
 
 def row(quantity, method, value, low=None, high=None, after="", n=2048):
-    return new_row(
+    return Row(
         study=NAME, quantity=quantity, method=method, value=value, unit="", low=low, high=high, n=n,
         facts={"after": after}, device="cpu",
     )  # fmt: skip

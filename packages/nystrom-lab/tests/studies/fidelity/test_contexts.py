@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from nystrom_lab.measure.rows import new_row, read_rows
+from nystrom_lab.measure.rows import Row, read_rows
 from nystrom_lab.studies.fidelity import contexts
 from nystrom_lab.studies.fidelity.contexts import EACH, ENTRIES, ERROR, EXACT, OURS, SPREAD, STUDIES, TIME, sizes_of
 from nystrom_lab.studies.reproduce.run import check_study, run_study
@@ -34,7 +34,7 @@ def test_all_entries_are_heavy_or_clusters():
 
 def row(quantity, method, value, m=192, part=0.0):
     """A row whose quartiles are a part of its value away."""
-    return new_row(study="", quantity=quantity, method=method, value=value, unit="", n=2048, m=m, device="a CPU",
+    return Row(study="", quantity=quantity, method=method, value=value, unit="", n=2048, m=m, device="a CPU",
                    repeats=16, low=value * (1 - part), high=value * (1 + part))  # fmt: skip
 
 

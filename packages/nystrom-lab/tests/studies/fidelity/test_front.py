@@ -2,7 +2,7 @@ from pathlib import Path
 
 import torch
 
-from nystrom_lab.measure.rows import new_row
+from nystrom_lab.measure.rows import Row
 from nystrom_lab.studies.fidelity.front import STUDIES, build, cut_to_rank
 from nystrom_lab.studies.reproduce.encoders import Recording
 
@@ -12,7 +12,7 @@ ERROR, TIME, RATIO = "relative error of the output", "forward time", "forward ti
 
 def row(quantity, method, n, value, part=0.0):
     """A row whose quartiles are a part of its value away."""
-    return new_row(study="", quantity=quantity, method=method, value=value, unit="", n=n, device="a CPU", repeats=16,
+    return Row(study="", quantity=quantity, method=method, value=value, unit="", n=n, device="a CPU", repeats=16,
                    low=value * (1 - part), high=value * (1 + part))  # fmt: skip
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from nystrom_lab.measure.rows import new_row, read_rows
+from nystrom_lab.measure.rows import Row, read_rows
 from nystrom_lab.studies.fidelity import long_inputs
 from nystrom_lab.studies.fidelity.long_inputs import ERROR, HIDDEN, MEMORY, METHODS, PACKAGE, RATIO, STUDIES, TIME
 from nystrom_lab.studies.reproduce.run import check_study, run_study
@@ -62,7 +62,7 @@ def row(quantity, value, n, method="near_far", of="attention", positions=None, p
     facts = {"of": of} if quantity in (TIME, RATIO, MEMORY) else {}
     if positions is not None:
         facts["positions"] = positions
-    return new_row(study="", quantity=quantity, method=method, value=value, unit="", n=n, facts=facts, device="a CPU",
+    return Row(study="", quantity=quantity, method=method, value=value, unit="", n=n, facts=facts, device="a CPU",
                    repeats=16, low=value * (1 - part), high=value * (1 + part))  # fmt: skip
 
 

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from nystrom_lab.measure.rows import new_row, read_rows
+from nystrom_lab.measure.rows import Row, read_rows
 from nystrom_lab.studies.fidelity.planned import STUDIES, halves, nearest_others
 from nystrom_lab.studies.reproduce.run import check_study, run_study
 
@@ -57,7 +57,7 @@ def test_a_length_beyond_the_positions(long_setting, tmp_path):
 
 def row(quantity, method, value, n=512, part=0.0):
     """A row whose quartiles are a part of its value away."""
-    return new_row(study="", quantity=quantity, method=method, value=value, unit="", n=n, repeats=200, device="a CPU",
+    return Row(study="", quantity=quantity, method=method, value=value, unit="", n=n, repeats=200, device="a CPU",
                    low=value * (1 - part), high=value * (1 + part))  # fmt: skip
 
 

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from nystrom_lab.measure.rows import new_row, read_rows
+from nystrom_lab.measure.rows import Row, read_rows
 from nystrom_lab.studies.fidelity import slides
 from nystrom_lab.studies.reproduce.run import check_study, run_study
 from nystrom_lab.studies.reproduce.study import Setting
@@ -61,7 +61,7 @@ def test_what_takes_too_long_is_not_measured(monkeypatch):
 
 
 def row(quantity, value, method=slides.OURS, low=None, high=None, order="", n=10_000, repeats=400):
-    return new_row(
+    return Row(
         study="", quantity=quantity, method=method, value=value, unit="", low=low, high=high, n=n, repeats=repeats,
         facts={"order": order}, device="a CPU",
     )  # fmt: skip

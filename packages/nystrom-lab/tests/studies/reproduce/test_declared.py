@@ -2,12 +2,12 @@ import math
 
 import pytest
 
-from nystrom_lab.measure.rows import new_row
+from nystrom_lab.measure.rows import Row
 from nystrom_lab.studies.reproduce.declared import LONGEST, Cells, Claim, Lines, Pivot, each, frame_of, only, select
 
 
 def row_of(quantity, value, *, method="nystrom", n=512, m=None, low=None, high=None, **facts):
-    return new_row(
+    return Row(
         study="", quantity=quantity, method=method, value=value, unit="", device="d", n=n, m=m, low=low, high=high,
         facts=facts, note="too long" if math.isnan(value) else "",
     )  # fmt: skip

@@ -2,7 +2,7 @@ import math
 
 import pytest
 
-from nystrom_lab.measure.rows import new_row
+from nystrom_lab.measure.rows import Row
 from nystrom_lab.studies.reproduce.known import (
     Known,
     is_competitive,
@@ -16,7 +16,7 @@ from nystrom_lab.studies.reproduce.known import (
 
 
 def row_of(value, low=None, high=None, repeats=1):
-    return new_row(
+    return Row(
         study="", quantity="", method="", value=value, unit="", device="cpu", low=low, high=high, repeats=repeats
     )
 

@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 from matplotlib.figure import Figure
 
-from nystrom_lab.measure.rows import new_row, read_rows
+from nystrom_lab.measure.rows import Row, read_rows
 from nystrom_lab.report.summary import Verdict, read_summary
 from nystrom_lab.report.table import Table
 from nystrom_lab.studies.reproduce.catalogue import find_study
@@ -26,7 +26,7 @@ class Squares:
         if number == self.interrupt_at:
             raise KeyboardInterrupt
         self.measured.append(number)
-        row = new_row(study="", quantity="square", method="product", value=number**2, unit="", device="none", n=number)
+        row = Row(study="", quantity="square", method="product", value=number**2, unit="", device="none", n=number)
         return [dataclasses.replace(row, facts={"b": 1})]
 
     def plan(self, setting):

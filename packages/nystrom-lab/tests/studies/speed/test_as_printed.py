@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from nystrom_lab.measure.rows import new_row
+from nystrom_lab.measure.rows import Row
 from nystrom_lab.report.printed_ratios import BASE, NYSTROMFORMER_TABLE_1, SKYFORMER_TABLE_2
 from nystrom_lab.studies.reproduce.catalogue import find_study
 from nystrom_lab.studies.reproduce.study import Setting
@@ -18,7 +18,7 @@ FUSED = "softmax"
 def row(name, quantity, method, value, n=None):
     spread = {} if math.isnan(value) or not quantity.endswith("time") else {"low": 0.95 * value, "high": 1.05 * value}
     note = "too long" if math.isnan(value) else ""
-    return new_row(
+    return Row(
         study=name, quantity=quantity, method=method, value=value, unit="", device="cpu", n=n, facts={"b": 1},
         note=note, **spread,
     )  # fmt: skip

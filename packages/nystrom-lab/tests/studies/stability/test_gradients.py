@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from nystrom.attention.methods.softmax import softmax_attention
-from nystrom_lab.measure.rows import new_row
+from nystrom_lab.measure.rows import Row
 from nystrom_lab.studies.approximation.spectral_norm import printed_form
 from nystrom_lab.studies.reproduce.encoders import Recording
 from nystrom_lab.studies.stability import gradients
@@ -17,7 +17,7 @@ STUDY = STUDIES["skyformer-gradients"]
 def shares(of_printed, of_ours=0.0, heads=200):
     """Rows of both forms at three sizes."""
     return [
-        new_row(study="", quantity=quantity, method=method, value=value, unit="", m=m, n=512, repeats=heads,
+        Row(study="", quantity=quantity, method=method, value=value, unit="", m=m, n=512, repeats=heads,
                 device="a CPU", facts={"layer": ALL})
         for m in (16, 32, 64)
         for method, share in ((PRINTED, of_printed), (OURS, of_ours))

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from nystrom_lab.measure.rows import new_row, read_rows
+from nystrom_lab.measure.rows import Row, read_rows
 from nystrom_lab.report.printed import SKYFORMER_APPENDIX_F
 from nystrom_lab.studies.reproduce.run import check_study, run_study
 from nystrom_lab.studies.reproduce.study import Setting
@@ -19,7 +19,7 @@ STUDY = STUDIES["skyformer-appendix-f"]
 def printed():
     """What the paper printed, as rows of two seeds that differ by a hundredth."""
     return [
-        new_row(study="", quantity="ratio to self-attention", method=m, value=v + shift, unit="",
+        Row(study="", quantity="ratio to self-attention", method=m, value=v + shift, unit="",
                 device="cpu", facts={"task": task, "b": 1, "steps": 20}, seed=seed)
         for m, tasks in SKYFORMER_APPENDIX_F.items()
         for task, v in tasks.items()

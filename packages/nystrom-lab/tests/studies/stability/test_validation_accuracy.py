@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from nystrom_lab.measure.rows import new_row
+from nystrom_lab.measure.rows import Row
 from nystrom_lab.report.lra.curves import GATHERED
 from nystrom_lab.studies.reproduce.run import check_study, run_study
 from nystrom_lab.studies.reproduce.study import Setting
@@ -23,7 +23,7 @@ def curve(level, *, after=4, second=1.0, start=0.5):
 
 def rows(method, curves, *, task="text"):
     return [
-        new_row(
+        Row(
             study="", quantity="validation accuracy", method=method, value=value, unit="", seed=seed, device="d",
             facts={"task": task, "preset": "demo", "step": step, "seconds": seconds},
         )

@@ -8,7 +8,7 @@ import pytest
 import torch
 from transformers import BertForSequenceClassification, BertTokenizer
 
-from nystrom_lab.measure.rows import new_row
+from nystrom_lab.measure.rows import Row
 from nystrom_lab.studies.reproduce.study import Setting
 from nystrom_lab.studies.training import finetuned
 from nystrom_lab.studies.training.by_length import rows_by_length
@@ -23,7 +23,7 @@ METRICS = {"mrpc": "F1", "qqp": "F1"}
 
 
 def result(task, method, value, *, split="test", seed=0, texts=1000, kind="run", n=512, facts=None):
-    return new_row(
+    return Row(
         study="", quantity=f"{split} {METRICS.get(task, 'accuracy')}", method=method, value=value, unit="",
         repeats=texts, seed=seed, n=n, device="a CPU",
         facts={"model": "m", **(facts or {}), "task": task, "kind": kind},
@@ -31,7 +31,7 @@ def result(task, method, value, *, split="test", seed=0, texts=1000, kind="run",
 
 
 def share(task, m, value):
-    return new_row(
+    return Row(
         study="", quantity=f"test {SHARE}", method="nystrom", value=value, unit="", m=m, n=512,
         facts={"task": task, "kind": "lengths"}, device="a CPU",
     )  # fmt: skip

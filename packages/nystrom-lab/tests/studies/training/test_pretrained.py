@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 
 from nystrom_lab.data.language.mlm_sop.dataset import IGNORED, MlmSop
-from nystrom_lab.measure.rows import new_row
+from nystrom_lab.measure.rows import Row
 from nystrom_lab.studies.reproduce.study import Setting
 from nystrom_lab.studies.training.pretrained import GUESS, MLM, SOP, STUDIES, guess_without_context
 from nystrom_lab.training.pretrain.data import HeldOutInstances
@@ -21,7 +21,7 @@ def curve(method, quantity, values, *, repeats=40_000, n=256):
     for number, value in enumerate([*values, values[-1]], start=1):
         low, high = wilson(value, repeats)
         after = "best" if number > len(values) else 100 * number
-        row = new_row(
+        row = Row(
             study="", quantity=quantity, method=method, value=value, low=low, high=high, unit="", device="a CPU",
             repeats=repeats, n=n, facts={"layers": 4, "after": after},
         )  # fmt: skip
@@ -35,14 +35,14 @@ def runs(mlm, sop, **named):
     for method in mlm:
         rows += curve(method, MLM, [0.1, mlm[method]], **named) + curve(method, SOP, [0.5, sop[method]], **named)
         for quantity, value in (("validation perplexity", 40.0), ("peak memory", 900.0)):
-            rows.append(new_row(study="", quantity=quantity, method=method, value=value, unit="", device="a CPU",
+            rows.append(Row(study="", quantity=quantity, method=method, value=value, unit="", device="a CPU",
                                 facts={"layers": 4, "after": "best"}))  # fmt: skip
     return rows
 
 
 def guessed(value):
     """The row of the guess without context."""
-    return new_row(study="", quantity=GUESS, method="no context", value=value, unit="", device="a CPU",
+    return Row(study="", quantity=GUESS, method="no context", value=value, unit="", device="a CPU",
                    facts={"after": "best"})  # fmt: skip
 
 

@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from nystrom_lab.measure.rows import append_rows, new_row, read_rows
+from nystrom_lab.measure.rows import Row, append_rows, read_rows
 from nystrom_lab.studies.training import runs
 from nystrom_lab.studies.training.runs import CHILD, Training, train
 from nystrom_lab.training.run_folder import RunFolder
@@ -55,7 +55,7 @@ def test_a_training_that_fails_ends_the_study_with_its_name(training, tmp_path):
 
 def row_of(command):
     known = {"study": "", "quantity": "steps", "unit": "", "device": "a CPU"}
-    return new_row(method="nystrom-4", value=8, command=command, **known)
+    return Row(method="nystrom-4", value=8, command=command, **known)
 
 
 @pytest.mark.parametrize(("name", "value"), [("seed", 2), ("options", {"num_landmarks": 8}), ("steps", 9)])

@@ -36,7 +36,7 @@ from torch import Tensor
 
 from nystrom.attention.fused import softmax_rows
 from nystrom.kernels import gaussian_kernel, softmax_kernel
-from nystrom_lab.measure.rows import Row, new_row
+from nystrom_lab.measure.rows import Row
 from nystrom_lab.report.plots.canvas import MARKERS, PAGE, figure_of
 from nystrom_lab.studies.approximation.real_heads.recorded import LENGTH, WEIGHTS, LayerHeads, find_heads
 from nystrom_lab.studies.reproduce.declared import Cells, Claim, Found, Pivot, declare, each, select
@@ -102,7 +102,7 @@ def _rows_of(
     facts = {"inputs": inputs, "layer": layer}
     yield spread_row(BELOW, name, (least < -rounding).double(), n=n, facts=facts, dtype="float64")
     for quantity, value in ((LEAST, least.min()), (ROUNDING, rounding.max())):
-        yield new_row(
+        yield Row(
             quantity=quantity, method=name, value=value.item(), n=n, facts=facts, dtype="float64", repeats=len(least)
         )
 

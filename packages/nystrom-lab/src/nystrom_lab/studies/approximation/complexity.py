@@ -29,7 +29,7 @@ from nystrom.attention.heads import build_attention
 from nystrom.attention.method_names import SIZES, size_options
 from nystrom.attention.registry import METHODS
 from nystrom_lab.measure.counting import count_multiplications, count_stored_numbers
-from nystrom_lab.measure.rows import Row, new_row
+from nystrom_lab.measure.rows import Row
 from nystrom_lab.report.table import Table
 from nystrom_lab.studies.reproduce.declared import Claim, Found, Lines, declare, each
 from nystrom_lab.studies.reproduce.known import Known, most
@@ -60,9 +60,7 @@ def count_rows(n: int, sizes: Sequence[int]) -> Iterable[Row]:
     q, k, v = (torch.randn(1, 1, n, _WIDTH, generator=generator) for _ in range(3))
 
     def row(quantity: str, method: str, value: float, m: int | None) -> Row:
-        return new_row(
-            quantity=quantity, method=method, value=value, n=n, m=m, facts={"b": 1, "h": 1, "d": _WIDTH}, seed=0
-        )
+        return Row(quantity=quantity, method=method, value=value, n=n, m=m, facts={"b": 1, "h": 1, "d": _WIDTH}, seed=0)
 
     for method, m in _cells(n, sizes):
         # A window is odd.

@@ -18,7 +18,7 @@ from nystrom.clock import seconds
 from nystrom.interleaved_timing import in_turns, quartiles
 from nystrom.landmarks import kmeans, segment_means, uniform
 from nystrom.linalg.pinv import pinv_exact, pinv_iterative
-from nystrom_lab.measure.rows import Row, new_row
+from nystrom_lab.measure.rows import Row
 from nystrom_lab.studies.approximation.real_heads.recorded import LayerHeads
 from nystrom_lab.studies.matrices.dense_nystrom import SquareInverse, nystrom_columns_and_rows
 from nystrom_lab.studies.matrices.spectra import spectral_norm
@@ -120,7 +120,7 @@ def time_rows(encoder: Encoder, n: int, numbers: Sequence[int]) -> Iterable[Row]
         times = in_turns({key: partial(seconds, call, q.device) for key, call in calls.items()}, _TURNS)
     for (quantity, method, m), values in times.items():
         low, middle, high = quartiles([1000 * value for value in values])
-        yield new_row(
+        yield Row(
             quantity=quantity, method=method, value=middle, low=low, high=high, unit="ms", repeats=_TURNS, n=n, m=m,
             facts=facts,
         )  # fmt: skip

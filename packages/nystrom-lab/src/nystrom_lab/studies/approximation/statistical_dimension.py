@@ -37,7 +37,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from nystrom.kernels import gaussian_kernel, laplace_kernel, matern32_kernel, matern52_kernel
-from nystrom_lab.measure.rows import Row, new_row
+from nystrom_lab.measure.rows import Row
 from nystrom_lab.studies.approximation.draw_errors import measure_draws, needed_draws, rounding
 from nystrom_lab.studies.matrices.dense_nystrom import complete
 from nystrom_lab.studies.matrices.spectra import leverage_scores, spectral_norm, statistical_dimension
@@ -140,7 +140,7 @@ def head_rows(
         quantity: str, method: str, value: float | None, m: int | None = None, eps: float | None = None,
         repeats: int = 1,
     ) -> Row:  # fmt: skip
-        return new_row(
+        return Row(
             quantity=quantity, method=method, value=float("nan") if value is None else value, n=n, m=m,
             facts=facts if eps is None else {**facts, "eps": eps}, dtype="float64", seed=0, repeats=repeats,
             note=f"more than {columns[-1]} draws" if value is None else "",

@@ -12,7 +12,7 @@ from nystrom.clock import seconds
 from nystrom.interleaved_timing import in_turns, quartiles, ratios
 from nystrom_lab.bench.options import device_name
 from nystrom_lab.measure.peak import peak_bytes
-from nystrom_lab.measure.rows import Row, new_row
+from nystrom_lab.measure.rows import Row
 
 Attention = Callable[[Tensor, Tensor, Tensor], Tensor]
 ERROR = "relative error of the output"
@@ -47,13 +47,13 @@ def time_calls(
             quantities, (quartiles([1e3 * x for x in each]), ratios(each, taken[beside])), ("ms", ""), strict=True
         )
         for quantity, (low, middle, high), unit in found:
-            yield new_row(
+            yield Row(
                 quantity=quantity, method=name, value=middle, low=low, high=high, unit=unit, repeats=len(each),
                 **shared,
             )  # fmt: skip
         if memory is not None:
             value = peak_bytes(calls[name], device) / 1e6
-            yield new_row(quantity=memory, method=name, value=value, unit="MB", **shared)
+            yield Row(quantity=memory, method=name, value=value, unit="MB", **shared)
 
 
 def time_passes(

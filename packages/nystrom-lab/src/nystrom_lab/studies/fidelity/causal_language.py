@@ -42,7 +42,7 @@ from nystrom.attention.methods.near_far import near_far_attention
 from nystrom.attention.options import near_far_sizes
 from nystrom.progress import Progress
 from nystrom_lab.data.language.encoder_texts import read_prose
-from nystrom_lab.measure.rows import Row, new_row
+from nystrom_lab.measure.rows import Row
 from nystrom_lab.report.table import Table
 from nystrom_lab.studies.fidelity.beside_exact import PASSES, Attention, time_passes
 from nystrom_lab.studies.reproduce.declared import Cells, Claim, Found, Lines, Pivot, by, declare, each, only
@@ -151,7 +151,7 @@ def _train(documents: Sequence[str], sizes: LanguageTraining, folder: Path) -> I
         model.save_pretrained(folder / "model")
     seen = sizes.steps * sizes.batch * sizes.length
     facts = {"steps": sizes.steps, "b": sizes.batch, "tokens": seen, "layers": sizes.layers, "width": sizes.width}
-    yield new_row(quantity="training loss", method=EXACT, value=loss, unit="nats", n=sizes.length, facts=facts, seed=0)
+    yield Row(quantity="training loss", method=EXACT, value=loss, unit="nats", n=sizes.length, facts=facts, seed=0)
 
 
 def _steps(
@@ -301,7 +301,7 @@ def _recall() -> Iterable[Row]:
         out = attend(q, k, v)[:, :, -1]
         similar = F.cosine_similarity(out[:, :, None], v, dim=-1)
         found = (similar.argmax(dim=-1) == needle).double().mean().item()
-        yield new_row(quantity=FOUND, method=name, value=found, n=NEEDLES, repeats=q.shape[1], facts={"d": 64}, seed=0)
+        yield Row(quantity=FOUND, method=name, value=found, n=NEEDLES, repeats=q.shape[1], facts={"d": 64}, seed=0)
 
 
 def needles(n: int, heads: int = 64) -> tuple[Tensor, Tensor, Tensor, Tensor]:

@@ -34,7 +34,7 @@ from nystrom.integrations.layer_calls import LayerCall, attend_by, intercepted
 from nystrom.models.positions import Lengthening
 from nystrom.shapes import Masks
 from nystrom_lab.data.language.encoder_texts import load_encoder
-from nystrom_lab.measure.rows import Row, new_row
+from nystrom_lab.measure.rows import Row
 from nystrom_lab.report.plots.canvas import COLUMN, figure_of, method_look
 from nystrom_lab.report.table import Table
 from nystrom_lab.studies.fidelity.beside_exact import (
@@ -125,7 +125,7 @@ def _errors(longer: Encoder, methods: Sequence[str], n: int, texts: int, facts: 
             off[name] += float((_hidden(model, candidate, ids[None]).double() - exact.double()).square().sum())
     for name, squares in off.items():
         value = math.sqrt(squares / size)
-        yield new_row(quantity=HIDDEN, method=name, value=value, repeats=texts, **shared)
+        yield Row(quantity=HIDDEN, method=name, value=value, repeats=texts, **shared)
 
 
 def _measure_times(encoder: Encoder, n: int, folder: Path) -> Iterable[Row]:

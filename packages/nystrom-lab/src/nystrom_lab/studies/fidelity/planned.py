@@ -34,7 +34,7 @@ from nystrom.integrations.bert_names import FAMILIES
 from nystrom.integrations.set_attention import set_attention
 from nystrom_lab.data.language.encoder_texts import load_encoder, tokens_of
 from nystrom_lab.data.language.tokenizer import load_tokenizer
-from nystrom_lab.measure.rows import Row, new_row
+from nystrom_lab.measure.rows import Row
 from nystrom_lab.studies.fidelity.beside_exact import MEMORY, RATIO, TIME, time_calls
 from nystrom_lab.studies.reproduce.declared import Cells, Claim, Found, Lines, Pivot, by, declare, each
 from nystrom_lab.studies.reproduce.encoders import Encoder, find_encoder
@@ -94,7 +94,7 @@ def _measure(encoder: Encoder, n: int, pairs: int, budgets: Sequence[float], fol
         rows = ((ERROR, error, None), (FOUND, right, wilson(right, 2 * pairs)), (CHANGED, changed, None))
         for quantity, value, interval in rows:
             low, high = interval or (None, None)
-            yield new_row(
+            yield Row(
                 quantity=quantity, method=name, value=value, low=low, high=high, n=n, repeats=2 * pairs, facts=facts
             )
 

@@ -38,7 +38,7 @@ from nystrom.attention.methods.softmax import softmax_attention
 from nystrom.attention.options import near_far_sizes
 from nystrom.clock import seconds
 from nystrom.tiles import hilbert_order
-from nystrom_lab.measure.rows import Row, new_row
+from nystrom_lab.measure.rows import Row
 from nystrom_lab.report.table import Table
 from nystrom_lab.studies.fidelity.beside_exact import ERROR, PASSES, both, forward, relative_error, time_calls
 from nystrom_lab.studies.reproduce.declared import Claim, Found, Lines, by, declare, each, only
@@ -204,7 +204,7 @@ def _measure_learning(sizes: SlideSizes, seed: int) -> Iterable[Row]:
                     x, ignore, labels = _batch(test[start : start + batch])
                     right.append((model(x, ignore) > 0) == (labels > 0))
         facts = {"order": name, "bags": len(train), "steps": steps}
-        yield new_row(
+        yield Row(
             quantity=ACCURACY, method=OURS, value=torch.cat(right).double().mean().item(), repeats=len(test),
             facts=facts, seed=seed,
         )  # fmt: skip
@@ -247,7 +247,7 @@ def _measure_costs(n: int) -> Iterable[Row]:
             wanted = short * (100 if name == TORCH else 10)
             if wanted > LIMIT:
                 del calls[name]
-                yield new_row(
+                yield Row(
                     quantity=time, method=name, value=math.nan, unit="ms", n=n, facts=facts,
                     note=f"would take about {wanted:.0f} s, the limit is {LIMIT:.0f} s",
                 )  # fmt: skip

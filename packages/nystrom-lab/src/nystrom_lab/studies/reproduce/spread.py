@@ -6,7 +6,7 @@ from typing import Any
 from jaxtyping import Float
 from torch import Tensor
 
-from nystrom_lab.measure.rows import Row, new_row
+from nystrom_lab.measure.rows import Row
 
 
 def spread_row(
@@ -19,12 +19,12 @@ def spread_row(
         method: The method or matrix that was measured.
         values: One for each head and text, or for each of whatever the study repeats.
         median: Take the median instead of the mean, for values over many powers of ten.
-        **shared: Other fields of the row, see `new_row`.
+        **shared: Other fields of the row, see `Row`.
     """
     flat = values.double().flatten()
     low, middle, high = (flat.quantile(share).item() for share in (0.25, 0.5, 0.75))
     value = middle if median else flat.mean().item()
-    return new_row(quantity=quantity, method=method, value=value, low=low, high=high, repeats=flat.numel(), **shared)
+    return Row(quantity=quantity, method=method, value=value, low=low, high=high, repeats=flat.numel(), **shared)
 
 
 def difference_row(quantity: str, method: str, values: Float[Tensor, "*any"], **shared: Any) -> Row:
@@ -32,4 +32,4 @@ def difference_row(quantity: str, method: str, values: Float[Tensor, "*any"], **
     flat = values.double().flatten()
     mean, error = flat.mean().item(), 2 * flat.std().item() / math.sqrt(len(flat))
     low, high = mean - error, mean + error
-    return new_row(quantity=quantity, method=method, value=mean, low=low, high=high, repeats=len(flat), **shared)
+    return Row(quantity=quantity, method=method, value=mean, low=low, high=high, repeats=len(flat), **shared)

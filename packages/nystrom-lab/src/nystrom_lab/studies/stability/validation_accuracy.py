@@ -30,7 +30,7 @@ from typing import NamedTuple
 
 import pandas as pd
 
-from nystrom_lab.measure.rows import Row, new_row
+from nystrom_lab.measure.rows import Row
 from nystrom_lab.report.lra.curves import ArenaRun, lra_curves_figure, read_lra_curves
 from nystrom_lab.report.lra.runs import Line
 from nystrom_lab.report.printed import LRA_CLASSES, LRA_TASKS, SKYFORMER_TABLE_1
@@ -91,7 +91,7 @@ def _measure(run: ArenaRun) -> Iterable[Row]:
     seed = re.search(r"seed(\d+)", run.name)
     for step, (seconds, value) in sorted(run.curve.items()):
         lost = not math.isfinite(value)
-        yield new_row(
+        yield Row(
             quantity=_ACCURACY, method=method, value=math.nan if lost else value,
             facts={**facts, "step": step, "seconds": f"{seconds:g}"},
             seed=int(seed[1]) if seed else None, dtype="dtype of the runs", device="device of the runs",

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from nystrom_lab.measure.rows import Row, new_row
+from nystrom_lab.measure.rows import Row
 from nystrom_lab.training.results import wilson
 
 # Tokens of the longest text in each part. The last part holds the texts that fill the model, most of which were cut.
@@ -38,7 +38,7 @@ def rows_by_length(
         if len(those):
             accuracy = float(those.mean())
             low, high = wilson(accuracy, len(those))
-            yield new_row(
+            yield Row(
                 quantity=f"{split} accuracy of texts of {shortest} to {bound} tokens", method=method, value=accuracy,
                 low=low, high=high, repeats=len(those), n=bound, dtype=precision, facts=facts, seed=0,
             )  # fmt: skip

@@ -37,7 +37,7 @@ from nystrom.integrations.convert import convert
 from nystrom_lab.data.language.labelled.glue import find_labelled
 from nystrom_lab.data.language.labelled.splits import read_labelled
 from nystrom_lab.data.language.tokenizer import load_tokenizer
-from nystrom_lab.measure.rows import Row, new_row, read_rows
+from nystrom_lab.measure.rows import Row, read_rows
 from nystrom_lab.studies.reproduce.encoders import find_folder, instead_of_bert_base
 from nystrom_lab.studies.reproduce.study import Part, Plan, Setting, part
 from nystrom_lab.studies.training.by_length import rows_by_length
@@ -249,7 +249,7 @@ def _measure_lengths(setting: Setting, tasks: Sequence[str], model: Path) -> Ite
         for m in _LANDMARKS:
             share = split.longer_than(m)
             facts = {"model": model.name, "task": task, "kind": "lengths"}
-            yield new_row(
+            yield Row(
                 quantity=f"{name} {SHARE}", method="nystrom", value=share, m=m, n=512, facts=facts, repeats=len(split)
             )
 

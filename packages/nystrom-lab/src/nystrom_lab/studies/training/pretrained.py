@@ -32,7 +32,7 @@ import numpy as np
 import pandas as pd
 
 from nystrom_lab.data.language.mlm_sop.dataset import AS_MASK, AS_WORD, IGNORED, MlmSop
-from nystrom_lab.measure.rows import Row, new_row, read_rows
+from nystrom_lab.measure.rows import Row, read_rows
 from nystrom_lab.report.plots.curves import read_curves
 from nystrom_lab.studies.reproduce.declared import Cells, Claim, Found, Lines, Pivot, by, declare, each, frame_of
 from nystrom_lab.studies.reproduce.known import MARGIN, Known, estimate, is_competitive, most
@@ -166,7 +166,7 @@ def _measure_guess(data: Path) -> Iterable[Row]:
     held_out = HeldOutInstances(MlmSop(data, "val"), _INSTANCES)
     value, words = guess_without_context(held_out)
     low, high = wilson(value, words)
-    yield new_row(
+    yield Row(
         quantity=GUESS, method="no context", value=value, low=low, high=high, repeats=words, n=held_out.data.length,
         facts={"after": "best"},
     )  # fmt: skip

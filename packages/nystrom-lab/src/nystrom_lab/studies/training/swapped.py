@@ -9,7 +9,7 @@ import numpy as np
 from nystrom.attention.method_names import read_method
 from nystrom_lab.data.language.labelled.glue import find_labelled
 from nystrom_lab.data.language.labelled.splits import read_labelled
-from nystrom_lab.measure.rows import Row, new_row
+from nystrom_lab.measure.rows import Row
 from nystrom_lab.training.finetune.classifier import find_classifier, make_classifier, takes_segments
 from nystrom_lab.training.finetune.encoding import EncodedSplit, collator, padding_of
 from nystrom_lab.training.finetune.finetune_settings import BATCH_SIZE, MAX_LENGTH
@@ -54,6 +54,6 @@ def swapped_rows(
         results: Mapping[str, float] = scores(logits, split.labels, facts.metrics, classes=found.classes is not None)
         for metric in facts.metrics:
             low, high = wilson(results[metric], len(split)) if metric == "accuracy" else (None, None)
-            yield new_row(quantity=f"{which} {metric}", value=results[metric], low=low, high=high, **shared)
+            yield Row(quantity=f"{which} {metric}", value=results[metric], low=low, high=high, **shared)
         changed = float(np.mean(guess != first))
-        yield new_row(quantity=f"{which} predictions that change", value=changed, **shared)
+        yield Row(quantity=f"{which} predictions that change", value=changed, **shared)

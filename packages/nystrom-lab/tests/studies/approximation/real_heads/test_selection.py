@@ -1,11 +1,9 @@
-from nystrom_lab.measure.rows import new_row
+from nystrom_lab.measure.rows import Row
 from nystrom_lab.studies.approximation.real_heads.selection import over_layers
 
 
 def row_of(value, facts, quantity="error", **spread):
-    return new_row(
-        study="", quantity=quantity, method="nystrom", value=value, unit="", device="cpu", facts=facts, **spread
-    )
+    return Row(study="", quantity=quantity, method="nystrom", value=value, unit="", device="cpu", facts=facts, **spread)
 
 
 def test_layers_become_one_row_with_the_mean_of_all_heads():
