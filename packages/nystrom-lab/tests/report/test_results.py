@@ -11,7 +11,7 @@ from nystrom_lab.report.lra.curves import GATHERED
 RESULTS = Path(__file__).parents[4] / "results"
 CURVES = sorted(RESULTS.glob("lra-*-curves.csv"))
 COMMANDS = ("nystrom ", "torchrun ", "python tools/", "python -m tools.")
-ROWS = sorted(set(RESULTS.rglob("*.csv")) - set(CURVES))
+ROWS = sorted(set(RESULTS.rglob("*.csv")) - set(RESULTS.glob("*-curves.csv")))
 
 
 @pytest.mark.parametrize("path", ROWS, ids=lambda path: path.stem)
