@@ -100,7 +100,7 @@ class _FewAndMany(torch.autograd.Function):
         (b, h, n, d), e, bias = q.shape, v.shape[-1], bias_of_keys(keep, k)
         # In the layout of the queries: a model puts the heads side by side again.
         out, sums = room_like(q) if d == e else q.new_empty(b, h, n, e), q.new_empty(b, h, 1, n)
-        if n >= k.shape[2] or k.shape[2] <= _FEW:
+        if n >= k.shape[2]:
             run_landmarks("landmarks_forward", scale, q=q, landmarks=k, middle=v, bias=bias, out=out)
         else:
             run_landmarks("tokens_forward", scale, q=k, landmarks=q, v=v, bias=bias, out=out, sums=sums)
@@ -120,7 +120,7 @@ class _FewAndMany(torch.autograd.Function):
             plain = pull_back(lambda q, k, v: softmax_rows(q, k, keep=keep, scale=ctx.scale) @ v, (q, k, v), grad)
             return *plain, None, None
         made, bias = tuple(room_like(x) for x in (q, k, v)), bias_of_keys(keep, k)
-        if q.shape[2] >= k.shape[2] or k.shape[2] <= _FEW:
+        if q.shape[2] >= k.shape[2]:
             written = dict(zip(("of_q", "of_landmarks", "of_middle"), made, strict=True))
             run_landmarks("landmarks_backward", ctx.scale, q=q, landmarks=k, middle=v, bias=bias, grad=grad, **written)
         else:
