@@ -191,22 +191,31 @@ def triton_where_it_is_asked_for(request):
 
 
 # On a CPU, these take torch's operators, on threads of our own, as large inputs do; the others our own loops.
-ON_THREADS = VARIANTS["nystrom"][1], VARIANTS["near_far"][1]
+ON_THREADS = [VARIANTS["nystrom"][1], VARIANTS["near_far"][1]]
 # These take the loops that attend from many tokens to few, and from few to many, also for small inputs.
 IN_LOOPS = [
     VARIANTS[name][0] for name in ("softmax", "nystrom", "skyformer_softmax", "performer", "linformer", "informer")
+]
+
+# Of these, threads of our own take a few heads each, as of large inputs.
+BY_HEADS = [
+    VARIANTS["linear"][0],
+    VARIANTS["informer"][0],
+    *(VARIANTS[name][1] for name in ("skyformer", "skyformer_softmax", "reformer", "longformer", "bigbird")),
 ]
 
 
 @pytest.fixture(autouse=True)
 def on_threads_where_large_inputs_are(request, monkeypatch):
     parameters = request.node.callspec.params if hasattr(request.node, "callspec") else {}
-    if any(value in ON_THREADS for value in parameters.values() if isinstance(value, dict)):
+    options = [value for value in parameters.values() if isinstance(value, dict)]
+    if any(value in ON_THREADS for value in options):
         monkeypatch.setenv("NYSTROM_NATIVE", "0")
+    if any(value in ON_THREADS + BY_HEADS for value in options):
         monkeypatch.setattr("nystrom.attention.parts.stretches._WORTH", 0)
         # The fixture `same_threads` of all tests puts the number back.
         torch.set_num_threads(3)
-    elif any(value in IN_LOOPS for value in parameters.values() if isinstance(value, dict)):
+    if any(value in IN_LOOPS for value in options):
         monkeypatch.setattr("nystrom.native._MANY", 1)
         monkeypatch.setattr("nystrom.attention.fused._LEAST_QUERIES", 1)
 

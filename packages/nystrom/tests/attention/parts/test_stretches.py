@@ -6,8 +6,10 @@ import pytest
 import torch
 from torch.profiler import ProfilerActivity, profile
 
+from nystrom.attention.functions import FUNCTIONS
 from nystrom.attention.methods.near_far import near_far_attention
 from nystrom.attention.methods.nystrom import nystrom_attention
+from nystrom.attention.parts.by_heads import by_heads
 from nystrom.attention.parts.stretches import cut, in_threads, num_parts
 from nystrom.attention.skip import depthwise_skip
 
@@ -71,6 +73,20 @@ CALLS = {
     "nystrom with the skip": lambda q, k, v, w: nystrom_attention(q, k, v, num_landmarks=16, skip=w),
     "skip": lambda q, k, v, w: depthwise_skip(v, w, to=q) + 0 * k,
 }
+# Methods of others, a few heads at a time, see `by_heads`.
+OF_OTHERS = {
+    "linear": {},
+    "skyformer": {"num_landmarks": 16},
+    "skyformer_softmax": {"num_landmarks": 16},
+    "informer": {"num_queries": 16},
+    "reformer": {},
+    "longformer": {"window": 33},
+    "bigbird": {"block_size": 16},
+}
+CALLS |= {
+    name: lambda q, k, v, w, name=name, options=options: FUNCTIONS[name](q, k, v, **options)
+    for name, options in OF_OTHERS.items()
+}
 
 
 def draw(dtype, layout):
@@ -100,7 +116,7 @@ def test_the_number_of_threads_changes_rounding_only_and_a_run_nothing(name, lay
         torch.testing.assert_close(x, z, **close)
 
 
-@pytest.mark.parametrize(("name", "most"), [("near_far", 0.05), ("skip", 0.2)])
+@pytest.mark.parametrize(("name", "most"), [("near_far", 0.05), ("skip", 0.2), *((name, 0.4) for name in OF_OTHERS)])
 def test_the_calling_thread_runs_few_operators(name, most):
     """Each may wait for another thread."""
     inputs, grad = draw(torch.float32, "heads")
@@ -113,3 +129,39 @@ def test_the_calling_thread_runs_few_operators(name, most):
             results_of(CALLS[name], inputs, grad)
         counts.append(sum(event.count for event in profiled.key_averages() if event.key in kinds))
     assert counts[0] < most * counts[1]
+
+
+# Some heads of each thread, and a head's own numbers: random rotations and blocks.
+def test_heads_keep_their_own_numbers_gradients_and_derivatives():
+    inputs, grad = draw(torch.float64, "heads")
+    inputs[2].requires_grad_(False)
+    q, k, v = inputs[:3]
+
+    def attend(heads, q, k, v):
+        return torch.arange(1.0, 5.0)[heads, None, None] * q * v
+
+    out = by_heads(attend, q, k, v)
+    assert type(out.grad_fn).__name__ == "_ByHeadsBackward"
+    torch.testing.assert_close(out, attend(slice(None), q, k, v), rtol=0, atol=0)
+    of_q, of_k = torch.autograd.grad(out, (q, k), grad, retain_graph=True)
+    assert torch.equal(of_k, torch.zeros_like(k))
+    (again,) = torch.autograd.grad(out, q, grad.requires_grad_(), create_graph=True)
+    assert torch.equal(of_q, again)
+    assert torch.equal(torch.autograd.grad(again.sum(), grad)[0], attend(slice(None), torch.ones_like(q), k, v))
+
+
+def test_hooks_of_the_caller_see_what_is_kept():
+    inputs, _ = draw(torch.float64, "heads")
+    seen = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda x: seen.append(x.shape) or x, lambda x: x):
+        by_heads(lambda heads, q, k, v: q * v, *inputs[:3])
+    assert seen == [inputs[0].shape] * 2
+
+
+def test_an_error_of_a_backward_pass_is_that_of_the_caller():
+    inputs, grad = draw(torch.float64, "heads")
+    out = by_heads(lambda heads, q, k, v: q * v, *inputs[:3])
+    with torch.no_grad():
+        inputs[0].mul_(2)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        out.backward(grad)

@@ -26,6 +26,7 @@ from torch import Tensor
 from nystrom.attention.entry import attend
 from nystrom.attention.fused import fused_softmax
 from nystrom.attention.options import InformerOptions, documented
+from nystrom.attention.parts.by_heads import by_heads
 from nystrom.attention.parts.order import first_in_order, in_order
 from nystrom.landmarks import all_real, draw, insertion_points, ranks, take
 from nystrom.precision import at_least_float32
@@ -70,15 +71,32 @@ def _informer(
     options: InformerOptions,
     generator: Generator,
 ) -> Float[Tensor, "b h n e"]:
-    n, u, scale = q.shape[2], options.num_queries, options.scale
-    if is_number(n) and n <= u:
-        return fused_softmax(q, k, v, keep=keep, scale=scale)
+    n = q.shape[2]
+    if is_number(n) and n <= options.num_queries:
+        return fused_softmax(q, k, v, keep=keep, scale=options.scale)
+    sample = _sample(k, keep, draw(options.num_samples, generator, q.device))
+
+    def some(heads: slice, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return _attend_to_sample(q, k, v, keep, query_keep, sample, options)
+
+    return by_heads(some, q, k, v)
+
+
+def _attend_to_sample(
+    q: Float[Tensor, "b h n d"],
+    k: Float[Tensor, "b h s d"],
+    v: Float[Tensor, "b h s e"],
+    keep: Bool[Tensor, "b s"] | None,
+    query_keep: Bool[Tensor, "b n"] | None,
+    sample: Int[Tensor, "b r"],
+    options: InformerOptions,
+) -> Float[Tensor, "b h n e"]:
+    n, scale = q.shape[2], options.scale
     with torch.no_grad():
-        sample = _sample(k, keep, draw(options.num_samples, generator, q.device))
         sparsity = _sparsity(q, take(k, sample), score_scale(q, scale))
         place = torch.arange(n, device=q.device)
         order = in_order(sparsity, place, None if query_keep is None else query_keep[:, None])
-        chosen, found = first_in_order(order, u)
+        chosen, found = first_in_order(order, options.num_queries)
         # Where there are fewer than u queries, the results of the others go to a row past the end.
         chosen = torch.where(found, chosen, n)[..., None]
     queries = q.gather(2, chosen.clamp(max=n - 1).expand(-1, -1, -1, q.shape[-1]))

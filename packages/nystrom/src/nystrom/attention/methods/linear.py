@@ -25,6 +25,7 @@ from torch import Tensor
 
 from nystrom.attention.entry import attend
 from nystrom.attention.options import LinearOptions, documented
+from nystrom.attention.parts.by_heads import by_heads
 from nystrom.autograd_modes import is_forward_mode, pull_back
 from nystrom.checks import FeatureMap
 from nystrom.precision import at_least_float32, without_autocast
@@ -77,7 +78,7 @@ def _linear(
     # A compiler derives the gradient, and fuses the operations between the products.
     if torch.compiler.is_compiling() or is_forward_mode():
         return _two_softmaxes(q, k, v)
-    return _TwoAverages.apply(q, k, v)[0]
+    return by_heads(lambda _, q, k, v: _TwoAverages.apply(q, k, v)[0], q, k, v)
 
 
 def _two_softmaxes(

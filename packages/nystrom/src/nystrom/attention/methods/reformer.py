@@ -30,6 +30,7 @@ from torch import Tensor
 
 from nystrom.attention.entry import SELF_ATTENTION, attend
 from nystrom.attention.options import ReformerOptions, documented
+from nystrom.attention.parts.by_heads import by_heads
 from nystrom.attention.parts.lsh import HashRounds, even_rotations, plan_rounds
 from nystrom.autograd_modes import for_one_gradient, is_forward_mode, pull_back
 from nystrom.precision import at_least_float32
@@ -93,7 +94,12 @@ def _reformer(
     options: ReformerOptions,
     generator: Generator,
 ) -> Float[Tensor, "b h n e"]:
-    return attend_by_rotations(q, k, v, keep, _rotations(q, options, generator), options)
+    rotations = _rotations(q, options, generator)
+
+    def some(heads: slice, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return attend_by_rotations(q, k, v, keep, rotations[:, heads], options)
+
+    return by_heads(some, q, k, v)
 
 
 def attend_by_rotations(

@@ -29,6 +29,7 @@ from nystrom.attention.entry import attend
 from nystrom.attention.exact_limit import exact_limit
 from nystrom.attention.methods.kernelized import sum_by_kernel
 from nystrom.attention.options import SkyformerOptions, SkyformerSoftmaxOptions, documented
+from nystrom.attention.parts.by_heads import by_heads
 from nystrom.checks import Backend, Inverse, Kernel
 from nystrom.kernels import KERNELS
 from nystrom.landmarks import all_are_short, draw, middle_of, uniform, within_reach
@@ -85,10 +86,28 @@ def _skyformer(
     generator: Generator,
 ) -> Float[Tensor, "b h n e"]:
     m, scale = options.num_landmarks, score_scale(q, options.scale)
-    weigh = functools.partial(sum_by_kernel, kernel=options.kernel, scale=scale)
     if all_are_short(q, k, m):
-        return weigh(q, k, v, keep=keep)
-    landmarks = mixed_landmarks(q, k, keep, query_keep, draw(m, generator, q.device))
+        return sum_by_kernel(q, k, v, keep=keep, kernel=options.kernel, scale=scale)
+    draws = draw(m, generator, q.device)
+
+    def some(heads: slice, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return _by_landmarks(q, k, v, keep, query_keep, draws, options)
+
+    return by_heads(some, q, k, v)
+
+
+def _by_landmarks(
+    q: Float[Tensor, "b h n d"],
+    k: Float[Tensor, "b h s d"],
+    v: Float[Tensor, "b h s e"],
+    keep: Bool[Tensor, "b s"] | None,
+    query_keep: Bool[Tensor, "b n"] | None,
+    draws: Float[Tensor, " m"],
+    options: SkyformerOptions,
+) -> Float[Tensor, "b h n e"]:
+    m, scale = options.num_landmarks, score_scale(q, options.scale)
+    weigh = functools.partial(sum_by_kernel, kernel=options.kernel, scale=scale)
+    landmarks = mixed_landmarks(q, k, keep, query_keep, draws)
     inverse = ridged_inverse(kernel_of_landmarks(landmarks, options.kernel, scale), options)
     limit = exact_limit(q, k, keep, query_keep, m)
     if limit is None:

@@ -43,6 +43,7 @@ from nystrom.attention.exact_limit import exact_limit
 from nystrom.attention.fused import fused_softmax
 from nystrom.attention.methods.skyformer import mixed_landmarks
 from nystrom.attention.options import SkyformerSoftmaxOptions, documented
+from nystrom.attention.parts.by_heads import by_heads
 from nystrom.attention.parts.logsumexp import softmax_and_logsumexp
 from nystrom.checks import Inverse
 from nystrom.kernels import gaussian_logarithm, half_norms
@@ -100,7 +101,25 @@ def _skyformer_softmax(
     if all_are_short(q, k, m):
         return fused_softmax(q, k, v, keep=keep, scale=scale)
     q, k, v = (at_least_float32(x) for x in (q, k, v))
-    landmarks = mixed_landmarks(q, k, keep, query_keep, draw(m, generator, q.device))
+    draws = draw(m, generator, q.device)
+
+    def some(heads: slice, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return _by_landmarks(q, k, v, keep, query_keep, draws, options)
+
+    return by_heads(some, q, k, v)
+
+
+def _by_landmarks(
+    q: Float[Tensor, "b h n d"],
+    k: Float[Tensor, "b h s d"],
+    v: Float[Tensor, "b h s e"],
+    keep: Bool[Tensor, "b s"] | None,
+    query_keep: Bool[Tensor, "b n"] | None,
+    draws: Float[Tensor, " m"],
+    options: SkyformerSoftmaxOptions,
+) -> Float[Tensor, "b h n e"]:
+    m, scale = options.num_landmarks, score_scale(q, options.scale)
+    landmarks = mixed_landmarks(q, k, keep, query_keep, draws)
     limit = exact_limit(q, k, keep, query_keep, m)
     if limit is None:
         middle, sizes, _ = _middle(landmarks, k, v, None, scale, options)

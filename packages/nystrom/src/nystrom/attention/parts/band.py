@@ -21,6 +21,7 @@ from torch.fx.experimental.symbolic_shapes import statically_known_true
 from torch.utils.checkpoint import checkpoint
 
 from nystrom.attention.fused import fused_softmax
+from nystrom.attention.parts.by_heads import by_heads
 from nystrom.autograd_modes import pull_back
 from nystrom.landmarks import take
 from nystrom.shapes import cut_blocks, is_number
@@ -124,9 +125,15 @@ def attend_blocks(
     else:
         # torch.func does not support checkpoints, but does support an autograd Function.
         attend = _AttendHead.apply
-    heads = zip(q.unbind(1), k.unbind(1), v.unbind(1), bias.unbind(1), strict=True)
-    out = [attend(reach, head, size, scale, *tensors, *tables) for head, tensors in enumerate(heads)]
-    return torch.stack(out, dim=1)[..., :e]
+
+    def some(heads: slice, *tensors: Tensor) -> Tensor:
+        tokens = zip(*(x.unbind(1) for x in (*tensors, bias[:, heads])), strict=True)
+        first = heads.start or 0
+        return torch.stack(
+            [attend(reach, head, size, scale, *each, *tables) for head, each in enumerate(tokens, first)], dim=1
+        )
+
+    return by_heads(some, q, k, v)[..., :e]
 
 
 def _attend_head(

@@ -1,0 +1,74 @@
+"""Heads on threads of their own, forward and backward, for methods that are chains of torch's operators.
+
+Each operator then runs on one thread, and a call waits once, see `stretches`.
+"""
+
+import functools
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+from torch.autograd.graph import GradientEdge, get_gradient_edge
+
+from nystrom.attention.parts.stretches import cut, in_threads, num_parts
+from nystrom.autograd_modes import for_one_gradient, needs_graph, pull_back
+from nystrom.native import room_like
+
+Attend = Callable[..., Tensor]
+# For each thread: one that other work holds up leaves some to the others.
+_PARTS = 2
+
+
+def by_heads(attend: Attend, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """The result of `attend`, computed for each head apart where the tensors are large and on a CPU.
+
+    Args:
+        attend: Gets a slice of the heads, and these heads' q, k and v; no head's result depends on another head.
+        q: Queries (b, h, n, d).
+        k: Keys (b, h, s, d).
+        v: Values (b, h, s, e).
+    """
+    # Hooks, as those of a checkpoint, belong to the calling thread.
+    hooked = not torch.compiler.is_compiling() and torch._C._autograd._top_saved_tensors_default_hooks(True) is not None
+    if hooked or q.shape[1] < 2 or num_parts(q, k, v) < 2:
+        return attend(slice(None), q, k, v)
+    return _ByHeads.apply(attend, q, k, v)
+
+
+class _ByHeads(torch.autograd.Function):
+    """The graph of each head is recorded on the thread that computes it, and gone back through on another."""
+
+    @staticmethod
+    def forward(ctx, attend: Attend, *tensors: Tensor) -> Tensor:
+        q, v, needed = tensors[0], tensors[-1], ctx.needs_input_grad[1:]
+        out = room_like(q) if q.shape[-1] == v.shape[-1] else q.new_empty(*q.shape[:3], v.shape[-1])
+
+        def some(heads: slice) -> tuple[slice, list[Tensor], GradientEdge | None]:
+            with torch.set_grad_enabled(any(needed)):
+                inputs = [x[:, heads].detach().requires_grad_(need) for x, need in zip(tensors, needed, strict=True)]
+                result = attend(heads, *inputs)
+            out[:, heads] = result.detach()
+            return heads, inputs, get_gradient_edge(result) if result.requires_grad else None
+
+        ctx.parts, ctx.attend = in_threads(some, cut(q.shape[1], _PARTS * torch.get_num_threads())), attend
+        ctx.save_for_backward(*tensors)
+        return out
+
+    @staticmethod
+    @for_one_gradient
+    def backward(ctx, *grads: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
+        (grad,), tensors = grads, ctx.saved_tensors
+        if needs_graph(grad):
+            return None, *pull_back(functools.partial(ctx.attend, slice(None)), tensors, grad)
+        made = [room_like(x) if need else None for x, need in zip(tensors, ctx.needs_input_grad[1:], strict=True)]
+
+        def some(part: tuple[slice, list[Tensor], GradientEdge]) -> None:
+            heads, inputs, edge = part
+            wanted = [x for x in inputs if x.requires_grad]
+            # The graph stays: a caller may ask for a second gradient.
+            found = torch.autograd.grad(edge, wanted, grad[:, heads], retain_graph=True, allow_unused=True)
+            for whole, gradient in zip((x for x in made if x is not None), found, strict=True):
+                whole[:, heads] = 0.0 if gradient is None else gradient
+
+        in_threads(some, ctx.parts)
+        return None, *made
