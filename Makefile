@@ -51,7 +51,7 @@ slow: $(VENV)/.dev  ## the tests that take minutes
 	$(BIN)/python -m pytest -n auto -m 'slow and not gpu'
 
 shapes: $(VENV)/.dev  ## the mathematics again, each shape and dtype in a signature checked at run time
-	$(BIN)/python -m pytest -n auto --jaxtyping-packages=nystrom,beartype.beartype -m 'not refuses and not slow and not gpu' \
+	$(BIN)/python -m pytest -n auto --hypothesis-profile few --jaxtyping-packages=nystrom,beartype.beartype -m 'not refuses and not slow and not gpu' \
 	  -k 'not compile and not export and not one_graph and not triton and not torch_jit' `# torch does not trace through the checker, nor does Triton` \
 	  $(addprefix $(LIBRARY)/tests/,attention linalg parity test_kernels.py test_landmarks.py)
 
@@ -79,7 +79,7 @@ bare: | $(VENV)/.made  ## both wheels, and the library's tests in an environment
 	cd $(VENV)-bare && bin/python ../$(LIBRARY)/tests/bare.py
 	$(PYTHON) -c '$(GROUPS)' test > $(VENV)-bare/needs.txt
 	$(VENV)-bare/bin/python $(PIP) "$$(echo $(VENV)-bare/wheels/nystrom-[0-9]*.whl)[gpu,onnx]" --requirement $(VENV)-bare/needs.txt
-	$(VENV)-bare/bin/python -m pytest -n auto $(LIBRARY)/tests
+	$(VENV)-bare/bin/python -m pytest -n auto --hypothesis-profile few $(LIBRARY)/tests
 	rm -rf $(VENV)-bare
 
 floors: | $(VENV)/.made  ## the oldest allowed version of each dependency, in an environment with them

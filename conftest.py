@@ -29,6 +29,8 @@ torch.set_num_threads(1)
 # No test depends on the clock: an example is not wrong because a busy machine is slow.
 hypothesis.settings.register_profile("untimed", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow])
 hypothesis.settings.load_profile("untimed")
+# --hypothesis-profile few: for laws that have been drawn in full elsewhere.
+hypothesis.settings.register_profile("few", hypothesis.settings.get_profile("untimed"), max_examples=3)
 
 SIZES = {
     "vocab_size": 40,

@@ -14,6 +14,9 @@ from transformers import BertConfig, BertModel, BertTokenizer
 from nystrom_lab.measure.rows import read_rows
 
 TOOL = Path(__file__).parents[2] / "tools" / "search_papers.py"
+# Each starts a process.
+pytestmark = pytest.mark.long
+
 WORDS = [f"{a}{b}" for a in "abcdefgh" for b in "abcdefgh"]
 
 

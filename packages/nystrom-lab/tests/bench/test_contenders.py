@@ -26,7 +26,7 @@ OURS = [name for name in NAMES if CONTENDERS[name.rstrip("-0123456789")].package
 
 def each(names):
     """Names as parameters; kernels that Triton interprets for seconds are left to the longer tests."""
-    return [pytest.param(name, marks=pytest.mark.long if "growing-triton" in name else ()) for name in names]
+    return [pytest.param(name, marks=pytest.mark.long if "triton" in name else ()) for name in names]
 
 
 def sizes(**changes):
@@ -179,7 +179,7 @@ def test_packages_that_are_not_installed_are_left_out_and_raise_by_name():
         find_contender("other", contenders)
 
 
-@pytest.mark.parametrize("name", ["nystrom-triton-8", "nystrom-compiled-8"])
+@pytest.mark.parametrize("name", each(["nystrom-triton-8", "nystrom-compiled-8"]))
 def test_what_computes_an_attention_changes_no_number(name):
     inputs = make_inputs(32, sizes(), seed=0)
     for skip in (False, True):

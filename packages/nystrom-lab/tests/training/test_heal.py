@@ -288,6 +288,7 @@ def test_a_quantised_or_healed_model_is_refused_by_name(healed, unbroken, bert, 
         healed(tmp_path / "made", unbroken, num_landmarks="auto")
 
 
+@pytest.mark.long
 def test_other_models_are_healed_too(healed, tmp_path):
     """A masked language model by its logits, an encoder of transformers, and a decoder by near_far."""
     torch.manual_seed(0)

@@ -88,6 +88,7 @@ class Transposed(nn.Module):
         return self.attend(*(x.transpose(0, 1) for _ in range(3)), key_padding_mask=mask)[0]
 
 
+@pytest.mark.long
 @every_method
 def test_three_transposes_give_the_same_in_eager_compiled_and_exported(method):
     (x, mask), layer = inputs(), layer_of(method, True)

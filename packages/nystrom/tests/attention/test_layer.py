@@ -241,7 +241,9 @@ def test_key_value_and_context_are_named_too():
                 call()
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize(
+    "method", [pytest.param(name, marks=[pytest.mark.long] * (name != "nystrom")) for name in METHODS]
+)
 def test_autocast_of_a_layer_compiles_and_exports(method):
     torch.compiler.reset()
     layer, x = built(method)

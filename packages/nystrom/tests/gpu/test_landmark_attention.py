@@ -13,6 +13,9 @@ from nystrom import NystromAttention, near_far_attention, nystrom_attention, ref
 from nystrom.gpu.launch import splits
 from nystrom.models import EncoderConfig, EncoderForMaskedLM
 
+# Kernels in the interpreter.
+pytestmark = pytest.mark.long
+
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 METHODS = {"nystrom": nystrom_attention, "skyformer": skyformer_attention}
 # float64 rounding through an inverse whose condition is a few thousand.

@@ -11,6 +11,9 @@ from nystrom.attention.parts.clusters import choose
 from nystrom.gpu.near_far import near_far_attention as on_gpu
 from nystrom.gpu.near_far.near_far_attention import near_far
 
+# Kernels in the interpreter.
+pytestmark = pytest.mark.long
+
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 SMALL = {"block_size": 8, "reach": 3, "num_heavy": 3, "num_clusters": 4, "exact_up_to": 0}
 # float64 rounding of sums over some dozens of tokens

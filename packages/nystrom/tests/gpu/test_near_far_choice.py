@@ -13,6 +13,9 @@ from nystrom.attention.parts.clusters import QUERY_MEANS, choose
 from nystrom.gpu.near_far import choice
 from nystrom.gpu.near_far.choice import ChoiceOptions, choose_by_kernels, group_size
 
+# Kernels in the interpreter.
+pytestmark = pytest.mark.long
+
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
 

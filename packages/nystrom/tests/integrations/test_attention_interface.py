@@ -429,7 +429,9 @@ def test_a_model_of_two_towers_takes_a_method_in_one():
     assert_close(*outputs, **CLOSE)
 
 
-@pytest.mark.parametrize("method", ["sdpa", "nystrom", "skyformer", "linear"])
+@pytest.mark.parametrize(
+    "method", ["nystrom", *(pytest.param(name, marks=pytest.mark.long) for name in ("sdpa", "skyformer", "linear"))]
+)
 @pytest.mark.parametrize("masked", [False, True])
 def test_compile_makes_one_graph(method, masked):
     torch._dynamo.reset()

@@ -115,6 +115,7 @@ def test_a_pickled_model_runs_without_the_check():
         assert_close(again(tokens(40))[0], model(tokens(40))[0], rtol=0, atol=0)
 
 
+@pytest.mark.long
 # A strict export warns of what transformers keeps while a model runs.
 @pytest.mark.filterwarnings("ignore:While compiling, we found certain side effects:UserWarning")
 @pytest.mark.parametrize(("make_model", "strict"), [(bert, False), (bert, True), (roberta, False)])
