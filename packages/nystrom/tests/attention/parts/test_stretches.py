@@ -1,6 +1,8 @@
+import gc
 import os
 import threading
 import warnings
+import weakref
 
 import pytest
 import torch
@@ -148,6 +150,26 @@ def test_heads_keep_their_own_numbers_gradients_and_derivatives():
     (again,) = torch.autograd.grad(out, q, grad.requires_grad_(), create_graph=True)
     assert torch.equal(of_q, again)
     assert torch.equal(torch.autograd.grad(again.sum(), grad)[0], attend(slice(None), torch.ones_like(q), k, v))
+
+
+@pytest.mark.parametrize("keeps", [False, True])
+def test_what_a_gradient_needed_is_gone_after_it_unless_it_is_kept(keeps):
+    inputs, grad = draw(torch.float64, "heads")
+    saved = []
+
+    def attend(heads, q, k, v):
+        weights = q.exp()
+        saved.append(weakref.ref(weights))
+        return weights * v
+
+    out = by_heads(attend, *inputs[:3])
+    out.backward(grad, retain_graph=keeps)
+    gc.collect()
+    assert {each() is None for each in saved} == {not keeps}
+    first = inputs[0].grad.clone()
+    if keeps:
+        out.backward(grad)
+        torch.testing.assert_close(inputs[0].grad, 2 * first, rtol=0, atol=0)
 
 
 def test_hooks_of_the_caller_see_what_is_kept():

@@ -28,9 +28,10 @@ def by_heads(attend: Attend, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         k: Keys (b, h, s, d).
         v: Values (b, h, s, e).
     """
+    if num_parts(q, k, v) < 2 or q.shape[1] < 2:
+        return attend(slice(None), q, k, v)
     # Hooks, as those of a checkpoint, belong to the calling thread.
-    hooked = not torch.compiler.is_compiling() and torch._C._autograd._top_saved_tensors_default_hooks(True) is not None
-    if hooked or q.shape[1] < 2 or num_parts(q, k, v) < 2:
+    if torch._C._autograd._top_saved_tensors_default_hooks(True) is not None:
         return attend(slice(None), q, k, v)
     return _ByHeads.apply(attend, q, k, v)
 
@@ -61,14 +62,17 @@ class _ByHeads(torch.autograd.Function):
         if needs_graph(grad):
             return None, *pull_back(functools.partial(ctx.attend, slice(None)), tensors, grad)
         made = [room_like(x) if need else None for x, need in zip(tensors, ctx.needs_input_grad[1:], strict=True)]
+        parts, keeps = ctx.parts, torch._C._autograd._get_current_graph_task_keep_graph()
+        if not keeps:
+            # As torch frees what it saved.
+            del ctx.parts
 
         def some(part: tuple[slice, list[Tensor], GradientEdge]) -> None:
             heads, inputs, edge = part
             wanted = [x for x in inputs if x.requires_grad]
-            # The graph stays: a caller may ask for a second gradient.
-            found = torch.autograd.grad(edge, wanted, grad[:, heads], retain_graph=True, allow_unused=True)
+            found = torch.autograd.grad(edge, wanted, grad[:, heads], retain_graph=keeps, allow_unused=True)
             for whole, gradient in zip((x for x in made if x is not None), found, strict=True):
                 whole[:, heads] = 0.0 if gradient is None else gradient
 
-        in_threads(some, ctx.parts)
+        in_threads(some, parts)
         return None, *made
