@@ -8,6 +8,7 @@ from collections.abc import Callable
 
 import torch
 from torch import Tensor
+from torch._C._autograd import _get_current_graph_task_keep_graph, _top_saved_tensors_default_hooks
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from nystrom.attention.parts.stretches import cut, in_threads, num_parts
@@ -31,7 +32,7 @@ def by_heads(attend: Attend, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     if num_parts(q, k, v) < 2 or q.shape[1] < 2:
         return attend(slice(None), q, k, v)
     # Hooks, as those of a checkpoint, belong to the calling thread.
-    if torch._C._autograd._top_saved_tensors_default_hooks(True) is not None:
+    if _top_saved_tensors_default_hooks(True) is not None:
         return attend(slice(None), q, k, v)
     return _ByHeads.apply(attend, q, k, v)
 
@@ -62,7 +63,7 @@ class _ByHeads(torch.autograd.Function):
         if needs_graph(grad):
             return None, *pull_back(functools.partial(ctx.attend, slice(None)), tensors, grad)
         made = [room_like(x) if need else None for x, need in zip(tensors, ctx.needs_input_grad[1:], strict=True)]
-        parts, keeps = ctx.parts, torch._C._autograd._get_current_graph_task_keep_graph()
+        parts, keeps = ctx.parts, _get_current_graph_task_keep_graph()
         if not keeps:
             # As torch frees what it saved.
             del ctx.parts
