@@ -15,8 +15,9 @@ from nystrom.attention.methods.near_far import near_far_attention
 from nystrom.attention.methods.nystrom import nystrom_attention
 from nystrom.attention.options import NearFarOptions
 from nystrom.attention.parts.block_stretches import attend_in_stretches
-from nystrom.attention.parts.clusters import Chosen, choose
+from nystrom.attention.parts.clusters import Chosen, choose, nearest_cluster
 from nystrom.attention.parts.far_keys import attend_blocks
+from nystrom.landmarks import group_means, segment_means, segments
 from nystrom.linalg.pinv import iterate, start_value
 from nystrom.shapes import zero_masked
 
@@ -261,3 +262,35 @@ def test_a_folder_that_cannot_be_written_is_said(tmp_path, monkeypatch, of_a_cpu
         assert "could not make the loops" in str(said[0].message)
     finally:
         native._compiled.cache_clear()
+
+
+# A segment of one token, several stretches of a segment, and segments of unequal lengths.
+@pytest.mark.parametrize(("n", "m"), [(1024, 1024), (2000, 3), (1100, 320), (1536, 64)])
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_means_of_segments_are_the_plain_ones(n, m, layout, dtype):
+    x = torch.randn(2, 3, n, 5, dtype=dtype, generator=torch.Generator().manual_seed(0))
+    x = x.permute(LAYOUTS[layout]).contiguous().permute(LAYOUTS[layout])
+    expected = group_means(x, segments(x, m, None), m)
+    # Rounding of sums of 667 numbers, relative to 1.
+    close = {"rtol": 0, "atol": 1e-14} if dtype == torch.float64 else {"rtol": 0, "atol": 1e-6}
+    torch.testing.assert_close(segment_means(x, m), expected, **close)
+
+
+# Centres twice, of which the last wins; empty ones, or all; lengths with a rest.
+@pytest.mark.parametrize(("n", "m", "d", "filled"), [(1003, 37, 5, 30), (8, 64, 64, 64), (65, 3, 16, 0), (1, 1, 1, 1)])
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_nearest_centres_are_those_of_the_distances(n, m, d, filled, layout, dtype):
+    g = torch.Generator().manual_seed(0)
+    x = torch.randn(2, 3, n, d, generator=g, dtype=dtype).permute(LAYOUTS[layout]).contiguous().permute(LAYOUTS[layout])
+    centres = torch.randn(2, 3, m, d, generator=g, dtype=dtype)
+    centres[:, :, m // 2] = centres[:, :, 0]
+    real = torch.arange(m) < torch.tensor([[m], [filled]])
+    found = nearest_cluster(x, centres, real)
+    distances = (x[..., None, :] - centres[:, :, None]).square().sum(dim=-1)
+    distances = distances.masked_fill(~real[:, None, None], torch.inf)
+    nearest = distances.amin(dim=-1, keepdim=True)
+    # Centres this near are drawn by none but the same one.
+    expected = (distances <= nearest + 1e-5).mul(torch.arange(m)).amax(dim=-1)
+    assert torch.equal(found, expected)

@@ -101,12 +101,12 @@ def segment_means(
     """
     _check(x, m, keep)
     n = x.shape[2]
+    if keep is None and is_worth_loops(n) and not (torch.is_grad_enabled() and x.requires_grad) and runs_natively(x):
+        means = x.new_empty(*x.shape[:2], m, x.shape[3])
+        run_landmarks("means_forward", q=x, landmarks=means)
+        return means
     # With symbolic lengths, a branch would give two graphs: for lengths that m divides, and for the others.
     if keep is None and statically_known_true(n % m == 0):
-        if is_worth_loops(n) and not (torch.is_grad_enabled() and x.requires_grad) and runs_natively(x):
-            means = x.new_empty(*x.shape[:2], m, x.shape[3])
-            run_landmarks("means_forward", q=x, landmarks=means)
-            return means
         return x.unflatten(2, (m, n // m)).mean(dim=3, dtype=accumulator(x.dtype))
     return group_means(x, segments(x, m, keep), m)
 

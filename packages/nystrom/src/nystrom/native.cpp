@@ -550,21 +550,55 @@ extern "C" void convolution_backward(const Landmarks* given, int64_t begin, int6
     }
 }
 
-// The mean of each of the segments, into which the tokens of a row are cut, by sums of sums of stretches.
+// The mean of each of the m segments, into which the tokens i of a row are cut by i m / n, by sums of sums of stretches.
 extern "C" void means_forward(const Landmarks* given, int64_t begin, int64_t end) {
     const Landmarks& s = *given;
-    const int64_t m = s.landmarks_count, size = s.tokens / m;
+    const int64_t m = s.landmarks_count;
     Numbers part(s.d);
     for (int64_t row = begin; row < end; row++) {
         for (int64_t c = 0; c < m; c++) {
+            const int64_t first = (c * s.tokens + m - 1) / m, last = ((c + 1) * s.tokens + m - 1) / m;
             REAL* sum = s.landmarks.of(row) + c * s.landmarks.token;
             std::fill_n(sum, s.d, 0);
-            for (int64_t p = c * size; p < (c + 1) * size; p += STRETCH) {
+            for (int64_t p = first; p < last; p += STRETCH) {
                 std::fill(part.begin(), part.end(), 0);
-                for (int64_t i = p; i < std::min(p + STRETCH, (c + 1) * size); i++) add(part.data(), s.q.of(row) + i * s.q.token, s.d);
+                for (int64_t i = p; i < std::min(p + STRETCH, last); i++) add(part.data(), s.q.of(row) + i * s.q.token, s.d);
                 add(sum, part.data(), s.d);
             }
-            for (int64_t j = 0; j < s.d; j++) sum[j] /= size;
+            for (int64_t j = 0; j < s.d; j++) sum[j] /= last - first;
+        }
+    }
+}
+
+// The last of the landmarks c, with q.c + bias less than `scale` times (|q|^2 - the largest) below the largest of a token.
+extern "C" void nearest_forward(const Landmarks* given, int64_t begin, int64_t end) {
+    const Landmarks& s = *given;
+    const int64_t m = s.landmarks_count, L = up(m, PAIR), d = s.d;
+    Numbers centres(d * L), bias(L, NONE), tokens(STRIP * d), scores(STRIP * L), numbers(L);
+    for (int64_t c = 0; c < L; c++) numbers[c] = c;
+    for (int64_t row = begin; row < end; row++) {
+        memcpy(bias.data(), s.bias.of(row), m * sizeof(REAL));
+        for (int64_t c = 0; c < m; c++)
+            for (int64_t j = 0; j < d; j++) centres[j * L + c] = s.landmarks.of(row)[c * s.landmarks.token + j];
+        for (int64_t p = 0; p < s.tokens; p += STRIP) {
+            copy(s.q, row, p, p + STRIP, s.tokens, d, tokens.data(), d);
+            product(tokens.data(), d, centres.data(), L, scores.data(), L, STRIP, d, L);
+            REAL lengths[STRIP] = {};
+            for (int64_t j = 0; j < d; j++)
+                for (int64_t i = 0; i < STRIP; i++) lengths[i] += tokens[i * d + j] * tokens[i * d + j];
+            for (int64_t i = 0; i < std::min(STRIP, s.tokens - p); i++) {
+                REAL* x = &scores[i * L];
+                Vec largest = load(x) + load(bias.data()), last = {};
+                for (int64_t c = 0; c < L; c += N) {
+                    const Vec here = load(x + c) + load(&bias[c]);
+                    store(x + c, here);
+                    largest = here > largest ? here : largest;
+                }
+                const auto more = [](REAL a, REAL b) { return a > b ? a : b; };
+                const REAL best = reduce(largest, more), limit = best - (REAL)s.scale * (lengths[i] - best);
+                for (int64_t c = 0; c < L; c += N) last = load(x + c) >= limit ? load(&numbers[c]) : last;
+                s.out.of(row)[(p + i) * s.out.token] = std::min<REAL>(reduce(last, more), m - 1);
+            }
         }
     }
 }

@@ -134,8 +134,9 @@ def run_landmarks(name: str, scale: float = 1.0, **tensors: Tensor | None) -> No
     `convolution_backward` of_v, to which it adds `to`, and of_w, from grad, v and w. `tokens_forward` writes
     softmax(scale landmarks q^T + bias) v to out, and the logarithm of each sum of the softmax to sums;
     `tokens_backward` the gradients of_q, of_landmarks, of_v from the coming one, `middle`, and both results;
-    `means_forward` the means of equal segments of q to landmarks. All have axes (b, h, n or m or 1, width); what is
-    written is in dense memory, w and bias are expanded.
+    `means_forward` the means of near-equal segments of q to landmarks; `nearest_forward` the numbers of the landmarks
+    that `nearest_cluster` wants to out. All have axes (b, h, n or m or 1, width); what is written is in dense memory, w
+    and bias are expanded.
     """
     x = {name: dense(x) for name, x in tensors.items() if x is not None}
     b, h, n, e = next(x[name].shape for name in ("out", "grad", "q") if name in x)

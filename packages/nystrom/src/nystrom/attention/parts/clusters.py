@@ -27,6 +27,7 @@ from nystrom.attention.options import NearFarOptions
 from nystrom.attention.parts.order import first_in_order, in_order
 from nystrom.attention.parts.stretches import cut, in_threads, num_parts
 from nystrom.landmarks import all_real, insertion_points, middle_of, ranks, segment_means, uniform
+from nystrom.native import run_landmarks, runs_natively
 from nystrom.shapes import is_number, score_scale
 
 # Number of mean queries that decide which keys are heavy.
@@ -220,7 +221,13 @@ def nearest_cluster(
     """
     (b, h, s), m = x.shape[:3], centres.shape[2]
     # argmin |x - c|^2 = argmax x.c - |c|^2 / 2
-    minus = (-0.5 * centres.square().sum(dim=-1)).masked_fill(~filled[:, None], -torch.inf).flatten(0, 1)[:, None]
+    minus = (-0.5 * centres.square().sum(dim=-1)).masked_fill(~filled[:, None], -torch.inf)[:, :, None]
+    rounding = _ROUNDINGS * torch.finfo(x.dtype).eps
+    if runs_natively(x, centres):
+        nearest = x.new_empty(b, h, s, 1)
+        run_landmarks("nearest_forward", rounding, q=x, landmarks=centres, bias=minus, out=nearest)
+        return nearest[..., 0].long()
+    minus = minus.flatten(0, 1)
     numbered, tokens, wanted = (
         torch.arange(m, dtype=x.dtype, device=x.device),
         x.flatten(0, 1),
@@ -230,7 +237,6 @@ def nearest_cluster(
     # The norm of a centre about as near as the best is at most |x| plus the distance to the best. The rounding of its
     # score is relative to the square of that, which |x|^2 and the squared distance |x|^2 - 2 best together bound.
     length_of = torch.linalg.vector_norm(tokens, dim=-1, keepdim=True).square()
-    rounding = _ROUNDINGS * torch.finfo(x.dtype).eps
 
     def among(rows: slice, place: slice) -> Float[Tensor, "rows place"]:
         scores = torch.baddbmm(minus[rows], tokens[rows, place], wanted[rows])
