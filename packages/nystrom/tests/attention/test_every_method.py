@@ -201,6 +201,7 @@ IN_LOOPS = [
 BY_HEADS = [
     VARIANTS["linear"][0],
     VARIANTS["informer"][0],
+    VARIANTS["performer"][0],
     *(VARIANTS[name][1] for name in ("skyformer", "skyformer_softmax", "reformer", "longformer", "bigbird")),
 ]
 

@@ -81,6 +81,7 @@ OF_OTHERS = {
     "skyformer": {"num_landmarks": 16},
     "skyformer_softmax": {"num_landmarks": 16},
     "informer": {"num_queries": 16},
+    "performer": {"num_features": 16},
     "reformer": {},
     "longformer": {"window": 33},
     "bigbird": {"block_size": 16},

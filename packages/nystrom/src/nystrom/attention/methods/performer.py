@@ -30,6 +30,7 @@ from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
 from nystrom.attention.entry import attend
 from nystrom.attention.fused import fused_softmax
 from nystrom.attention.options import PerformerOptions, documented
+from nystrom.attention.parts.by_heads import by_heads
 from nystrom.attention.parts.logsumexp import softmax_and_logsumexp
 from nystrom.autograd_modes import is_computed_again
 from nystrom.kernels import half_norms
@@ -83,10 +84,15 @@ def _performer(
     projection = _projection_of(q, options, projection, generator)
     q, k, v = (at_least_float32(x) for x in (q, k, v))
     scale = score_scale(q, options.scale)
-    rows = (scale**0.5 * projection.to(q.dtype)).expand(*q.shape[:2], -1, -1)
-    means, logs = softmax_and_logsumexp(rows, k, v, keep=keep, scale=1.0, bias=-half_norms(k, scale=scale))
-    wide_q = torch.cat([q, torch.ones_like(q[..., :1])], dim=-1)
-    return fused_softmax(wide_q, torch.cat([rows, logs], dim=-1), means, scale=1.0)
+
+    def some(heads: slice, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        rows = (scale**0.5 * projection.to(q.dtype)).expand(*q.shape[:2], -1, -1)
+        means, logs = softmax_and_logsumexp(rows, k, v, keep=keep, scale=1.0, bias=-half_norms(k, scale=scale))
+        wide_q = torch.cat([q, torch.ones_like(q[..., :1])], dim=-1)
+        return fused_softmax(wide_q, torch.cat([rows, logs], dim=-1), means, scale=1.0)
+
+    # A projection that learns gets its gradient from all heads at once.
+    return some(slice(None), q, k, v) if projection.requires_grad else by_heads(some, q, k, v)
 
 
 def _projection_of(
