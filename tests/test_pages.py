@@ -208,7 +208,10 @@ def test_no_method_slows_down_much_more_than_exact_attention_beside_other_work()
             idle, exact = times[method, threads, "", quantity], times["softmax", threads, "", quantity]
             of_exact = times["softmax", threads, beside, quantity]
             each = [x * z / y / w for x, y, z, w in zip(values, idle, exact, of_exact, strict=True)]
-            ours[method, threads, quantity] = statistics.median(each)
+            ours[method, threads, quantity] = each
     assert {name.split("-")[0] for name, *_ in ours} == set(METHODS)
-    assert max(ours.values()) < 1.5
-    assert f"more than {max(ours.values()):.2f} times as much" in (ROOT / "docs/limits.md").read_text(encoding="utf-8")
+    worst, single = max(map(statistics.median, ours.values())), max(map(max, ours.values()))
+    assert worst < 1.5
+    page = (ROOT / "docs/limits.md").read_text(encoding="utf-8")
+    assert f"slows down more than {worst:.2f} times" in page
+    assert f"one came to {single:.1f}:" in page

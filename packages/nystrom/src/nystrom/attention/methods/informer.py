@@ -75,11 +75,7 @@ def _informer(
     if is_number(n) and n <= options.num_queries:
         return fused_softmax(q, k, v, keep=keep, scale=options.scale)
     sample = _sample(k, keep, draw(options.num_samples, generator, q.device))
-
-    def some(heads: slice, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        return _attend_to_sample(q, k, v, keep, query_keep, sample, options)
-
-    return by_heads(some, q, k, v)
+    return by_heads(lambda _, *x: _attend_to_sample(*x, keep, query_keep, sample, options), q, k, v)
 
 
 def _attend_to_sample(

@@ -7,8 +7,8 @@ from a bias of 0 or -inf.
 - `attend_blocks` attends to the keys that a method gathers.
 - `attend_globally` lets some queries attend to all keys, and inserts their results among the others.
 
-Scores exist only inside a fused call. Copies of keys, several times n of them, exist for one head at a time; they are
-not kept for the backward pass, which copies the keys and attends again.
+Scores exist only inside a fused call. Copies of keys, several times n of them, exist for one head of each thread at a
+time; they are not kept for the backward pass, which copies the keys and attends again.
 """
 
 from collections.abc import Callable

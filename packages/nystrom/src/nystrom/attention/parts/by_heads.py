@@ -21,7 +21,7 @@ _PARTS = 2
 
 
 def by_heads(attend: Attend, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """The result of `attend`, computed for each head apart where the tensors are large and on a CPU.
+    """The result of `attend`, some heads at a time where the tensors are large and on a CPU.
 
     Args:
         attend: Gets a slice of the heads, and these heads' q, k and v; no head's result depends on another head.
@@ -38,7 +38,7 @@ def by_heads(attend: Attend, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 
 
 class _ByHeads(torch.autograd.Function):
-    """The graph of each head is recorded on the thread that computes it, and gone back through on another."""
+    """The graph of some heads is recorded on the thread that computes them, and gone back through on any."""
 
     @staticmethod
     def forward(ctx, attend: Attend, *tensors: Tensor) -> Tensor:
