@@ -75,7 +75,7 @@ def _informer(
     if is_number(n) and n <= options.num_queries:
         return fused_softmax(q, k, v, keep=keep, scale=options.scale)
     sample = _sample(k, keep, draw(options.num_samples, generator, q.device))
-    return by_heads(lambda _, *x: _attend_to_sample(*x, keep, query_keep, sample, options), q, k, v)
+    return by_heads(lambda _, q, k, v: _attend_to_sample(q, k, v, keep, query_keep, sample, options), q, k, v)
 
 
 def _attend_to_sample(

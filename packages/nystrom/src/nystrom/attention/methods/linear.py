@@ -78,7 +78,7 @@ def _linear(
     # A compiler derives the gradient, and fuses the operations between the products.
     if torch.compiler.is_compiling() or is_forward_mode():
         return _two_softmaxes(q, k, v)
-    return by_heads(lambda _, *x: _TwoAverages.apply(*x)[0], q, k, v)
+    return by_heads(lambda _, q, k, v: _TwoAverages.apply(q, k, v)[0], q, k, v)
 
 
 def _two_softmaxes(

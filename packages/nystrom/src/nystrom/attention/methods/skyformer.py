@@ -89,7 +89,7 @@ def _skyformer(
     if all_are_short(q, k, m):
         return sum_by_kernel(q, k, v, keep=keep, kernel=options.kernel, scale=scale)
     draws = draw(m, generator, q.device)
-    return by_heads(lambda _, *x: _by_landmarks(*x, keep, query_keep, draws, options), q, k, v)
+    return by_heads(lambda _, q, k, v: _by_landmarks(q, k, v, keep, query_keep, draws, options), q, k, v)
 
 
 def _by_landmarks(

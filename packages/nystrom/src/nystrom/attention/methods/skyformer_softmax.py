@@ -102,7 +102,7 @@ def _skyformer_softmax(
         return fused_softmax(q, k, v, keep=keep, scale=scale)
     q, k, v = (at_least_float32(x) for x in (q, k, v))
     draws = draw(m, generator, q.device)
-    return by_heads(lambda _, *x: _by_landmarks(*x, keep, query_keep, draws, options), q, k, v)
+    return by_heads(lambda _, q, k, v: _by_landmarks(q, k, v, keep, query_keep, draws, options), q, k, v)
 
 
 def _by_landmarks(
