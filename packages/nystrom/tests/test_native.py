@@ -1,15 +1,10 @@
 import os
 import shutil
-import stat
-import subprocess
-import sys
-import warnings
 
 import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from nystrom import native
 from nystrom.attention.fused import fused_softmax, softmax_rows
 from nystrom.attention.methods.near_far import near_far_attention
 from nystrom.attention.methods.nystrom import nystrom_attention
@@ -200,68 +195,6 @@ def test_what_watches_operators_sees_them(of_a_cpu):
         near_far_attention(q, q, q, exact_up_to=0)
     # At least the windows' scores
     assert counter.get_total_flops() > 2 * 2 * 1024 * 64 * 16
-
-
-CALL = """
-import torch
-from nystrom import native, near_far_attention
-torch.manual_seed(0)
-q, k, v = torch.randn(3, 1, 2, 512, 8)
-print(float(near_far_attention(q, k, v, exact_up_to=0).double().sum()), native.runs_natively(q))
-"""
-
-
-def in_a_process(**environment):
-    run = subprocess.run(
-        [sys.executable, "-c", CALL], env={**os.environ, **environment}, capture_output=True, text=True, check=True
-    )
-    value, natively = run.stdout.split()
-    return float(value), natively == "True", run.stderr
-
-
-def test_without_a_compiler_and_with_one_that_fails_the_operators_of_torch_run(tmp_path, of_a_cpu):
-    if of_a_cpu != "loops of our own":
-        pytest.skip("no compiler is asked")
-    broken = tmp_path / "broken"
-    broken.write_text("#!/bin/sh\necho 'no such option' >&2\nexit 1\n")
-    broken.chmod(broken.stat().st_mode | stat.S_IXUSR)
-    cache = {"XDG_CACHE_HOME": str(tmp_path / "cache")}
-    without, natively, said = in_a_process(CXX="", **cache)
-    assert (natively, said) == (False, "")
-    failed, natively, said = in_a_process(CXX=str(broken), **cache)
-    assert not natively
-    assert "no such option" in said
-    assert "NYSTROM_NATIVE=0" in said
-    assert said.count("RuntimeWarning") == 1
-    assert failed == without
-
-
-@needs_a_compiler
-def test_the_loops_are_compiled_once(tmp_path, monkeypatch, of_a_cpu):
-    if of_a_cpu != "loops of our own":
-        pytest.skip("nothing is compiled")
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    first, natively, _ = in_a_process()
-    (library,) = (tmp_path / "nystrom").iterdir()
-    made = library.stat().st_mtime_ns
-    assert natively
-    assert in_a_process()[0] == first
-    assert library.stat().st_mtime_ns == made
-
-
-def test_a_folder_that_cannot_be_written_is_said(tmp_path, monkeypatch, of_a_cpu):
-    if of_a_cpu != "loops of our own" or shutil.which("c++") is None:
-        pytest.skip("nothing is compiled")
-    (tmp_path / "nystrom").write_text("a file where the folder would be")
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    native._compiled.cache_clear()
-    try:
-        with warnings.catch_warnings(record=True) as said:
-            warnings.simplefilter("always")
-            assert not native.runs_natively(torch.randn(1, 2, 8, 4))
-        assert "could not make the loops" in str(said[0].message)
-    finally:
-        native._compiled.cache_clear()
 
 
 # A segment of one token, several stretches of a segment, and segments of unequal lengths.

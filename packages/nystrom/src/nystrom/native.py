@@ -3,44 +3,33 @@ r"""Loops of our own on a CPU, `native.cpp`: a head at a time, each product, sof
 They compute what `block_stretches`, `clusters.nearest_cluster`, `landmark_sums`, `attention.skip` and
 `attention.fused`, `linalg.pinv.iterate` and `landmarks.segment_means` do by torch's operators, in float32 and float64.
 A thread of torch takes whole heads, or stretches of tokens that no sum crosses, so that a result depends neither on the
-number of threads nor on what else the machine does. The machine's C++ compiler (`CXX`, or c++) makes them at the first
-call that needs them, in about two seconds, and keeps them in `~/.cache/nystrom` (or that of `XDG_CACHE_HOME`). Without
-a compiler, with NYSTROM_NATIVE=0, and where something watches or transforms the operators, torch's operators do the
-work.
+number of threads nor on what else the machine does. `native_library` has the machine's compiler make them at the first
+call that needs them. Without a compiler, with NYSTROM_NATIVE=0, and where something watches or transforms the
+operators, torch's operators do the work: `status` says which, and why.
 """
 
 import ctypes
 import functools
-import hashlib
 import os
-import shutil
-import subprocess
-import tempfile
-import warnings
-from collections.abc import Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.autograd import forward_ad
 
+from nystrom.native_library import loops
 from nystrom.shapes import is_number
 
-_SOURCE = Path(__file__).with_suffix(".cpp")
-# What torch finds the processor to be able to do, as options of the compilers gcc and clang.
-_OPTIONS = {
-    "AVX2": ("-mavx2", "-mfma"),
-    "AVX512": ("-mavx512f", "-mavx512dq", "-mavx512bw", "-mavx512vl", "-mfma", "-mprefer-vector-width=512"),
-}
 _OF_LANDMARKS = (
     *("q", "landmarks", "middle", "v", "to", "out", "grad"),
     *("of_q", "of_landmarks", "of_middle", "of_v", "of_w", "w", "bias", "sums"),
 )
+_DTYPES = torch.float32, torch.float64
 # Numbers up to which torch, too, takes one thread.
 _GRAIN = 2**15
 # Tokens from which a loop is worth a call where torch has a single operator.
 _MANY = 1024
-_NAMES = {torch.float32: "float", torch.float64: "double"}
 
 
 class Rows(ctypes.Structure):
@@ -81,11 +70,29 @@ class _Inverse(ctypes.Structure):
     )
 
 
+class Status(NamedTuple):
+    """Whether the loops run, the file that keeps them, and why they do not run, or why no file keeps them."""
+
+    runs: bool
+    file: Path | None = None
+    reason: str = ""
+
+
+def status(dtype: torch.dtype = torch.float32) -> Status:
+    """Whether the loops compute on a CPU in float32, or in another dtype, and why not; compiles them if need be."""
+    if dtype not in _DTYPES:
+        return Status(False, reason=f"the loops take float32 and float64, not {dtype}")
+    if os.environ.get("NYSTROM_NATIVE") == "0":
+        return Status(False, reason="NYSTROM_NATIVE is 0")
+    library, file, problem = loops(dtype)
+    missing = "" if library else "the loops need a C++ compiler (CXX, or c++) on a POSIX system"
+    return Status(library is not None, file, problem or missing)
+
+
 def runs_in_stretches(*inputs: Tensor) -> bool:
     """Whether to work in stretches: on a CPU, in float32 or float64, with known sizes, and outside a compiler."""
     return not torch.compiler.is_compiling() and all(
-        x.device.type == "cpu" and x.dtype in (torch.float32, torch.float64) and isinstance(x.shape[-2], int)
-        for x in inputs
+        x.device.type == "cpu" and x.dtype in _DTYPES and isinstance(x.shape[-2], int) for x in inputs
     )
 
 
@@ -106,16 +113,20 @@ def is_worth_loops(tokens: int) -> bool:
 
 def runs_natively(*inputs: Tensor) -> bool:
     """Whether the loops compute with these tensors, all of one dtype; compiles them if need be."""
-    return is_plain(*inputs) and len({x.dtype for x in inputs}) == 1 and _library(inputs[0].dtype) is not None
+    wanted = is_plain(*inputs) and len({x.dtype for x in inputs}) == 1 and os.environ.get("NYSTROM_NATIVE") != "0"
+    return wanted and loops(inputs[0].dtype).library is not None
 
 
 def run(name: str, arguments: ctypes.Structure, rows: int, *inputs: Tensor, repeats: int = 1) -> None:
     """Call a function of `native.cpp` for all rows, on as many threads as torch has where the inputs are large.
 
-    The repeats are how often it goes over its inputs.
+    The inputs are all tensors that it reads or writes, first one of its dtype; the repeats are how often it goes over
+    them. A backward pass runs whatever NYSTROM_NATIVE has become since the forward pass.
     """
-    library = _library(inputs[0].dtype)
-    assert library is not None
+    if away := [x.device for x in inputs if not x.is_cpu]:
+        raise ValueError(f"{name} got a tensor on {away[0]}: the loops take tensors on the CPU alone.")
+    library = loops(inputs[0].dtype).library
+    assert library is not None, "ask runs_natively first"
     threads = torch.get_num_threads() if repeats * max(x.numel() for x in inputs) > _GRAIN else 1
     sizes = ctypes.c_int64(rows), ctypes.c_int64(threads)
     library.in_parallel(getattr(library, name), ctypes.byref(arguments), *sizes, _of_torch())
@@ -157,8 +168,8 @@ def run_iteration(a: Tensor, z: Tensor | None, steps: int, *, keep: bool) -> tup
     Without z, it starts from that of the paper.
     """
     a, z = a.contiguous(), None if z is None else z.contiguous()
-    library, out = _library(a.dtype), torch.empty_like(a)
-    assert library is not None
+    library, out = loops(a.dtype).library, torch.empty_like(a)
+    assert library is not None, "ask runs_natively first"
     size = library.padded(ctypes.c_int64(a.shape[1]))
     history = a.new_empty(len(a), steps, 4, size) if keep else None
     _run_iteration("iterate_forward", history, steps, a=a, z=z, out=out)
@@ -176,7 +187,8 @@ def iteration_gradients(a: Tensor, z: Tensor | None, history: Tensor, grad: Tens
 def _run_iteration(name: str, history: Tensor | None, steps: int, *, a: Tensor, **tensors: Tensor | None) -> None:
     rows = (Rows.of(tensors.get(name)) for name in ("z", "out", "grad", "of_a", "of_z"))
     address = None if history is None else history.data_ptr()
-    run(name, _Inverse(Rows.of(a), *rows, address, a.shape[1], steps), len(a), a, repeats=steps)
+    given = (x for x in (a, *tensors.values()) if x is not None)
+    run(name, _Inverse(Rows.of(a), *rows, address, a.shape[1], steps), len(a), *given, repeats=steps)
 
 
 def room_like(x: Tensor) -> Tensor:
@@ -193,43 +205,3 @@ def as_rows(w: Tensor, v: Tensor) -> Tensor:
 def dense(x: Tensor) -> Tensor:
     """The tensor, copied unless its last axis is dense."""
     return x if x.stride(-1) == 1 else x.contiguous()
-
-
-def _library(dtype: torch.dtype) -> ctypes.CDLL | None:
-    """The compiled loops; None where they cannot be had."""
-    return None if os.environ.get("NYSTROM_NATIVE") == "0" else _compiled(dtype, os.environ.get("CXX", "c++"))
-
-
-@functools.cache
-def _compiled(dtype: torch.dtype, compiler: str) -> ctypes.CDLL | None:
-    words = compiler.split()
-    if not words or shutil.which(words[0]) is None:
-        return None
-    options = _OPTIONS.get(torch.backends.cpu.get_cpu_capability(), ())
-    words += ["-std=c++17", "-O3", f"-DREAL={_NAMES[dtype]}", *options, "-shared", "-fPIC", "-pthread", str(_SOURCE)]
-    key = hashlib.sha256(_SOURCE.read_bytes() + " ".join(words).encode()).hexdigest()
-    try:
-        cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "nystrom"
-        library = cache / f"native-{key[:32]}.so"
-        if not library.exists():
-            cache.mkdir(parents=True, exist_ok=True)
-            _compile(words, library)
-        return ctypes.CDLL(str(library))
-    except (OSError, RuntimeError, subprocess.SubprocessError) as error:  # RuntimeError: a user without a home
-        said = str(getattr(error, "stderr", None) or error).strip().splitlines()
-        warnings.warn(
-            f"{compiler} could not make the loops of nystrom for this CPU, so torch's operators run, which are slower: "
-            f"{said[0] if said else error}. Set CXX to a compiler of C++17, XDG_CACHE_HOME to a folder that "
-            "can be written, or NYSTROM_NATIVE=0 to be asked no more.",
-            RuntimeWarning,
-            stacklevel=2,
-        )
-        return None
-
-
-def _compile(words: Sequence[str], library: Path) -> None:
-    """Beside the library first: several processes may compile at once, and each finds a whole file."""
-    with tempfile.TemporaryDirectory(dir=library.parent) as folder:
-        made = Path(folder) / library.name
-        subprocess.run([*words, "-o", str(made)], check=True, capture_output=True, text=True, timeout=300)
-        made.replace(library)

@@ -175,7 +175,7 @@ class _NativeBlocks(ctypes.Structure):
 def _run(name: str, chosen: Chosen, options: NearFarOptions, **tensors: Tensor) -> None:
     """Call a loop, which writes into the memory of `out`, or of the gradients."""
     tensors, whole = {name: dense(x) for name, x in tensors.items()}, Chosen(*(x.contiguous() for x in chosen))
-    q, k, v = tensors["q"], tensors["k"], tensors["v"]
+    q, v = tensors["q"], tensors["v"]
     sizes = q.shape[1], q.shape[2], v.shape[2], whole.heavy.shape[1]
     arguments = _NativeBlocks(
         *(Rows.of(tensors.get(name)) for name in ("q", "k", "v", "out", "grad", "of_q", "of_k", "of_v")),
@@ -184,7 +184,7 @@ def _run(name: str, chosen: Chosen, options: NearFarOptions, **tensors: Tensor) 
         *(options.num_clusters, options.block_size, options.reach),
         score_scale(q, options.scale),
     )
-    run(name, arguments, len(q), q, k, v)
+    run(name, arguments, len(q), *tensors.values(), *whole)
 
 
 def _attend_rows(out: Tensor, q: Tensor, k: Tensor, v: Tensor, chosen: Chosen, options: NearFarOptions) -> None:
