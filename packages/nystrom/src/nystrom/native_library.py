@@ -77,7 +77,7 @@ def _settle(dtype: torch.dtype) -> Loops:
         return Loops()
     try:
         return _load(words, dtype)
-    except (OSError, subprocess.SubprocessError) as error:
+    except (OSError, RuntimeError, subprocess.SubprocessError) as error:  # RuntimeError: no thread can be started
         lines = (getattr(error, "stderr", None) or b"").decode(errors="replace").split("\n")
         problem = (
             f"{compiler} could not make the loops of nystrom for this CPU, so torch's operators run, which are slower: "
@@ -147,15 +147,10 @@ def _checksum(key: str, content: bytes) -> bytes:
 
 @functools.cache
 def _compiled(command: tuple[str, ...], source: bytes) -> bytes:
-    note = threading.Timer(1, print, ["nystrom: compiling the loops for this CPU, once"], {"file": sys.stderr})
-    note.start()
-    try:
-        with tempfile.TemporaryDirectory(prefix="nystrom-") as folder:
-            made = Path(folder) / "native.so"
-            subprocess.run([*command, "-o", str(made)], input=source, check=True, capture_output=True, timeout=300)
-            return made.read_bytes()
-    finally:
-        note.cancel()
+    with tempfile.TemporaryDirectory(prefix="nystrom-") as folder:
+        made = Path(folder) / "native.so"
+        subprocess.run([*command, "-o", str(made)], input=source, check=True, capture_output=True, timeout=300)
+        return made.read_bytes()
 
 
 @contextmanager
@@ -174,13 +169,17 @@ def _our_folder(folder: Path) -> Iterator[Path]:
 
 @contextmanager
 def _one_process(lock: Path) -> Iterator[None]:
+    """Work that one process does at a time; where it takes longer than a second, a line says so."""
+    note = threading.Timer(1, print, ["nystrom: compiling the loops for this CPU, once"], {"file": sys.stderr})
     descriptor = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
     try:
+        note.start()
         # Unlike that of flock, a child that is forked meanwhile does not hold this lock. Some file systems have none.
         with suppress(OSError):
             fcntl.lockf(descriptor, fcntl.LOCK_EX)
         yield
     finally:
+        note.cancel()
         os.close(descriptor)
 
 
