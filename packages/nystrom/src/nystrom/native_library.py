@@ -128,17 +128,13 @@ def _load_from(folder: Path, key: str, command: tuple[str, ...], source: bytes) 
 
 def _found(path: Path, key: str) -> ctypes.CDLL | None:
     """The loops of a file; None if it is not there, a link, not ours, not whole, or does not load."""
-    with suppress(OSError), open(path, "rb", opener=_opener) as file:
+    # Follow no link, and wait for no pipe.
+    with suppress(OSError), open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK), "rb") as file:
         status = os.fstat(file.fileno())
         content = file.read() if stat.S_ISREG(status.st_mode) and _is_ours(status) else b""
         if content[-32:] == _checksum(key, content[:-32]):
             return ctypes.CDLL(str(path))
     return None
-
-
-def _opener(path: str, flags: int) -> int:
-    # Follow no link, and wait for no pipe.
-    return os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK)
 
 
 def _checksum(key: str, content: bytes) -> bytes:
