@@ -308,7 +308,7 @@ class RunFolder:
 
 @contextmanager
 def written(path: Path, remedy: str) -> Iterator[None]:
-    """Convert any failure to write a file to one kind of error.
+    """Convert any failure to write a file to one kind of error; other errors are passed on.
 
     Args:
         remedy: What to do once it can be written.
@@ -318,7 +318,6 @@ def written(path: Path, remedy: str) -> Iterator[None]:
     """
     try:
         yield
-    # torch raises RuntimeError when the disk is full.
     except (OSError, SafetensorError, RuntimeError) as error:
         why = error.strerror if isinstance(error, OSError) and error.strerror else str(error).splitlines()[0]
         name = error.filename if isinstance(error, NotWritten) and error.filename else path
@@ -331,11 +330,22 @@ def versions() -> dict[str, str]:
     mine = {"python": platform.python_version(), "nystrom": __version__}
     return mine | {name: importlib.metadata.version(name) for name in packages}
 
+        if not _is_of_a_file(error):
+            raise
 
 SETTINGS = "run.json"
 _STATE = "trainer_state.json"
 # What only a run that goes on from a checkpoint reads; of the best one, the weights are used.
 _FOR_TRAINING = (".pt", ".pth", ".bin", _STATE)
+def _is_of_a_file(error: Exception) -> bool:
+    """Whether a file could not be written; if not, other ranks were lost, memory was short, or it is a bug."""
+    if isinstance(error, OSError):
+        return not isinstance(error, ConnectionError | TimeoutError)
+    # safetensors quotes the system's error. torch names the file of its writer, or the folder that is missing.
+    said = ("I/O error",) if isinstance(error, SafetensorError) else ("inline_container", "Parent directory")
+    return any(word in str(error) for word in said)
+
+
 
 
 def complete(partial: Path, to: Path) -> None:
