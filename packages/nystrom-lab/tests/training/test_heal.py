@@ -85,6 +85,10 @@ def errors(to):
     return [found[f"held-out error {when}"] for when in ("before", "after")]
 
 
+def steps_of(run):
+    return [row.value for row in read_rows(run / "rows.csv") if row.quantity == "steps"]
+
+
 def weights(to):
     return load_file(to / "model.safetensors")
 
@@ -212,10 +216,12 @@ def test_a_run_that_is_interrupted_goes_on_to_the_same_bits(step, healed, unbrok
 def test_a_run_stops_when_the_error_stops_falling_and_goes_on_to_the_same(whole, healed, tmp_path, monkeypatch):
     changes = {"steps": 40, "evaluate_every": 1, "learning_rate": 0.1, "whole": whole}
 
+    inner = HealTrainer.finish
+
     def finish(self, command):
+        inner(self, command)
         raise KeyboardInterrupt
 
-    # After the last checkpoint, before the results.
     with monkeypatch.context() as patch:
         patch.setattr(HealTrainer, "finish", finish)
         with pytest.raises(KeyboardInterrupt):
@@ -223,7 +229,11 @@ def test_a_run_stops_when_the_error_stops_falling_and_goes_on_to_the_same(whole,
     run = tmp_path / "made-run"
     last = max(int(path.name.rpartition("-")[2]) for path in run.glob("checkpoint-*"))
     assert last < 40
+    assert steps_of(run) == [last]
+    # As after the last checkpoint, before the results.
+    (run / "rows.csv").unlink()
     healed(tmp_path / "made", resume=True, **changes)
+    assert steps_of(run) == [last]
     assert last == max(int(path.name.rpartition("-")[2]) for path in run.glob("checkpoint-*"))
 
 
