@@ -78,7 +78,12 @@ def heal_model(asked: HealOptions, run: RunFolder, words: Sequence[str], *, resu
         student = load_encoder(made, decoders=True)
         longest = positions_of(student.config) or longest_input(student.config)
         settings = settle(
-            asked, attention=method, options=options, longest=longest, weights=start.weights, processes=processes()
+            asked,
+            attention=method,
+            options=options,
+            longest=longest,
+            fingerprint=start.fingerprint,
+            processes=processes(),
         )
         with run.held(settings, resume=resume, main=is_main()):
             if not run.is_started or not run.is_finished:
@@ -341,6 +346,7 @@ class HealTrainer(RunTrainer[HealSettings]):
                 **more,
             )
 
+                    "fingerprint": settings.fingerprint,
         texts = len(self.validation)
         rows = [
             row(f"{what} {when}", value, repeats=texts)
