@@ -25,7 +25,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
-from nystrom.sums import check_sums
 from nystrom.whole_files import write_whole
 from nystrom_lab.config import FinetuneOptions, command_line
 from nystrom_lab.measure.rows import read_rows, write_rows
@@ -159,7 +158,7 @@ class Search:
             with run.held(settings, resume=True, main=True):
                 run_once(self.start, material, settings, run, resume=True)
         if not holds_same(folder / "best", run.best):
-            check_sums(run.best)
+            run.check_best()
             with whole_folder(folder / "best") as partial:
                 shutil.copytree(run.best, partial, dirs_exist_ok=True)
         metric, samples = material.task.metrics[0], len(material.data.splits["validation"].texts)

@@ -55,7 +55,7 @@ def fresh_folder(to: Path) -> Iterator[Path]:
     """A temporary folder to fill, renamed to `to` at the end; if filling it fails, it is removed.
 
     Raises:
-        ValueError: `to` exists and is not an empty folder, or cannot be written.
+        ValueError: `to` exists and is not an empty folder, at the beginning or at the end, or cannot be written.
     """
     check_fresh(to)
     check_folder(to.parent)
@@ -63,6 +63,7 @@ def fresh_folder(to: Path) -> Iterator[Path]:
         partial = Path(around) / to.name
         partial.mkdir()
         yield partial
+        check_fresh(to)
         if to.is_dir():
             to.rmdir()
         partial.rename(to)
