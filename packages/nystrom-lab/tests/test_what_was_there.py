@@ -172,7 +172,10 @@ def test_a_run_that_goes_on_loses_nothing(made, commands, tmp_path, capsys, name
     elif where is not finished and where is not without_checkpoints and where is not of_a_trial:
         assert find_fault(place) == "" or place.is_symlink()
     if before is not None and name != "search":
-        assert "is finished: nothing is left to train" in printed.out
+        # A model that is not whole is refused.
+        assert "is finished: nothing is left to train" in printed.out or (
+            "is finished, but model" in printed.err and code
+        )
         assert rows.read_bytes() == before
         assert "step 1 of" not in printed.out
 
@@ -207,6 +210,9 @@ def test_a_damaged_trial_is_not_copied_over_the_model_of_its_search(made, comman
     shutil.rmtree(to / "best")
     assert main([*commands["search"], "--to", str(to), "--resume"]) == 2
     assert f"model {best}: model.safetensors is damaged" in capsys.readouterr().err
+    (best / "complete.json").unlink()
+    assert main([*commands["search"], "--to", str(to), "--resume"]) == 2
+    assert f"model {best}: complete.json is missing" in capsys.readouterr().err
 
 
 def test_a_run_whose_checkpoints_are_all_damaged_does_not_start_again(made, commands, tmp_path, capsys):

@@ -621,16 +621,16 @@ class Resolved(Steps, RunOptions):
         options: Options of the method that differ from its defaults.
         log_every: Steps between points of the training curve.
         processes: Processes.
-        weights: Checksum of the weights of the model that the run starts from; None for none.
+        fingerprint: The model that the run starts from, see `nystrom.models.files.model_fingerprint`; None for none.
     """
 
     attention: Later[str] = FROM_PRESET
     options: Later[Mapping[str, object]] = FROM_PRESET
     log_every: Later[int] = FROM_PRESET
     processes: int = 1
-    weights: str | None = None
+    fingerprint: str | None = None
     # Names in run.json that differ from those here, and what runs had before a setting existed.
-    in_file: ClassVar[Mapping[str, str]] = MappingProxyType({})
+    in_file: ClassVar[Mapping[str, str]] = MappingProxyType({"fingerprint": "weights"})
     at_first: ClassVar[dict[str, Any]] = {}
 
     def __post_init__(self):
@@ -693,7 +693,13 @@ class Resolved(Steps, RunOptions):
         before = {**json.loads(json.dumps(first)), **before}
         # Of earlier versions: one that changed no weight, and a mean of the weights, which a run may not have had.
         before = {name: value for name, value in before.items() if name != "track_error" and (name != "ema" or value)}
-        return [
+        models, changed = (now["weights"], before["weights"]), list[str]()
+        if all(isinstance(model, str) for model in models):
+            from nystrom.models.files.model_fingerprint import changed_parts
+
+            changed += [f"the {part} of its model changed" for part in changed_parts(*models)]
+            del now["weights"], before["weights"]
+        return changed + [
             f"{name} is {self.shown(name, now.get(name))} but was {self.shown(name, before.get(name))}"
             for name in sorted({*now, *before})
             if now.get(name) != before.get(name)

@@ -34,7 +34,7 @@ def finetune():
     method = {"attention": "nystrom", "options": {"num_landmarks": 8}}
     asked = FinetuneOptions("mrpc", model="bert", data=(), seed=1, **numbers, **method, **HERE)
     given = {entry.name: getattr(asked, entry.name) for entry in fields(FinetuneOptions)}
-    return FinetuneSettings(**given, log_every=5, weights="0123456789abcdef")
+    return FinetuneSettings(**given, log_every=5, fingerprint="0123456789abcdef")
 
 
 @pytest.mark.parametrize("kind", [train, pretrain, finetune])
@@ -59,6 +59,16 @@ def test_a_setting_that_an_older_run_lacks_had_its_default(kind):
     assert replace(settings, processes=2, context_parallel=2, batch_size=32).differences(older | {"processes": 2}) == [
         f"batch_size is 32 but was {older['batch_size']}" for _ in [0] if older["batch_size"] != 32
     ] + ["context_parallel is 2 but was 1"]
+
+
+def test_a_run_of_another_model_is_refused_by_the_part_that_changed():
+    weights = BEFORE["finetune"]["weights"]
+    settings = replace(finetune(), fingerprint=f"{weights}-00000000-11111111")
+    assert settings.differences(BEFORE["finetune"]) == []
+    before = replace(settings, fingerprint=f"{weights}-00000001-11111112").record()
+    assert settings.differences(before) == [
+        f"the {part} of its model changed" for part in ("configuration", "tokenizer")
+    ]
 
 
 def test_where_a_run_runs_is_not_recorded():

@@ -1,6 +1,7 @@
 """A training starts from an encoder: its weights, its settings, a new head; what contradicts it is refused."""
 
 import json
+import shutil
 from typing import Any
 
 import pytest
@@ -70,9 +71,16 @@ def test_the_head_of_a_trained_model_is_not_taken(pretrained, data, tmp_path):
     assert (after["classifier.dense.weight"] - before["classifier.dense.weight"]).abs().max() > 1e-2
 
 
-def test_a_run_that_started_from_it_is_resumed(pretrained, data, tmp_path):
-    run = train("listops", model=pretrained, data=data, to=tmp_path / "run", **SHORT)
-    train("listops", model=pretrained, data=data, to=run, resume=True, **SHORT)
+def test_a_run_that_started_from_it_is_resumed_as_long_as_it_is_the_same(pretrained, data, tmp_path):
+    model = shutil.copytree(pretrained, tmp_path / "model")
+    run = train("listops", model=model, preset="demo", data=data, to=tmp_path / "run", **SHORT)
+    train("listops", model=model, preset="demo", data=data, to=run, resume=True, **SHORT)
+    # As somebody does who changes it.
+    (model / "complete.json").unlink()
+    config = json.loads((model / "config.json").read_text())
+    (model / "config.json").write_text(json.dumps(config | {"layer_norm_eps": 1e-3}))
+    with pytest.raises(ValueError, match="other settings: the configuration of its model changed"):
+        train("listops", model=model, preset="demo", data=data, to=run, resume=True, **SHORT)
     with pytest.raises(ValueError, match="model is None but was"):
         train("listops", preset="demo", data=data, to=run, resume=True, **SHORT)
 

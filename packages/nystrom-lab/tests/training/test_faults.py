@@ -133,6 +133,32 @@ def test_a_bit_of_a_saved_model_that_flipped_is_found_before_it_is_used(whole, d
     assert evaluate("listops", model=best, data=data, device="cpu").value >= 0
 
 
+@pytest.mark.parametrize(
+    "harm",
+    [
+        lambda best: change_a_byte(best / "model.safetensors"),
+        lambda best: (best / "config.json").unlink(),
+        lambda best: (best / "complete.json").unlink(),
+        shutil.rmtree,
+    ],
+)
+def test_a_finished_run_whose_model_is_damaged_is_refused_and_can_be_finished_again(whole, small_run, tmp_path, harm):
+    run = shutil.copytree(whole, tmp_path / "run")
+    harm(run / "best")
+    with pytest.raises(
+        ValueError, match=r"run is finished, but model .*best: .* is (damaged|missing)\. Restore"
+    ) as error:
+        small_run(run, resume=True)
+    assert "\n" not in str(error.value)
+    # As the message says.
+    for name in ("best", "rows.csv"):
+        if (run / name).exists():
+            (run / name).rename(tmp_path / name)
+    small_run(run, resume=True)
+    best = [load_file(of / "best" / "model.safetensors") for of in (run, whole)]
+    assert_close(best[0], best[1], rtol=0, atol=0)
+
+
 @pytest.mark.parametrize("file", ["train_tokens.npy", "test_tokens.npy"])
 def test_a_bit_of_the_data_that_flipped_is_found_before_they_are_used(whole, data, small_run, tmp_path, file):
     damaged = shutil.copytree(data, tmp_path / "damaged")

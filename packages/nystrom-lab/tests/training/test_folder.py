@@ -5,10 +5,14 @@ import json
 import shutil
 
 import pytest
+from safetensors import SafetensorError
+from torch import distributed
 
 from nystrom.sums import sha256
+from nystrom.whole_files import NotWritten
 from nystrom_lab.config import TrainOptions
-from nystrom_lab.training.run_folder import Point, RunFolder
+from nystrom_lab.training.hardware import LostRanks
+from nystrom_lab.training.run_folder import Point, RunFolder, written
 from nystrom_lab.training.run_settings import settle
 
 
@@ -190,6 +194,28 @@ def test_curves_are_replaced_as_a_whole(run):
     run.write_curves([Point(1, "train loss", 2.5, 0.5)])
     assert run.curves.read_text() == "step,quantity,value,seconds\n1,train loss,2.5,0.500\n"
     assert [path.name for path in run.path.iterdir()] == ["curves.csv"]
+
+
+@pytest.mark.parametrize(
+    ("error", "of_a_file"),
+    [
+        (OSError(28, "No space left on device"), True),
+        (RuntimeError("[enforce fail at inline_container.cc:672] . unexpected pos 576 vs 534"), True),
+        (RuntimeError("Parent directory run/checkpoint-3 does not exist."), True),
+        (SafetensorError("Error while serializing: I/O error: File too large (os error 27)"), True),
+        (SafetensorError("Error while serializing: InvalidTensorView"), False),
+        (RuntimeError("[/pytorch/gloo/transport/tcp/pair.cc:547] Connection closed by peer [127.0.0.1]:1"), False),
+        (RuntimeError("[gloo/transport/tcp/unbound_buffer.cc:81] Timed out waiting 40000ms for recv"), False),
+        (RuntimeError("CUDA out of memory. Tried to allocate 2.00 GiB."), False),
+        (distributed.DistNetworkError("Connection reset by peer"), False),
+        (LostRanks("rank 0 of 2 lost rank 1"), False),
+        (TimeoutError("timed out"), False),
+    ],
+)
+def test_only_an_error_of_a_file_is_told_as_one(tmp_path, error, of_a_file):
+    with pytest.raises(NotWritten if of_a_file else type(error)) as found, written(tmp_path, "continue"):
+        raise error
+    assert isinstance(found.value, NotWritten) == of_a_file
 
 
 def hold(run, settings, *, resume):

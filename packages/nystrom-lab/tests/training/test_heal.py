@@ -85,6 +85,10 @@ def errors(to):
     return [found[f"held-out error {when}"] for when in ("before", "after")]
 
 
+def steps_of(run):
+    return [row.value for row in read_rows(run / "rows.csv") if row.quantity == "steps"]
+
+
 def weights(to):
     return load_file(to / "model.safetensors")
 
@@ -212,10 +216,12 @@ def test_a_run_that_is_interrupted_goes_on_to_the_same_bits(step, healed, unbrok
 def test_a_run_stops_when_the_error_stops_falling_and_goes_on_to_the_same(whole, healed, tmp_path, monkeypatch):
     changes = {"steps": 40, "evaluate_every": 1, "learning_rate": 0.1, "whole": whole}
 
+    inner = HealTrainer.finish
+
     def finish(self, command):
+        inner(self, command)
         raise KeyboardInterrupt
 
-    # After the last checkpoint, before the results.
     with monkeypatch.context() as patch:
         patch.setattr(HealTrainer, "finish", finish)
         with pytest.raises(KeyboardInterrupt):
@@ -223,7 +229,11 @@ def test_a_run_stops_when_the_error_stops_falling_and_goes_on_to_the_same(whole,
     run = tmp_path / "made-run"
     last = max(int(path.name.rpartition("-")[2]) for path in run.glob("checkpoint-*"))
     assert last < 40
+    assert steps_of(run) == [last]
+    # As after the last checkpoint, before the results.
+    (run / "rows.csv").unlink()
     healed(tmp_path / "made", resume=True, **changes)
+    assert steps_of(run) == [last]
     assert last == max(int(path.name.rpartition("-")[2]) for path in run.glob("checkpoint-*"))
 
 
@@ -235,6 +245,85 @@ def test_a_finished_run_that_is_resumed_stays_as_it_is(healed, tmp_path, capsys)
     assert (to / "model.safetensors").is_file()
     with pytest.raises(ValueError, match=r"learning_rate is 0\.5 but was 0\.001"):
         healed(to, steps=2, resume=True, learning_rate=0.5)
+
+
+def test_a_healed_model_is_written_wherever_it_is_free_and_nowhere_else(healed, tmp_path, monkeypatch, capsys):
+    to, finish = tmp_path / "made", HealTrainer.finish
+    to.mkdir()
+
+    def taken():
+        (to / "thesis.tex").touch()
+
+    def file():
+        to.touch()
+
+    def link():
+        to.symlink_to(tmp_path)
+
+    def broken_link():
+        to.symlink_to(tmp_path / "nowhere")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(HealTrainer, "finish", lambda *given: (finish(*given), taken()))
+        with pytest.raises(ValueError, match=r"made is not empty.* The healed model is .*made-run/best; once"):
+            healed(to, steps=2)
+    assert [path.name for path in to.iterdir()] == ["thesis.tex"]
+    shutil.rmtree(to)
+    for state in (file, link, broken_link):
+        state()
+        with pytest.raises(ValueError, match=r"made is a (file|symbolic link).* The healed model is .*made-run/best;"):
+            healed(to, steps=2, resume=True)
+        to.unlink()
+    assert f"healed {to}" not in capsys.readouterr().out
+    to.mkdir()
+    healed(to, steps=2, resume=True)
+    best = tmp_path / "made-run" / "best"
+    assert {path.name for path in to.iterdir()} == {path.name for path in best.iterdir()} - {"complete.json"}
+    # It is there: nothing is written, whatever was added.
+    (to / "README.md").write_text("mine")
+    healed(to, steps=2, resume=True)
+    assert capsys.readouterr().out.count(f"healed {to}") == 1
+    assert (to / "README.md").read_text() == "mine"
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "config.json", "complete.json"])
+def test_a_damaged_model_of_a_finished_run_is_not_copied_out(name, healed, unbroken, tmp_path):
+    shutil.copytree(unbroken.with_name("made-run"), tmp_path / "made-run")
+    file = tmp_path / "made-run" / "best" / name
+    if name == "model.safetensors":
+        file.write_bytes(file.read_bytes()[:-1] + bytes([file.read_bytes()[-1] ^ 1]))
+    else:
+        file.unlink()
+    with pytest.raises(ValueError, match=rf"made-run is finished, but model .*best: {name} is (damaged|missing)"):
+        healed(tmp_path / "made", resume=True)
+    assert not (tmp_path / "made").exists()
+
+
+@pytest.mark.parametrize("part", ["configuration", "tokenizer", "pooling"])
+def test_a_run_does_not_go_on_with_another_model(part, healed, bert, tmp_path, monkeypatch):
+    source = shutil.copytree(bert, tmp_path / "source")
+    (source / "modules.json").write_text(json.dumps([{"path": ""}, {"path": "1_Pooling"}]))
+    (source / "1_Pooling").mkdir()
+    (source / "1_Pooling" / "config.json").write_text('{"pooling_mode_cls_token": false}')
+
+    def stop(*given):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(HealTrainer, "training_step", stop)
+        with pytest.raises(KeyboardInterrupt):
+            healed(tmp_path / "made", source)
+    file, old, new = {
+        "configuration": ("config.json", '"layer_norm_eps": 1e-12', '"layer_norm_eps": 1e-3'),
+        # The order of these words in the file, and no token.
+        "tokenizer": ("vocab.txt", "good\nbad", "bad\ngood"),
+        "pooling": ("1_Pooling/config.json", "false", "true"),
+    }[part]
+    content = (source / file).read_text()
+    assert old in content
+    (source / file).write_text(content.replace(old, new))
+    with pytest.raises(ValueError, match=f"other settings: the {part} of its model changed"):
+        healed(tmp_path / "made", source, resume=True)
 
 
 def test_states_that_are_not_finite_are_named(healed, bert, texts, tmp_path):

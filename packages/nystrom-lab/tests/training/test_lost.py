@@ -37,11 +37,19 @@ def test_a_killed_process_is_started_again_and_the_run_goes_on(launch, small_run
     same_run(tmp_path / "run", small_run(tmp_path / "one", dropout=0.0))
 
 
-def test_a_process_that_hangs_is_named_and_the_run_can_be_resumed(launch, small_run, same_run, tmp_path):
-    done = launch("time.sleep(600)", "--timeout", "40")
+@pytest.mark.parametrize(
+    ("how", "step"),
+    [
+        ("time.sleep(600)", 8),
+        # Where the others write the checkpoint of step 9.
+        ("EncoderTrainer._save_checkpoint = lambda *given: time.sleep(600)", 10),
+    ],
+)
+def test_a_process_that_hangs_is_named_and_the_run_can_be_resumed(how, step, launch, small_run, same_run, tmp_path):
+    done = launch(how, "--timeout", "40")
     assert done.returncode != 0
     [line] = [line for line in done.stderr.splitlines() if "nystrom: " in line]
-    assert line.startswith("nystrom: rank 0 of 2 lost rank 1 in step 8 (")
+    assert line.startswith(f"nystrom: rank 0 of 2 lost rank 1 in step {step} (")
     assert line.endswith("): continue with --resume, from step 6.")
     done = launch("pass", "--resume")
     assert done.returncode == 0, done.stderr[-3000:]

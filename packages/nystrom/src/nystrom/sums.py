@@ -27,14 +27,17 @@ def read_sums(folder: Path) -> dict[str, tuple[int, str | None]]:
         raise ValueError(f"{SUMS} is damaged") from error
 
 
-def find_fault(folder: Path, *, besides: tuple[str, ...] = ()) -> str:
+def find_fault(folder: Path, *, of: Path | None = None, besides: tuple[str, ...] = ()) -> str:
     """What is wrong with the recorded files of a folder; "" if they are unchanged.
 
     Files outside of it, which a record of an earlier version may list, are left out, and names that end in one of
     `besides`.
+
+    Args:
+        of: The folder with the record, of which this one is a copy; None for itself.
     """
     try:
-        written = read_sums(folder)
+        written = read_sums(of or folder)
         for name, (size, digest) in written.items():
             if name.startswith("../") or name.endswith(besides):
                 continue

@@ -86,13 +86,13 @@ def planned(asked: HealOptions) -> tuple[str | None, dict[str, object]]:
     return asked.attention, {**(asked.options or {}), **sizes}
 
 
-def settle(asked: HealOptions, *, attention: str, options: dict[str, object], longest: int | None, weights: str,
+def settle(asked: HealOptions, *, attention: str, options: dict[str, object], longest: int | None, fingerprint: str,
            processes: int) -> HealSettings:  # fmt: skip
     """Resolve and check all settings that determine the result of a run.
 
     Args:
         longest: The longest input of the new model; None if there is no limit.
-        weights: Checksum of the weights of the source.
+        fingerprint: The fingerprint of the source.
 
     Raises:
         ValueError: An invalid value.
@@ -117,7 +117,7 @@ def settle(asked: HealOptions, *, attention: str, options: dict[str, object], lo
         "evaluate_every": every,
         "log_every": every,
     }
-    settings = HealSettings(**given, weights=weights, processes=processes)
+    settings = HealSettings(**given, fingerprint=fingerprint, processes=processes)
     if settings.learn == "all" and settings.layer_steps == settings.steps:
         raise ValueError(
             f"learn is 'all' and whole {settings.whole}, but where each layer learns alone, its attention block is all "

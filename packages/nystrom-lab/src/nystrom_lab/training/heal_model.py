@@ -31,7 +31,7 @@ from nystrom.models.files.folder import (
     write_card,
 )
 from nystrom.models.files.json_object import read_json
-from nystrom.sums import CARD, SUMS
+from nystrom.sums import CARD, SUMS, find_fault
 from nystrom.whole_files import write_whole
 from nystrom_lab.config import HealOptions, Optimizer, command_line
 from nystrom_lab.data.language.encoder_texts import load_encoder
@@ -45,7 +45,7 @@ from nystrom_lab.training.hardware import is_main, processes
 from nystrom_lab.training.heal import HealSettings, planned, read_texts, settle
 from nystrom_lab.training.healing import Healing, two_tokens
 from nystrom_lab.training.ranks import leaving_the_group
-from nystrom_lab.training.run_folder import RunFolder, state_of
+from nystrom_lab.training.run_folder import RunFolder, state_of, written
 from nystrom_lab.training.run_progress import no_file_bars
 from nystrom_lab.training.run_trainer import RunResults, RunTrainer, run_to_the_end, training_arguments
 from nystrom_lab.training.start import OWN_TYPES, StartModel, find_start
@@ -78,7 +78,12 @@ def heal_model(asked: HealOptions, run: RunFolder, words: Sequence[str], *, resu
         student = load_encoder(made, decoders=True)
         longest = positions_of(student.config) or longest_input(student.config)
         settings = settle(
-            asked, attention=method, options=options, longest=longest, weights=start.weights, processes=processes()
+            asked,
+            attention=method,
+            options=options,
+            longest=longest,
+            fingerprint=start.fingerprint,
+            processes=processes(),
         )
         with run.held(settings, resume=resume, main=is_main()):
             if not run.is_started or not run.is_finished:
@@ -101,10 +106,25 @@ def heal_model(asked: HealOptions, run: RunFolder, words: Sequence[str], *, resu
                     settings = replace(settings, steps=stopped, warmup_steps=0)
                 trainer = HealTrainer(healing, settings, made, train, held_out, collate, run)
                 run_to_the_end(trainer, resume=resume, command=command_line(words, settings.processes))
-            if is_main() and not asked.to.is_dir():
-                with fresh_folder(asked.to) as partial:
-                    shutil.copytree(run.best, partial, dirs_exist_ok=True, ignore=shutil.ignore_patterns(SUMS))
+            if is_main() and find_fault(asked.to, of=run.best):
+                _copy_best(run, asked.to)
                 print(f"healed {asked.to}", flush=True)
+
+
+def _copy_best(run: RunFolder, to: Path) -> None:
+    """Write the healed model into its folder, which may have been taken while the model was healed.
+
+    Raises:
+        ValueError: The folder holds something else.
+        NotWritten: It cannot be written.
+    """
+    try:
+        with written(to, "continue with --resume"), fresh_folder(to) as partial:
+            shutil.copytree(run.best, partial, dirs_exist_ok=True, ignore=shutil.ignore_patterns(SUMS))
+    except ValueError as error:
+        raise ValueError(
+            f"{error} The healed model is {run.best}; once {to} is free, --resume copies it there."
+        ) from error
 
 
 def _check_source(start: StartModel) -> None:
@@ -326,6 +346,7 @@ class HealTrainer(RunTrainer[HealSettings]):
                 m=size,
                 facts={
                     "model": model_name(str(settings.source)),
+                    "fingerprint": settings.fingerprint,
                     "layers": getattr(config, "num_hidden_layers", None),
                     "width": getattr(config, "hidden_size", None),
                     "heads": getattr(config, "num_attention_heads", None),

@@ -29,7 +29,8 @@ class Place(NamedTuple):
         device: "cpu" or "cuda".
         precision: The precision of the computation.
         seed: Seed of the training; None for a model from elsewhere.
-        facts: The preset of the training and its changes, see `setting_facts`; none for a model from elsewhere.
+        facts: The preset of the training and its changes, see `setting_facts`; the fingerprint of a model from
+            elsewhere.
         command: The command that produced it; None for the command that started this process.
     """
 
@@ -46,7 +47,7 @@ def setting_facts(settings: Settings) -> dict[str, object]:
     named = set() if size is None else {f"options.{name}" for name in SIZES[settings.attention][0]}
     changed = {name: value for name, value in settings.changes().items() if name not in {*named, *_SAID_ELSEWHERE}}
     changed |= {"mask_share": settings.mask_share} if settings.mask_share else {}
-    changed |= {"model": settings.weights} if settings.weights else {}
+    changed |= {"model": settings.fingerprint} if settings.fingerprint else {}
     if settings.pooled_norm != "none" and settings.part_size != settings.batch_size:
         # Its mean and variance are those of the samples that a process takes at a time.
         changed["part_size"] = settings.part_size

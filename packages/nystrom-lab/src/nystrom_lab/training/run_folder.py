@@ -197,19 +197,30 @@ class RunFolder:
             write_whole(self.path / SETTINGS, json.dumps(content, indent=1) + "\n")
 
     def is_done(self, *, resume: bool) -> bool:
-        """Whether a run that is resumed is finished; says so, and its files stay as they are."""
+        """Whether a run that is resumed is finished; says so, and its files stay as they are.
+
+        Raises:
+            ValueError: Its model is damaged.
+        """
         if not resume or not self.is_finished:
             return False
+        self.check_best()
         if is_main():
-            fault = find_fault(self.best)
-            remark = f" ({fault}; to write it again, move it and {self.rows.name} away)" if fault else ""
             print(
                 f"{self.path} is finished: nothing is left to train, and its files stay as they are.\n"
-                f"model  {self.best}{remark}\n"
+                f"model  {self.best}\n"
                 f"rows   {self.rows}",
                 flush=True,
             )
         return True
+
+    def check_best(self) -> None:
+        """Raise ValueError if the model of the finished run is not as it was written."""
+        if fault := find_fault(self.best):
+            raise ValueError(
+                f"{self.path} is finished, but model {self.best}: {fault}. Restore it from a copy; or move it and "
+                f"{self.rows.name} away, and --resume writes both again from the best checkpoint."
+            )
 
     @property
     def drawn(self) -> dict[str, object]:
@@ -308,7 +319,7 @@ class RunFolder:
 
 @contextmanager
 def written(path: Path, remedy: str) -> Iterator[None]:
-    """Convert any failure to write a file to one kind of error.
+    """Convert any failure to write a file to one kind of error; other errors are passed on.
 
     Args:
         remedy: What to do once it can be written.
@@ -318,11 +329,21 @@ def written(path: Path, remedy: str) -> Iterator[None]:
     """
     try:
         yield
-    # torch raises RuntimeError when the disk is full.
     except (OSError, SafetensorError, RuntimeError) as error:
+        if not _is_of_a_file(error):
+            raise
         why = error.strerror if isinstance(error, OSError) and error.strerror else str(error).splitlines()[0]
         name = error.filename if isinstance(error, NotWritten) and error.filename else path
         raise NotWritten(f"{name} cannot be written ({why}): make room for it, then {remedy}.") from error
+
+
+def _is_of_a_file(error: Exception) -> bool:
+    """Whether a file could not be written; if not, other ranks were lost, memory was short, or it is a bug."""
+    if isinstance(error, OSError):
+        return not isinstance(error, ConnectionError | TimeoutError)
+    # safetensors quotes the system's error. torch names the file of its writer, or the folder that is missing.
+    said = ("I/O error",) if isinstance(error, SafetensorError) else ("inline_container", "Parent directory")
+    return any(word in str(error) for word in said)
 
 
 def versions() -> dict[str, str]:

@@ -119,7 +119,9 @@ class Settings(Resolved, TrainOptions):
     """
 
     share_projections: bool = field(default=False, kw_only=True)
-    in_file: ClassVar[Mapping[str, str]] = MappingProxyType({"positions": "position_kind", "max_length": "positions"})
+    in_file: ClassVar[Mapping[str, str]] = MappingProxyType(
+        {**Resolved.in_file, "positions": "position_kind", "max_length": "positions"}
+    )
     at_first: ClassVar[dict[str, Any]] = {entry.name: getattr(PLAIN, entry.name) for entry in fields(Arena)}
 
     def __post_init__(self):
@@ -294,7 +296,7 @@ def settle(
     settings = Settings(
         **given,
         processes=processes(),
-        weights=None if start is None else start.weights,
+        fingerprint=None if start is None else start.fingerprint,
         share_projections=method.share_projections,
     )
     settings.encoder_config()

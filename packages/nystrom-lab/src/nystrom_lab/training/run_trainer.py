@@ -240,7 +240,7 @@ class RunTrainer(Trainer, Generic[S]):
         costs = (
             ("training time", self.seconds, "s"),
             ("best step", float(step), ""),
-            ("steps", float(self.settings.steps), ""),
+            ("steps", float(self.state.global_step), ""),
             ("peak memory", self.megabytes, "MB"),
         )
         model, scores = self.score_best(step)

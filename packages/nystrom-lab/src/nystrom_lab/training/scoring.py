@@ -16,6 +16,7 @@ from nystrom.checks import check_at_least
 from nystrom.command_options import taking
 from nystrom.models import EncoderConfig
 from nystrom.models.files.loading import check_fit
+from nystrom.models.files.model_fingerprint import model_fingerprint
 from nystrom.progress import Progress
 from nystrom_lab.config import EvaluateOptions
 from nystrom_lab.data.lra.facts import LRA
@@ -58,7 +59,7 @@ def evaluate(asked: EvaluateOptions) -> Row:
         loaded = load_model(model, asked.task, classes=samples.classes)
     check_lengths(folder, asked.split, samples, loaded.config.max_position_embeddings)
     share = accuracy(loaded, samples, task, batch_size=asked.batch_size, device=device, precision=precision)
-    place = Place(device=device, precision=precision, seed=None)
+    place = Place(device, precision, seed=None, facts={"fingerprint": model_fingerprint(model)})
     return accuracy_row(loaded.config, f"{asked.split} accuracy", share, len(samples), place)
 
 

@@ -1,7 +1,5 @@
 """The saved model that a training starts from, as read and checked by every training."""
 
-import hashlib
-import json
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,8 +11,8 @@ import nystrom.integrations  # noqa: F401 (registers the methods that config.jso
 from nystrom.models import EncoderConfig
 from nystrom.models.files.json_object import read_json
 from nystrom.models.files.loading import check_weights
+from nystrom.models.files.model_fingerprint import model_fingerprint
 from nystrom.models.files.published import PUBLISHED_TYPE
-from nystrom.sums import sha256
 from nystrom_lab.data.lra.facts import LRA
 from nystrom_lab.training.presets import MethodSetting, Preset
 from nystrom_lab.training.run_progress import no_load_report
@@ -29,12 +27,12 @@ class StartModel:
 
     Attributes:
         folder: Its folder.
-        weights: Checksum of its weights.
+        fingerprint: What it is, see `nystrom.models.files.model_fingerprint`.
         config: Its configuration; an `EncoderConfig` for a model of this library and a published Nyströmformer.
     """
 
     folder: Path
-    weights: str
+    fingerprint: str
     config: Any
 
     @property
@@ -78,8 +76,7 @@ def find_start(folder: Path, kinds: Collection[str] | None = None, **changes: An
             raise ValueError(
                 f"model {folder} is of type {kind!r}, which transformers does not know ({error})."
             ) from error
-    files = {path.name: sha256(path) for path in sorted(folder.glob("*.safetensors"))}
-    return StartModel(folder, hashlib.sha256(json.dumps(files).encode()).hexdigest()[:16], config)
+    return StartModel(folder, model_fingerprint(folder), config)
 
 
 def load_start(folder: Path, kind: Any, **options: Any) -> tuple[Any, dict[str, Any]]:
@@ -221,4 +218,4 @@ def find_encoder(folder: Path) -> StartEncoder:
     run = folder.parent / "run.json"
     settings = read_json(run).get("settings") if run.is_file() else None
     preset = settings.get("preset") if isinstance(settings, dict) else None
-    return StartEncoder(folder, start.weights, start.config, preset)
+    return StartEncoder(folder, start.fingerprint, start.config, preset)

@@ -1,6 +1,7 @@
 """A search tries each combination once, continues where it was killed, and scores the best on validation."""
 
 import csv
+import re
 import signal
 import subprocess
 import sys
@@ -10,6 +11,7 @@ import pytest
 from nystrom_lab.config import PAPER_GRID, SearchGrid
 from nystrom_lab.measure.rows import read_rows
 from nystrom_lab.training import study
+from nystrom_lab.training.finetune.search import Search
 from nystrom_lab.training.grid.run_grid import status_lines
 from nystrom_lab.training.run_trainer import RunTrainer
 
@@ -96,6 +98,24 @@ def test_a_study_that_is_looked_at_is_not_written(tmp_path):
     before = (tmp_path / "study.log").read_bytes()
     assert status_lines(tmp_path) == ["trials/seed-1: NaN", "1 of 1 finished"]
     assert (tmp_path / "study.log").read_bytes() == before
+
+
+def test_a_search_of_a_version_that_recorded_the_weights_alone_goes_on(tuned, tmp_path, monkeypatch):
+    def train(self, name):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Search, "train", train)
+    with pytest.raises(KeyboardInterrupt):
+        tuned(tmp_path, grid=GRID, steps=2)
+    log = tmp_path / "study.log"
+    before, count = re.subn(r'("weights": "\w+)-[^"]*', r"\1", log.read_text())
+    assert count
+    log.write_text(before)
+    with pytest.raises(KeyboardInterrupt):
+        tuned(tmp_path, grid=GRID, steps=2, resume=True)
+    log.write_text(before.replace('"weights": "', '"weights": "0'))
+    with pytest.raises(ValueError, match="holds a search of other values, settings or data"):
+        tuned(tmp_path, grid=GRID, steps=2, resume=True)
 
 
 @pytest.mark.slow

@@ -25,6 +25,7 @@ from nystrom_lab.measure.rows import read_rows
 from nystrom_lab.training.finetune import finetune as finetune_module
 from nystrom_lab.training.finetune.predict import SavedClassifier, predict
 from nystrom_lab.training.finetune.results import write_predictions
+from nystrom_lab.whole_folders import write_sums
 
 
 def table(path, delimiter="\t"):
@@ -101,6 +102,23 @@ def test_an_interrupted_run_ends_as_an_unbroken_one(whole, tuned, tmp_path, inte
     with pytest.raises(ValueError, match=r"learning_rate is 0\.002 but was 0\.001"):
         tuned(tmp_path / "run", resume=True, learning_rate=2e-3)
     assert_equal_runs(tuned(tmp_path / "run", resume=True), whole)
+
+
+def test_a_run_does_not_go_on_with_another_tokenizer(whole, tuned, bert, tmp_path):
+    run, model = shutil.copytree(whole, tmp_path / "run"), shutil.copytree(bert, tmp_path / "bert")
+    (run / "rows.csv").unlink()
+    tokenizer = (model / "tokenizer.json").read_text()
+    (model / "tokenizer.json").write_text(tokenizer.replace('"good": 5', '"good": 6').replace('"bad": 6', '"bad": 5'))
+    with pytest.raises(ValueError, match="other settings: the tokenizer of its model changed"):
+        tuned(run, model=str(model), resume=True)
+    # Of an earlier version, which recorded the weights alone.
+    record = json.loads((run / "run.json").read_text())
+    record["settings"]["weights"] = record["settings"]["weights"].partition("-")[0]
+    (run / "run.json").write_text(json.dumps(record))
+    for checkpoint in run.glob("checkpoint-*"):
+        (checkpoint / "run.json").write_text(json.dumps(record))
+        write_sums(checkpoint)
+    assert tuned(run, resume=True) == run
 
 
 def test_a_run_that_ended_while_it_was_scored_is_scored_again(whole, tuned, tmp_path, monkeypatch):

@@ -157,7 +157,9 @@ def test_a_search_without_any_finite_numbers_says_so(tuned, submitted, tmp_path)
 
 def test_a_job_that_finds_another_model_stops(tuned, submitted, tmp_path, monkeypatch):
     find = jobs.find_classifier
-    monkeypatch.setattr(jobs, "find_classifier", lambda *given, **named: replace(find(*given, **named), weights="x"))
+    monkeypatch.setattr(
+        jobs, "find_classifier", lambda *given, **named: replace(find(*given, **named), fingerprint="x")
+    )
     with pytest.raises(ValueError, match="holds a search of other values, settings or data"):
         tuned(tmp_path / "run", grid=GRID, on="slurm", **TWO_STEPS)
     assert not [*tmp_path.glob("run/trials/*/run.json")]

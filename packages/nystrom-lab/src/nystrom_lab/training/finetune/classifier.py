@@ -71,6 +71,9 @@ def find_classifier(model: str, *, attention: str | None, options: Mapping[str, 
             cannot use.
     """
     folder = find_folder(model, {})
+    if not Path(model).is_dir():
+        # From the hub the tokenizer has a download of its own, which comes before the fingerprint.
+        load_tokenizer(model)
     changes: dict[str, Any] = {} if attention is None else {"attention": attention}
     if options:
         changes["attention_options"] = dict(options)
@@ -97,7 +100,13 @@ def find_classifier(model: str, *, attention: str | None, options: Mapping[str, 
             )
     check_vocabulary(folder, tokenizer, config.vocab_size)
     return StartClassifier(
-        folder, start.weights, config, name=model_name(model), attention=attention, options=chosen, tokenizer=tokenizer
+        folder,
+        start.fingerprint,
+        config,
+        name=model_name(model),
+        attention=attention,
+        options=chosen,
+        tokenizer=tokenizer,
     )
 
 

@@ -240,7 +240,7 @@ def settle(start: StartClassifier, material: Material, asked: FinetuneOptions) -
             "max_length": max_length,
         }
     )
-    return FinetuneSettings(**given, weights=start.weights, processes=processes())
+    return FinetuneSettings(**given, fingerprint=start.fingerprint, processes=processes())
 
 
 def run_once(

@@ -124,6 +124,7 @@ class ResultRows:
             self.method += "+skip"
         self.facts = {
             "model": settings.model,
+            "fingerprint": settings.fingerprint,
             "layers": getattr(config, "num_hidden_layers", None),
             "width": getattr(config, "hidden_size", None),
             "heads": getattr(config, "num_attention_heads", None),

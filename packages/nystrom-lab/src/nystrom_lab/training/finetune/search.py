@@ -17,7 +17,6 @@ The trials come in the order of the grid, and the first of equals is the best. O
 another order, does not try those again that failed, and trains one anew when a finished study is continued.
 """
 
-import json
 import shutil
 from collections.abc import Mapping
 from dataclasses import replace
@@ -26,7 +25,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
-from nystrom.sums import check_sums
 from nystrom.whole_files import write_whole
 from nystrom_lab.config import FinetuneOptions, command_line
 from nystrom_lab.measure.rows import read_rows, write_rows
@@ -97,14 +95,14 @@ class Search:
         elif resume:
             raise ValueError(f"{folder} holds no search to resume: leave --resume out, or name its folder with --to.")
         self.study = open_study(folder)
-        content = {
-            "data": self.material.data.fingerprint(),
-            "trials": [x.settings.record() for x in self.trials.values()],
-        }
-        content = json.loads(json.dumps(content))
+        data, settings = self.material.data.fingerprint(), [trial.settings for trial in self.trials.values()]
         if (before := self.study.user_attrs.get("search")) is None:
-            self.study.set_user_attr("search", content)
-        elif before != content:
+            self.study.set_user_attr("search", {"data": data, "trials": [each.record() for each in settings]})
+        elif (
+            before["data"] != data
+            or len(before["trials"]) != len(settings)
+            or any(mine.differences(there) for mine, there in zip(settings, before["trials"], strict=True))
+        ):
             raise ValueError(f"{folder} holds a search of other values, settings or data: {other}")
 
     def train(self, name: str) -> None:
@@ -160,7 +158,7 @@ class Search:
             with run.held(settings, resume=True, main=True):
                 run_once(self.start, material, settings, run, resume=True)
         if not holds_same(folder / "best", run.best):
-            check_sums(run.best)
+            run.check_best()
             with whole_folder(folder / "best") as partial:
                 shutil.copytree(run.best, partial, dirs_exist_ok=True)
         metric, samples = material.task.metrics[0], len(material.data.splits["validation"].texts)

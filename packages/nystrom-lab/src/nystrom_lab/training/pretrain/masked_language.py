@@ -119,6 +119,7 @@ class PretrainingTrainer(RunTrainer[PretrainingSettings]):
         facts = {
             "preset": settings.preset,
             "model": settings.model and str(settings.model),
+            "fingerprint": settings.fingerprint,
             "steps": settings.steps,
             "batch": settings.batch_size,
             "lr": settings.learning_rate,

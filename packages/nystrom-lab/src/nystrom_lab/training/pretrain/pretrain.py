@@ -182,4 +182,5 @@ def evaluate_mlm_sop(asked: EvaluatePretrainedOptions) -> list[Row]:
     with no_file_bars():
         model = EncoderForPreTraining.from_pretrained(folder)
     scores = score_model(model, held_out, batch_size=asked.batch_size, device=device, precision=precision)
-    return score_rows(model.config, scores, Place(device=device, precision=precision, seed=None), length=length)
+    place = Place(device, precision, seed=None, facts={"fingerprint": source.fingerprint})
+    return score_rows(model.config, scores, place, length=length)

@@ -213,7 +213,7 @@ def settle(base: PretrainingPreset, source: StartModel | None, asked: PretrainOp
         **given,
         positions=positions,
         share_projections=method.share_projections,
-        weights=None if source is None else source.weights,
+        fingerprint=None if source is None else source.fingerprint,
         processes=processes(),
     )
 

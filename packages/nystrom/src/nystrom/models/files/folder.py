@@ -26,14 +26,15 @@ In Python `import nystrom.integrations` first. Then it loads as any folder of tr
 AutoModel or the Auto class of its head. Without the import no version of transformers knows it.
 """
 # What the tokenizers of transformers read; a folder holds some of them.
-_TOKENIZER_FILES = (
+TOKENIZER_FILES = (
     *("tokenizer.json", _TOKENIZER_CONFIG, "special_tokens_map.json", "added_tokens.json", "vocab.txt", "vocab.json"),
-    *("merges.txt", "spiece.model", "sentencepiece.bpe.model", "tokenizer.model"),
+    *("merges.txt", "spiece.model", "sentencepiece.bpe.model", "tokenizer.model", "sentencepiece.model", "spm.model"),
+    *("bpe.codes", "dict.txt", "entity_vocab.json"),
 )
 
 SENTENCE_MODULES = "modules.json"
 # The first holds the longest input.
-_SENTENCE_SETTINGS = ("sentence_bert_config.json", "config_sentence_transformers.json")
+SENTENCE_SETTINGS = ("sentence_bert_config.json", "config_sentence_transformers.json")
 
 
 def read_tensors(folder: Path) -> dict[str, Tensor]:
@@ -54,7 +55,7 @@ def fresh_folder(to: Path) -> Iterator[Path]:
     """A temporary folder to fill, renamed to `to` at the end; if filling it fails, it is removed.
 
     Raises:
-        ValueError: `to` exists and is not an empty folder, or cannot be written.
+        ValueError: `to` exists and is not an empty folder, at the beginning or at the end, or cannot be written.
     """
     check_fresh(to)
     check_folder(to.parent)
@@ -62,6 +63,7 @@ def fresh_folder(to: Path) -> Iterator[Path]:
         partial = Path(around) / to.name
         partial.mkdir()
         yield partial
+        check_fresh(to)
         if to.is_dir():
             to.rmdir()
         partial.rename(to)
@@ -98,7 +100,7 @@ def copy_tokenizer(source: Path, to: Path, *, max_length: int, default_class: st
     Raises:
         ValueError: The tokenizer's configuration is not a JSON object.
     """
-    there = [name for name in _TOKENIZER_FILES if (source / name).is_file()]
+    there = [name for name in TOKENIZER_FILES if (source / name).is_file()]
     if not any(name not in (_TOKENIZER_CONFIG, "special_tokens_map.json", "added_tokens.json") for name in there):
         return ()
     for name in there:
@@ -128,12 +130,12 @@ def copy_sentence_modules(source: Path, to: Path, *, max_length: int) -> tuple[s
     places = sentence_modules(listed)
     if places[0]:
         raise ValueError(f"{listed} has its encoder in {places[0]!r}; expected it beside this file: move it there.")
-    copied = [SENTENCE_MODULES, *(name for name in _SENTENCE_SETTINGS if (source / name).is_file())]
+    copied = [SENTENCE_MODULES, *(name for name in SENTENCE_SETTINGS if (source / name).is_file())]
     for name in copied:
         write_whole(to / name, (source / name).read_bytes())
-    if _SENTENCE_SETTINGS[0] in copied:
-        settings = read_json(source / _SENTENCE_SETTINGS[0]) | {"max_seq_length": max_length}
-        write_whole(to / _SENTENCE_SETTINGS[0], json.dumps(settings, indent=2) + "\n")
+    if SENTENCE_SETTINGS[0] in copied:
+        settings = read_json(source / SENTENCE_SETTINGS[0]) | {"max_seq_length": max_length}
+        write_whole(to / SENTENCE_SETTINGS[0], json.dumps(settings, indent=2) + "\n")
     # One without settings of its own, a norm, may have no folder.
     folders = [place for place in places[1:] if (source / place).is_dir()]
     for place in folders:
