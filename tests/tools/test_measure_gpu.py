@@ -129,6 +129,7 @@ def test_every_call_is_one_that_only_wants_a_gpu(step, tmp_path, capsys, monkeyp
     assert "cuda" in capsys.readouterr().err
 
 
+@pytest.mark.long
 @pytest.mark.skipif(torch.cuda.is_available(), reason="every step would run")
 @pytest.mark.parametrize("step", [step for step in STEPS if not step.calls], ids=lambda step: step.name)
 def test_every_program_is_one_that_only_wants_a_gpu(step, tmp_path):

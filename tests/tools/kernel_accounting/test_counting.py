@@ -44,6 +44,7 @@ def values(rows, method="nystrom-triton-16+skip"):
     return {row.quantity: row.value for row in rows if row.method == method}
 
 
+@pytest.mark.long
 def test_rows_say_what_was_compiled_for_and_that_nothing_ran(rows):
     for row in rows:
         assert (row.study, row.n, row.m, row.dtype, row.seed, row.note) == ("kernels", 1024, 16, "bfloat16", None, "")

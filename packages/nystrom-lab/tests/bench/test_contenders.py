@@ -179,6 +179,7 @@ def test_packages_that_are_not_installed_are_left_out_and_raise_by_name():
         find_contender("other", contenders)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", each(["nystrom-triton-8", "nystrom-compiled-8"]))
 def test_what_computes_an_attention_changes_no_number(name):
     inputs = make_inputs(32, sizes(), seed=0)
@@ -193,6 +194,7 @@ def test_what_computes_an_attention_changes_no_number(name):
         torch.testing.assert_close(results[0], results[1], rtol=0, atol=1e-9)
 
 
+@pytest.mark.long
 def test_kernels_are_for_a_gpu_or_for_the_interpreter():
     pytest.importorskip("triton")
     cpu, gpu = torch.device("cpu"), torch.device("cuda", 0)

@@ -287,6 +287,7 @@ def test_rows_say_what_the_allocator_was_told(tmp_path, monkeypatch):
     assert {row.fact("allocator") for row in rows} == {"MALLOC_TRIM_THRESHOLD_=8589934592"}
 
 
+@pytest.mark.long
 def test_rows_say_when_kernels_were_interpreted(tmp_path):
     asked = SMALL | {"lengths": (16,), "methods": ("softmax", "nystrom-triton-8"), "repeats": 1}
     rows = run_efficiency(**asked, skip="with", to=tmp_path)
@@ -294,6 +295,7 @@ def test_rows_say_when_kernels_were_interpreted(tmp_path):
     assert all((row.fact("triton"), row.note) == ("interpreted", "") for row in rows)
 
 
+@pytest.mark.long
 def test_compiled_methods_run_at_more_lengths_than_a_function_may_have_graphs(tmp_path):
     lengths = tuple(range(20, 20 + torch._dynamo.config.recompile_limit + 1))
     compiled = Ours("nystrom", lambda n: {"num_landmarks": 4}, compiled=True, backend="eager")
@@ -350,6 +352,7 @@ def test_every_option_reaches_the_command(tmp_path):
     assert command.endswith("--lengths 1 2")
 
 
+@pytest.mark.long
 def test_other_processes_work_beside_and_end(tmp_path, monkeypatch):
     started, start = [], subprocess.Popen
     monkeypatch.setattr(subprocess, "Popen", lambda *words, **how: started.append(start(*words, **how)) or started[-1])

@@ -115,6 +115,7 @@ def test_what_cannot_be_measured_raises_before_any_measurement(tmp_path, change,
     assert not (tmp_path / "new").exists()
 
 
+@pytest.mark.long
 def test_the_command_prints_a_table_of_eighty_columns_that_can_be_printed_again(tmp_path, capsys, monkeypatch):
     monkeypatch.delenv("COLUMNS", raising=False)
     words = "--layers 1 --width 8 --heads 2 --intermediate 12 --methods softmax nystrom-4 --repeats 1"

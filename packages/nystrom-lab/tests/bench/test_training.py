@@ -51,6 +51,7 @@ def test_the_command_measures_at_the_shapes_of_the_papers(tmp_path):
     assert {row.command for row in rows} == {f"nystrom bench training {words}"}
 
 
+@pytest.mark.long
 def test_rows_hold_each_task_method_and_quantity(tmp_path):
     rows = lra_steps.measure_tasks(SMALL["tasks"], setup(seed=3), tmp_path / "training.csv")
     assert [(row.quantity, row.method) for row in rows] == [
@@ -119,6 +120,7 @@ def test_the_retrieval_model_sees_both_documents():
     assert not torch.allclose(model(**swapped).logits, logits)
 
 
+@pytest.mark.long
 def test_what_would_take_too_long_or_too_much_is_not_run(tmp_path, capsys):
     rows = lra_steps.measure_tasks(SMALL["tasks"], setup(limit_seconds=1e-9), tmp_path / "long.csv")
     assert all(math.isnan(row.value) and "would take about" in row.note for row in rows)
@@ -130,6 +132,7 @@ def test_what_would_take_too_long_or_too_much_is_not_run(tmp_path, capsys):
     assert all(math.isnan(row.value) and row.note for row in rows)
 
 
+@pytest.mark.long
 def test_half_precision_is_autocast(tmp_path):
     rows = lra_steps.measure_tasks(SMALL["tasks"], setup(precision="bfloat16"), tmp_path / "training.csv")
     assert {(row.dtype, row.note) for row in rows} == {("bfloat16", "")}

@@ -42,6 +42,7 @@ def measurements(file):
     return {(replace(row, **blank), tuple(sorted(row.facts.items()))) for row in read_rows(file)}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("command", "file", "words", "other"), COMMANDS)
 def test_a_command_keeps_the_rows_that_it_does_not_measure_anew(command, file, words, other, places, tmp_path, capsys):
     to = tmp_path / "to"

@@ -54,6 +54,7 @@ def test_materialised_softmax_holds_two_square_matrices_and_the_fused_one_none()
     assert peak_bytes(lambda: softmax_attention(q, q, q), CPU) < squares / 10
 
 
+@pytest.mark.long
 def test_measuring_memory_writes_nothing_to_the_terminal():
     # Its own process: the profiler reads its level only when it is first used in a process.
     code = "from nystrom_lab.measure.peak import *; peak_bytes(lambda: torch.empty(10), torch.device('cpu'))"

@@ -29,6 +29,7 @@ def pretrained(data, tmp_path_factory):
     return run / "best"
 
 
+@pytest.mark.long
 def test_its_weights_go_into_the_model_and_the_head_is_that_of_a_run_from_nothing(
     pretrained, data, tmp_path, monkeypatch
 ):
@@ -59,6 +60,7 @@ def test_its_weights_go_into_the_model_and_the_head_is_that_of_a_run_from_nothin
     assert "--model best" in row.command
 
 
+@pytest.mark.long
 def test_the_head_of_a_trained_model_is_not_taken(pretrained, data, tmp_path):
     first = train("listops", model=pretrained, data=data, to=tmp_path / "first", **SHORT)
     second = train(
@@ -126,6 +128,7 @@ def test_a_record_without_settings_names_no_preset(pretrained, tmp_path):
         assert find_encoder(tmp_path / "best").preset is None
 
 
+@pytest.mark.long
 def test_inputs_beyond_its_projections_are_refused_before_a_run_begins(data, tmp_path):
     settings = SHORT | {"steps": 1, "evaluate_every": 1, "batch_size": 2, "data": data}
     rotary = {"attention": "linformer", "positions": "rotary", "preset": "demo", "mask_share": 0.5, "max_length": 600}

@@ -77,6 +77,7 @@ def test_every_method_learns_to_look_up_a_value(method):
     assert best_accuracy(small_model(method), steps=STEPS, enough=0.95) >= 0.95
 
 
+@pytest.mark.long
 def test_without_attention_nothing_is_learnt():
     model = small_model("softmax")
     out = model.nystromformer.encoder.layer[0].attention.output.dense.weight

@@ -81,6 +81,7 @@ def test_pickled_code_in_a_checkpoint_is_refused_in_one_line(whole, small_run, t
     assert not (tmp_path / "mark").exists()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("free", [100_000, 500_000])
 def test_a_full_disk_ends_a_run_in_one_line_and_leaves_no_half_checkpoint(
     whole, small_run, tmp_path, weights, curves, free

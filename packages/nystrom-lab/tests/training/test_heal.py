@@ -136,6 +136,7 @@ def test_the_reported_error_is_that_of_the_folder(unbroken, bert, texts, tmp_pat
     assert sum(found) / 8 == pytest.approx(errors(unbroken)[1], rel=1e-4)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("learn", ["queries-keys", "all", "adapters"])
 def test_what_learns_is_an_option(learn, healed, bert, tmp_path):
     if learn == "adapters":
@@ -193,6 +194,7 @@ def test_a_model_that_became_worse_is_not_kept(healed, bert, tmp_path, capsys):
     assert_close(weights(to), weights(tmp_path / "plain"), rtol=0, atol=0)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("step", [2, 3, 6])
 def test_a_run_that_is_interrupted_goes_on_to_the_same_bits(step, healed, unbroken, tmp_path, monkeypatch):
     inner = HealTrainer.training_step
@@ -212,6 +214,7 @@ def test_a_run_that_is_interrupted_goes_on_to_the_same_bits(step, healed, unbrok
     assert errors(to) == errors(unbroken)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("whole", [0.95, 0])
 def test_a_run_stops_when_the_error_stops_falling_and_goes_on_to_the_same(whole, healed, tmp_path, monkeypatch):
     changes = {"steps": 40, "evaluate_every": 1, "learning_rate": 0.1, "whole": whole}
@@ -237,6 +240,7 @@ def test_a_run_stops_when_the_error_stops_falling_and_goes_on_to_the_same(whole,
     assert last == max(int(path.name.rpartition("-")[2]) for path in run.glob("checkpoint-*"))
 
 
+@pytest.mark.long
 def test_a_finished_run_that_is_resumed_stays_as_it_is(healed, tmp_path, capsys):
     to = healed(tmp_path / "made", steps=2)
     shutil.rmtree(to)

@@ -112,6 +112,7 @@ def test_a_longest_sequence_that_is_too_short_raises():
         _settled("linformer", "demo", 4096, {"max_length": 1024})
 
 
+@pytest.mark.long
 def test_a_run_keeps_its_size_of_pictures(root, small_run, tmp_path):
     small, changes = noise(tmp_path / "small", 32), {"attention": "linear", "options": {}}
     run = small_run(tmp_path / "run", task="pathfinder", data=small, **SHORT, **changes)

@@ -98,6 +98,7 @@ def test_the_saved_model_is_the_encoder_without_head_and_mask(small_run, tmp_pat
     assert count == "1 of 1 finished"
 
 
+@pytest.mark.long
 def test_every_evaluation_masks_the_same_tokens_of_whole_pairs(pairs, tmp_path, monkeypatch):
     from nystrom_lab.training.train import train
 

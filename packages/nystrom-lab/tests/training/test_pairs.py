@@ -17,6 +17,7 @@ def paired(tmp_path_factory, small_run, pairs):
     return small_run(tmp_path_factory.mktemp("paired") / "run", task="retrieval", data=pairs, dropout=0.0)
 
 
+@pytest.mark.long
 def test_pairs_are_trained_and_scored_each_counted_once(paired, pairs):
     task, split = find_task("retrieval"), Retrieval(pairs, "test")
     model = load_model(paired / "best", "retrieval", classes=["0", "1"])

@@ -18,6 +18,7 @@ def pictures(tmp_path_factory):
     return prepare_pathfinder(folder, train=16, val=6, test=6, workers=1)
 
 
+@pytest.mark.long
 def test_every_pixel_is_a_token(pictures, small_run, tmp_path, after_forward):
     masks, starts = [], []
 
@@ -40,6 +41,7 @@ def test_every_pixel_is_a_token(pictures, small_run, tmp_path, after_forward):
     assert (row.study, row.n, row.repeats) == ("train pathfinder", 1024, 6)
 
 
+@pytest.mark.long
 def test_a_run_does_not_go_on_with_other_pictures_of_the_same_classes(pictures, small_run, tmp_path):
     other = prepare_pathfinder(tmp_path / "easy", contour=3, train=16, val=6, test=6, workers=1)
     assert (Pathfinder(other, "train").labels == Pathfinder(pictures, "train").labels).all()

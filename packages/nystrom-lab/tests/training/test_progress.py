@@ -22,6 +22,7 @@ def test_a_piped_log_holds_plain_lines_with_numbers(small_run, tmp_path, capsys)
         assert re.findall(rf"^step (\d) of 6: {middle}{end}", printed.out, re.MULTILINE) == [*steps]
 
 
+@pytest.mark.long
 def test_a_finished_run_that_is_resumed_reports_no_loss(whole, small_run, tmp_path, capsys):
     run = small_run(tmp_path / "run", steps=3)
     capsys.readouterr()

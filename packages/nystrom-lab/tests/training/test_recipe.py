@@ -34,6 +34,7 @@ def test_the_inverse_root_of_the_step_needs_no_warm_up(small_run, tmp_path, curv
     assert rates == pytest.approx([1e-3 / (i + 1) ** 0.5 for i in range(6)])
 
 
+@pytest.mark.long
 def test_the_norm_of_the_gradient_is_clipped(small_run, tmp_path, around_step, curves):
     norms = {}
 

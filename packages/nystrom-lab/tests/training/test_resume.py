@@ -106,6 +106,7 @@ def test_a_resumed_run_knows_its_data(whole, small_run, tmp_path, monkeypatch, w
     assert not (tmp_path / "data").exists()
 
 
+@pytest.mark.long
 def test_a_run_folder_may_move(whole, small_run, tmp_path, interrupted):
     interrupted(8, small_run, tmp_path / "run")
     (tmp_path / "run").rename(tmp_path / "moved")

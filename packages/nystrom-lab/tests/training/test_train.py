@@ -97,6 +97,7 @@ def test_a_seed_decides_the_run(whole, small_run, tmp_path, weights):
     assert not torch.equal(other["classifier.dense.weight"], weights(whole)["classifier.dense.weight"])
 
 
+@pytest.mark.long
 def test_data_that_are_missing_are_made_once(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     sizes = DataSizes(folder="listops-demo", train=24, val=6, test=6, min_length=5, max_length=41)

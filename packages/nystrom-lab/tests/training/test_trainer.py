@@ -14,6 +14,7 @@ from nystrom_lab.training.run_trainer import RunCallback
 from nystrom_lab.training.scoring import evaluate
 
 
+@pytest.mark.long
 def test_accumulation_gives_the_run_of_the_whole_batch(small_run, tmp_path, weights, curves):
     one = small_run(tmp_path / "one", dropout=0.0)
     two = small_run(tmp_path / "two", dropout=0.0, accumulation=2)
@@ -123,6 +124,7 @@ def test_weights_that_are_not_finite_are_not_saved(small_run, tmp_path, around_s
     assert not (tmp_path / "run" / "checkpoint-6").exists()
 
 
+@pytest.mark.long
 def test_gradients_are_clipped_by_value_if_the_preset_does(small_run, tmp_path, after_forward, around_step):
     largest = {}
 

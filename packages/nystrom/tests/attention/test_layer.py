@@ -389,6 +389,7 @@ def test_a_layer_put_into_an_encoder_by_hand_names_the_nested_tensor():
         assert encoder(x, src_key_padding_mask=ignore).isfinite().all()
 
 
+@pytest.mark.long
 def test_a_layer_that_compiles_checks_the_floats_of_a_mask():
     layer, x = layer_and_input(num_landmarks=4, conv_kernel_size=None)
     compiled = torch.compile(layer, fullgraph=True, backend="aot_eager")
@@ -454,6 +455,7 @@ def test_a_trace_of_torch_jit_is_right_or_refused_by_name(method):
         torch.testing.assert_close(torch.jit.trace(attend, x)(other), attend(other), **CLOSE)
 
 
+@pytest.mark.long
 def test_rows_of_weights_compile_to_one_graph():
     layer, x = layer_and_input(num_landmarks=4)
     asked = torch.tensor([0, 19, 7])

@@ -91,6 +91,7 @@ print(kernel_errors())
 """
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("before", "wanted", "errors"),
     [

@@ -177,6 +177,7 @@ for _, _, _, *rest in (again[6:], listened[6:]):
 """
 
 
+@pytest.mark.long
 def test_a_compiled_kernel_is_launched_as_triton_does():
     done = subprocess.run(
         [sys.executable, "-c", LAUNCHES],

@@ -154,6 +154,7 @@ def test_attention_through_landmarks(gaussian, m, steps, skipped, masked, watche
     assert_same({"landmarks": (of["table"][0], small.share[..., None] * table_grad)})
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("reach", "masked"), [(0, False), (3, False), (3, True)], ids=["", "reach", "reach and masks"])
 def test_attention_to_near_tokens_heavy_keys_and_clusters(reach, masked, watched):
     m, block, n = 4, 8, 43

@@ -71,6 +71,7 @@ def test_hidden_states_are_those_of_the_source_on_a_padded_batch(source, tokeniz
         assert_close(state[real], theirs[real], rtol=0, atol=1e-5)
 
 
+@pytest.mark.long
 def test_512_tokens_of_prose_are_the_same_with_512_landmarks_and_nearer_the_more_there_are(source, tokenizer, tmp_path):
     encoded = tokenizer(PROSE, truncation=True, max_length=512, return_tensors="pt")
     assert encoded.input_ids.shape == (1, 512)

@@ -113,6 +113,7 @@ def test_a_saved_model_comes_back_with_the_same_logits(changes, tmp_path):
     assert_close(loaded(ids).logits, model(ids).logits, rtol=0, atol=0)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("changes", [ALL, INGREDIENTS["no attention"]], ids=["all", "no attention"])
 def test_compile_makes_one_graph(changes):
     torch._dynamo.reset()

@@ -15,6 +15,7 @@ HERE = Path(__file__).parent
 LONG = [pytest.param(name, marks=pytest.mark.long) for name in ("check_methods", "check_models", "check_transformers")]
 
 
+@pytest.mark.long
 @pytest.mark.timeout(500)
 @pytest.mark.parametrize("checks", ["check_faults", *LONG])
 def test_two_ranks_do_what_one_process_does(run_on_ranks, checks):

@@ -36,6 +36,7 @@ def lines_of(axes):
     return {line.get_label(): line for line in axes.lines}
 
 
+@pytest.mark.long
 def test_figures_are_png_or_svg_and_drawn_again_the_same(rows, tmp_path):
     for name in ("a.png", "a.svg", "b.svg"):
         draw_study(rows, tmp_path / name)
@@ -64,6 +65,7 @@ def test_each_method_has_a_line_and_a_band(rows, drawn, tmp_path):
     assert [text.get_text() for text in legend.get_texts()] == ["softmax", "nystrom-64", "nystrom-64+skip"]
 
 
+@pytest.mark.long
 def test_legends_side_by_side_do_not_overlap(rows, drawn, tmp_path):
     others = ("softmax-materialised", "linformer-256", "performer-256", "longformer-257", "informer-128", "reformer-2")
     names = (*others, "authors-64", "transformers-64+skip", "nystrom-attention-64+skip", "authors-64+skip")
@@ -92,6 +94,7 @@ def test_many_sizes_of_a_method_look_different(method):
     assert len({look.colour for look in looks.values()}) == 1
 
 
+@pytest.mark.long
 def test_the_default_methods_have_a_colour_each_within_their_panel(rows, drawn, tmp_path):
     from nystrom_lab.bench.contenders import DEFAULT
 
@@ -114,6 +117,7 @@ def test_what_was_not_measured_is_absent(rows, drawn, tmp_path):
     assert list(other.get_xdata()) == [512, 1024, 2048]
 
 
+@pytest.mark.long
 def test_an_efficiency_run_is_shown_and_its_files_named(rows, tmp_path, capsys):
     show_study(rows, tmp_path)
     text = capsys.readouterr().out

@@ -29,6 +29,7 @@ def test_similarities_are_those_of_numpy():
     assert same["relative error of the matrix"].tolist() == [[0, 0]]
 
 
+@pytest.mark.long
 def test_maps_are_those_of_the_attention(tiny_setting, tmp_path):
     job = check_study("nystromformer-figure-3", tiny_setting, tmp_path)
     summary = run_study(job, lambda line: None)

@@ -22,6 +22,7 @@ def only(rows, quantity, method, n, m=None):
     return row.value
 
 
+@pytest.mark.long
 def test_every_method_is_counted_at_each_of_its_sizes(rows):
     found = {(row.method, row.m) for row in rows if row.quantity == complexity.STORED}
     single = {"softmax", "softmax-materialised", "kernelized", "linear", "reformer", "bigbird"}

@@ -16,6 +16,7 @@ NAME = "causal-language"
 TINY = study.LanguageTraining(layers=1, width=64, vocabulary=300, length=256, batch=1, steps=3, more=2, held_out=2)
 
 
+@pytest.mark.long
 def test_the_study_from_end_to_end(tmp_path, monkeypatch):
     small = {"SMALL": TINY, "RANGES": (0, 128, 256, 320), "NEEDLES": 512, "LENGTHS": (64, 1100), "ROUNDS": 1}
     for name, value in small.items():

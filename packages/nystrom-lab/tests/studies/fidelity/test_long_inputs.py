@@ -14,6 +14,7 @@ NAME = "long-inputs"
 STUDY = STUDIES[NAME]
 
 
+@pytest.mark.long
 def test_a_length_beyond_the_positions(tiny_setting, prose, tmp_path, monkeypatch):
     small = {"LENGTHS": (16, 1200, 5000, 6000), "ROUNDS": 1, "SHORT_ROUNDS": {"small": 1}, "SHORT_LENGTHS": (8,)}
     for name, value in (small | {"MIXED_LENGTHS": ((3, 8), (8, 300))}).items():

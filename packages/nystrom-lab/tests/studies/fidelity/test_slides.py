@@ -32,6 +32,7 @@ def test_orders_hold_every_tile_once():
         assert sorted(order.tolist()) == list(range(len(slide.place)))
 
 
+@pytest.mark.long
 def test_the_study_from_end_to_end(tmp_path, monkeypatch):
     monkeypatch.setattr(slides, "SMALL", TINY)
     monkeypatch.setattr(slides, "ROUNDS", 1)

@@ -121,6 +121,7 @@ def test_a_run_does_not_go_on_with_another_tokenizer(whole, tuned, bert, tmp_pat
     assert tuned(run, resume=True) == run
 
 
+@pytest.mark.long
 def test_a_run_that_ended_while_it_was_scored_is_scored_again(whole, tuned, tmp_path, monkeypatch):
     def full_disk(path, *given):
         if path.name.startswith("submission"):
@@ -188,6 +189,7 @@ def test_a_killed_run_in_bfloat16_ends_as_an_unbroken_one(bert, films, tmp_path)
     assert_equal_runs(tmp_path / "run", tmp_path / "whole")
 
 
+@pytest.mark.long
 def test_accumulation_gives_the_weights_of_the_whole_batch(tuned, bert, tmp_path):
     plain = tmp_path / "plain"
     shutil.copytree(bert, plain)

@@ -75,6 +75,7 @@ def wait_for(path: Path, alive: Callable[[], bool]) -> None:
         time.sleep(0.005)
 
 
+@pytest.mark.long
 def test_a_grid_leaves_rows_of_each_run_in_one_table(whole):
     rows = read_rows(whole / "lra.csv")
     assert {row.method for row in rows} == {"softmax", "linear"}

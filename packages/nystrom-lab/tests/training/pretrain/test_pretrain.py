@@ -15,6 +15,7 @@ from nystrom_lab.training import compiling
 from nystrom_lab.training.pretrain.pretrain import evaluate_mlm_sop, pretrain
 
 
+@pytest.mark.long
 def test_the_loss_falls_on_documents_that_repeat_themselves(short_run, tmp_path, curves):
     changes = {"steps": 30, "evaluate_every": 30, "batch_size": 32, "learning_rate": 1e-2, "dropout": 0.0}
     points = curves(short_run(tmp_path / "run", **changes))
@@ -25,6 +26,7 @@ def test_the_loss_falls_on_documents_that_repeat_themselves(short_run, tmp_path,
     assert accuracy > 2 / 7
 
 
+@pytest.mark.long
 def test_a_run_that_was_interrupted_ends_as_one_that_was_not(
     short_run, tmp_path, interrupted, unbroken, weights, curves
 ):

@@ -26,6 +26,7 @@ def real(s, *lengths):
     return torch.arange(s) < torch.tensor(lengths)[:, None]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("sampled", [False, True])
 @pytest.mark.parametrize("scale", [None, 0.9])
 def test_it_is_the_plain_formula_with_its_gradients(scale, sampled):
@@ -188,6 +189,7 @@ def test_a_context_of_a_layer_is_restored_without_its_weights():
     assert not list(context.parameters())
 
 
+@pytest.mark.long
 def test_a_context_of_a_layer_compiles_to_one_graph():
     layer = MultiheadAttention(12, 3, method="near_far", self_attention=False, **SIZES)
     x, memory = torch.randn(2, 9, 12), torch.randn(2, 40, 12)

@@ -118,6 +118,7 @@ def test_onnx_of_other_options(attention, options, tmp_path):
     assert_same_as_the_model(tmp_path / "model.onnx", model)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "attention",
     [
@@ -134,6 +135,7 @@ def test_a_program_takes_any_batch_and_length(attention):
         assert_close(came, model(ids, attention_mask=mask).last_hidden_state, **CLOSE)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("positions", ["rotary", "none"])
 def test_a_program_without_a_table_of_positions_takes_inputs_longer_than_one(positions):
     # A number of positions that means nothing here.
@@ -172,6 +174,7 @@ def test_a_program_takes_every_inverse_and_dtype(pinv, dtype):
     assert_close(came, model(ids, attention_mask=mask).last_hidden_state, rtol=0, atol=tolerance)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("positions", ["learned", "rotary"])
 def test_linformer_is_written_for_the_length_that_it_has(positions):
     options = {"num_features": 5, "max_length": 30}
@@ -206,6 +209,7 @@ def test_a_program_of_every_head_gives_its_outputs(kind):
     assert_close(program(ids, mask, segments), tuple(wanted.values()), **CLOSE)
 
 
+@pytest.mark.long
 def test_a_model_in_training_is_written_as_in_evaluation_and_goes_on_training(tmp_path):
     model = make("softmax", num_hidden_layers=1, hidden_dropout_prob=0.5).train()
     export_onnx(model, tmp_path / "model.onnx")
@@ -215,6 +219,7 @@ def test_a_model_in_training_is_written_as_in_evaluation_and_goes_on_training(tm
     assert_close(came, model.eval()(ids, attention_mask=mask).last_hidden_state, **CLOSE)
 
 
+@pytest.mark.long
 def test_a_file_that_differs_from_the_model_is_not_kept(tmp_path, monkeypatch):
     import nystrom.models.export.words as words
 
@@ -226,6 +231,7 @@ def test_a_file_that_differs_from_the_model_is_not_kept(tmp_path, monkeypatch):
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("came", ["model.onnx", "model.onnx.data"])
 def test_a_file_that_came_while_the_model_was_traced_stays(came, tmp_path, monkeypatch):
     from nystrom.models.export import onnx_program

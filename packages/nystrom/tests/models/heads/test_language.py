@@ -61,6 +61,7 @@ def test_evaluation_scores_all_tokens_and_so_does_training_without_labels():
         model(ids, **labels)
 
 
+@pytest.mark.long
 def test_a_compiled_training_step_scores_the_masked_tokens_alone():
     torch._dynamo.reset()
     model, (ids, words, _) = make(EncoderForMaskedLM, sparse_prediction=True, hidden_dropout_prob=0.0), draw()

@@ -144,6 +144,7 @@ def test_only_blocks_are_removed_from_the_kept_folder_and_nothing_is_written_thr
     assert kept.is_symlink()
 
 
+@pytest.mark.long
 def test_equal_documents_are_on_one_side_wherever_they_stand(tmp_path, plan):
     sides = []
     for number in range(100):

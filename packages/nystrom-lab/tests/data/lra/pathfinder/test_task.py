@@ -34,6 +34,7 @@ def made(tmp_path_factory):
         return prepare(tmp_path_factory.mktemp("pathfinder") / "data")
 
 
+@pytest.mark.long
 def test_samples_are_the_pictures_in_their_order(made):
     seeds = [np.random.SeedSequence(0, spawn_key=(number,)) for number in range(4)]
     whole = [draw_pictures(np.random.Generator(np.random.PCG64(seed)), 64, GEOMETRIES[32]) for seed in seeds]
@@ -59,6 +60,7 @@ def test_the_seed_determines_the_pictures_for_any_number_of_processes(made, tmp_
     assert other["train_tokens.npy"][-(128**2) :] not in one["train_tokens.npy"]
 
 
+@pytest.mark.long
 def test_more_training_pictures_leave_test_and_validation_as_they_were(made, tmp_path):
     more = files(prepare(tmp_path / "more", train=200))
     for name, content in files(made).items():
@@ -82,6 +84,7 @@ def test_an_easier_data_set_has_shorter_snakes(made, tmp_path):
     assert ink[0] < 0.9 * ink[1]
 
 
+@pytest.mark.long
 def test_a_contour_of_ones_own_has_so_many_dashes(made, tmp_path):
     as_hard = files(prepare(tmp_path / "hard", contour=14))
     assert {name: as_hard[name] for name in as_hard if name.endswith(".npy")} == {
