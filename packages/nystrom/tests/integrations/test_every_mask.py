@@ -6,8 +6,9 @@ import pickle
 import pytest
 import torch
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.testing import assert_close
-from transformers import AutoModel, BertConfig, BertForTokenClassification
+from transformers import AutoModel, BertConfig, BertForTokenClassification, BertModel
 
 from nystrom import MultiheadAttention, NystromAttention, hilbert_order, nystrom_attention, replace_attention
 from nystrom.inspection import inspect_model
@@ -240,6 +241,16 @@ def test_one_row_of_real_keys_for_all_queries_is_padding(method):
         other[1, 0, 5, 3] = False
         with pytest.raises(ValueError, match="one per pair of tokens"):
             model(IDS, other)
+
+
+@pytest.mark.parametrize("method", ["nystrom", "near_far"])
+@pytest.mark.parametrize("kind", [BertModel, EncoderModel])
+def test_numbers_that_are_not_there_are_not_asked_for(kind, method):
+    """As in counts of memory, by tensors that have a shape alone."""
+    with FakeTensorMode():
+        model = bert(method) if kind is BertModel else kind(EncoderConfig(**SIZES, attention=method)).eval()
+        ids = torch.ones(2, 20, dtype=torch.long)
+        assert model(ids, ids)[0].shape == (2, 20, 32)
 
 
 @pytest.mark.long
