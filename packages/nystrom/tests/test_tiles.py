@@ -51,12 +51,29 @@ def test_no_tile_has_no_order():
     assert heat_map(torch.zeros(0), torch.zeros(0, 2, dtype=torch.long)).shape == (0, 0)
 
 
-@pytest.mark.parametrize("tile", [1, 256])
-def test_a_map_has_values_where_tiles_are(tile):
-    place = tile * (torch.tensor([[2, 1], [0, 0], [2, 1]]) + 5)
-    found = heat_map(torch.tensor([1.0, 2.0, 0.5]), place, tile=tile)
+@pytest.mark.parametrize("size", [1, 256])
+@pytest.mark.parametrize("dtype", [torch.int64, torch.int32, torch.int16, torch.uint64, torch.uint32, torch.uint16])
+def test_a_map_has_values_where_tiles_are(dtype, size):
+    """The step is found; of two tiles at one place it has the sum."""
+    place = size * (torch.tensor([[2, 1], [0, 0], [2, 1]]) + 5)
     nan = torch.nan
-    assert_close(found, torch.tensor([[2.0, nan, nan], [nan, nan, 1.5]]), equal_nan=True)
+    for tile in (size, None):
+        found = heat_map(torch.tensor([1.0, 2.0, 0.5]), place.to(dtype), tile=tile)
+        assert_close(found, torch.tensor([[2.0, nan, nan], [nan, nan, 1.5]]), equal_nan=True)
+    assert_close(hilbert_order(place.to(dtype)), hilbert_order(place))
+
+
+def test_one_place_is_a_map_of_one_cell():
+    assert_close(heat_map(torch.tensor([1.0, 2.0]), torch.full((2, 2), 512)), torch.tensor([[3.0]]))
+
+
+def test_tiles_in_pixels_that_are_on_no_grid_want_their_size():
+    """As where a magnification is rounded: without it the map would hold a cell for each pixel."""
+    place = 256 * grid(40) + torch.randint(0, 3, (1600, 2), generator=torch.Generator().manual_seed(1))
+    place[:2] = torch.tensor([[0, 0], [257, 0]])
+    with pytest.raises(ValueError, match=r"coordinates of 1600 tiles span a grid of [\d,]+ x [\d,]+ cells.*pass tile="):
+        heat_map(torch.ones(1600), place)
+    assert_close(heat_map(torch.ones(1600), place, tile=256), torch.ones(40, 40))
 
 
 @pytest.mark.refuses

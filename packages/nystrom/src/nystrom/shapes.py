@@ -167,7 +167,8 @@ def check_keep(name: str, keep: Tensor | None, x: Tensor, of: str) -> None:
     if not isinstance(keep, Tensor) or keep.dtype != torch.bool:
         came = keep.dtype if isinstance(keep, Tensor) else type(keep).__name__
         raise ValueError(
-            f"{name} has dtype {came}; expected torch.bool with True = real token (mask.bool() if it is 0/1)."
+            f"{name} has dtype {came}; expected torch.bool with True = real token ({name}.bool() if it is 0/1, "
+            f"{name} == 0 if it is additive, of 0 and -inf)."
         )
     if keep.ndim != 2:
         way_out = row_per_token(name, keep, x) or (

@@ -4,6 +4,8 @@ Attention with segment landmarks, near tokens or a skip convolution depends on t
 order, row by row, horizontal neighbours are close and vertical neighbours far apart.
 """
 
+import math
+
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
@@ -58,21 +60,22 @@ def hilbert_order(
 
 
 def heat_map(
-    values: Float[Tensor, " n"], coordinates: Int[Tensor, "n 2"], *, tile: int = 1
+    values: Float[Tensor, " n"], coordinates: Int[Tensor, "n 2"], *, tile: int | None = None
 ) -> Float[Tensor, "rows columns"]:
-    """Values of tiles on their grid, as an image: `plt.imshow(heat_map(row, xy, tile=256))`.
+    """Values of tiles on their grid, as an image: `plt.imshow(heat_map(row, xy))`.
 
     Args:
         values: A number for each tile, such as a row of the attention matrix (`weight_queries`).
         coordinates: x and y of each tile, whole numbers.
-        tile: Distance of neighbours: 1 if coordinates count tiles, else the size of a tile in pixels.
+        tile: Distance of neighbours: 1 if coordinates count tiles, else the size of a tile in pixels. None takes the
+            largest number that divides all distances, which it is if the tiles are on one grid.
 
     Returns:
         The values by row y and column x, from the smallest of each; NaN without a tile, the sum of several tiles.
 
     Raises:
-        ValueError: Numbers of values and tiles that differ, coordinates that are not whole numbers in pairs, or
-            `tile` below 1.
+        ValueError: Numbers of values and tiles that differ, coordinates that are not whole numbers in pairs, `tile`
+            below 1, or tiles without `tile` that are not on one grid.
     """
     check_tensor("values", values)
     check_tensor("coordinates", coordinates)
@@ -81,12 +84,20 @@ def heat_map(
             f"values are {tuple(values.shape)} and coordinates {tuple(coordinates.shape)} of {coordinates.dtype}; "
             "expected (tiles) and whole numbers (tiles, 2)."
         )
-    if tile < 1:
+    if tile is not None and tile < 1:
         raise ValueError(f"tile is {tile}; expected at least 1, the distance of neighbours.")
     if not len(values):
         return values.new_zeros(0, 0)
-    x, y = ((coordinates - coordinates.amin(dim=0)) // tile).long().unbind(1)
+    place = coordinates.long()
+    place = place - place.amin(dim=0)
+    step = (math.gcd(*place.unique().tolist()) or 1) if tile is None else tile
+    x, y = (place // step).unbind(1)
     shape = int(y.amax()) + 1, int(x.amax()) + 1
+    if tile is None and math.prod(shape) > _MOST_CELLS * len(values):
+        raise ValueError(
+            f"coordinates of {len(values)} tiles span a grid of {shape[0]:,} x {shape[1]:,} cells, so their "
+            "distance is not plain: pass tile=, the size of a tile in pixels, or tile=1 if coordinates count tiles."
+        )
     found, seen = (
         values.new_zeros(shape).index_put((y, x), each, accumulate=True) for each in (values, torch.ones_like(values))
     )
@@ -95,4 +106,9 @@ def heat_map(
 
 # Bits of a coordinate; a place along the curve has twice as many.
 _BITS = 31
-_WHOLE = (torch.int64, torch.int32, torch.int16, torch.uint8)
+_WHOLE = (
+    *(torch.int64, torch.int32, torch.int16, torch.int8),
+    *(torch.uint64, torch.uint32, torch.uint16, torch.uint8),
+)
+# Cells of a map per tile: pixels of tiles that are on no grid have more, and tiles of a slide, counted, have fewer.
+_MOST_CELLS = 1000

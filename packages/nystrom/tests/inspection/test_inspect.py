@@ -239,7 +239,7 @@ def test_no_batch_and_no_real_token_raise(bert, batch):
     with pytest.raises(ValueError, match="batches is empty"):
         inspect_model(bert, [], methods=["nystrom-4"])
     with pytest.raises(ValueError, match="no real token"):
-        inspect_model(bert, [batch | {"attention_mask": torch.zeros(2, 30)}], methods=["nystrom-4"])
+        inspect_model(bert, [batch | {"attention_mask": torch.zeros(2, 30, dtype=torch.long)}], methods=["nystrom-4"])
 
 
 def test_near_far_sees_its_near_tokens_under_padding(bert, batch):

@@ -163,10 +163,22 @@ def test_pre_norm_has_a_last_norm_and_none_on_the_embeddings():
 def test_a_saved_model_comes_back_with_the_same_logits(attention, norm, tmp_path):
     model, ids = make(attention, norm=norm).float(), draw_tokens(2, 12)
     model.save_pretrained(tmp_path)
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["config.json", "model.safetensors"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["README.md", "config.json", "model.safetensors"]
     loaded = AutoModelForSequenceClassification.from_pretrained(tmp_path)
     assert type(loaded) is EncoderForSequenceClassification
     assert_close(loaded(ids).logits, model(ids).logits, rtol=0, atol=0)
+
+
+def test_a_saved_folder_says_what_to_import_whoever_saves_it(tmp_path):
+    model = make()
+    # As a Trainer calls it.
+    model.save_pretrained(tmp_path / "a", state_dict=model.state_dict())
+    assert "`import nystrom.integrations` first" in (tmp_path / "a" / "README.md").read_text()
+    (tmp_path / "a" / "README.md").write_text("mine")
+    model.save_pretrained(tmp_path / "a")
+    assert (tmp_path / "a" / "README.md").read_text() == "mine"
+    model.save_pretrained(tmp_path / "b", is_main_process=False)
+    assert not (tmp_path / "b" / "README.md").exists()
 
 
 def test_auto_classes_know_the_encoder(tmp_path):

@@ -255,6 +255,8 @@ def inputs_that_do_not_fit_are_refused_on_all_ranks():
     refused("attention_mask is None on rank 0, given on rank 1", ids, attention_mask=ids if rank else None)
     refused("labels is None on rank 0, given on rank 1", ids, labels=labels if rank else None)
     refused(r"attention_mask has shape \(1, 3\)", ids, attention_mask=ids[:, : 3 if rank else 4])
+    low = torch.zeros(1, 4).masked_fill(torch.tensor([False, False, False, bool(rank)]), -torch.inf)
+    refused("attention_mask has dtype torch.float32 and holds zeros alone, or numbers", ids, attention_mask=low)
     refused(r"labels has shape \(1, 5\), but this rank holds tokens", ids, labels=torch.ones(1, 5, dtype=torch.int64))
     refused("rank 1 of the group holds no tokens", ids[:, : 0 if rank else 4])
     refused("the ranks hold 40 tokens, padding included, and the model has 30 positions", ids.repeat(1, 5))

@@ -37,7 +37,6 @@ from torch.utils.data import DataLoader
 from transformers import PreTrainedModel, PrinterCallback, Trainer, TrainerCallback, TrainingArguments
 from transformers.trainer_pt_utils import safe_globals
 
-from nystrom.models.files.folder import write_card
 from nystrom.models.parts.modern import pooled_norms
 from nystrom.parallel import parallelize
 from nystrom.whole_files import NotWritten
@@ -251,7 +250,6 @@ class RunTrainer(Trainer, Generic[S]):
             draw_curves(run.curves, run.plot)
         with written(run.best, _REMEDY), whole_folder(run.best) as partial:
             self.save_best(model, partial)
-            write_card(partial)
         results = self.results(model, scores, command)
         with written(run.rows, _REMEDY):
             run.write_rows([*results.rows, *(results.row(*cost) for cost in costs if cost[1])])

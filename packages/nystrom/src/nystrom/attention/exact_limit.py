@@ -17,6 +17,7 @@ import torch
 import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
 
 from nystrom.attention.fused import fused_softmax
 from nystrom.landmarks import all_real, first_tokens, is_known, ranks, short_sequences, take
@@ -167,6 +168,7 @@ def may_branch(x: Tensor) -> bool:
         torch.compiler.is_compiling()
         or torch._C._are_functorch_transforms_active()
         or x.is_meta
+        or isinstance(x, FakeTensor)
         or (x.is_cuda and torch.cuda.is_current_stream_capturing())
         or not all(is_number(size) for size in x.shape)
     )

@@ -26,6 +26,7 @@ from nystrom.attention.caches.near_far_cache import NearFarCache
 from nystrom.attention.caches.near_far_context import NearFarContext, near_far_context
 from nystrom.attention.functions import ROWS
 from nystrom.attention.heads import attend_in_heads, build_attention, merge_heads, split_heads
+from nystrom.attention.mask_values import check_values, unignored_tokens
 from nystrom.attention.options import refusing_names_of_the_package
 from nystrom.attention.registry import METHODS
 from nystrom.attention.skip import DepthwiseSkip
@@ -625,14 +626,7 @@ def _real(name: str, ignore: Tensor | None, x: Tensor) -> Bool[Tensor, "b s"] | 
         wanted = f"{name} has shape {tuple(ignore.shape)}; expected one value per token, {tuple(x.shape[:2])}."
         way_out = row_per_token(name, ignore, x) if ignore.ndim != 2 else ""
         raise ValueError(f"{wanted} {way_out}".strip())
-    if ignore.dtype == torch.bool:
-        return ~ignore
-    if not ignore.is_floating_point():
-        raise ValueError(f"{name} has dtype {ignore.dtype}; expected torch.bool (True = ignore) or floats (0 or -inf).")
-    keep = ignore == 0
-    honoured = (keep | (ignore == -torch.inf)).all()
-    _check_values(honoured, f"{name} holds floats other than 0 and -inf: a bias per key cannot be honoured.")
-    return keep
+    return unignored_tokens(name, ignore)
 
 
 def _check_causal_mask(mask: Tensor, n: int) -> None:
@@ -646,13 +640,4 @@ def _check_causal_mask(mask: Tensor, n: int) -> None:
         raise ValueError(message)
     later = torch.ones(n, n, dtype=torch.bool, device=mask.device).triu(1)
     same = mask == later if mask.dtype == torch.bool else torch.where(later, mask == -torch.inf, mask == 0)
-    _check_values(same.all(), message)
-
-
-def _check_values(holds: Bool[Tensor, ""], message: str) -> None:
-    """Raise unless a condition on values holds."""
-    if torch.compiler.is_compiling():
-        # A compiled graph cannot branch on values: it raises this as a RuntimeError when it runs.
-        torch._assert_async(holds, message)  # pyright: ignore[reportPrivateImportUsage]
-    elif not holds:
-        raise ValueError(message)
+    check_values(same.all(), message)

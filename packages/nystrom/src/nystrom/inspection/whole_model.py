@@ -10,6 +10,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from nystrom.attention.mask_values import real_tokens
 from nystrom.inspection.candidates import Candidate
 from nystrom.integrations.layer_calls import LayerCall, attend_by, intercepted
 
@@ -57,7 +58,9 @@ def results_of(model: nn.Module, batch: Batch) -> Results:
     if not isinstance(hidden, Tensor) or hidden.ndim < 2:
         raise ValueError(f"{type(body).__name__} gives a {type(hidden).__name__} first; expected its hidden states.")
     keep = batch.get("attention_mask") if isinstance(batch, Mapping) else None
-    real = keep.bool() if isinstance(keep, Tensor) and keep.shape == hidden.shape[:2] else None
+    real = None
+    if isinstance(keep, Tensor) and keep.shape == hidden.shape[:2]:
+        real = real_tokens("attention_mask", keep)
     logits = getattr(out, "logits", None)
     predictions = None
     if isinstance(logits, Tensor) and logits.shape[-1] > 1:

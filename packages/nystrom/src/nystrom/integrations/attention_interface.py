@@ -54,6 +54,7 @@ from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.integrations.sdpa_attention import repeat_kv, sdpa_attention_forward
 from transformers.utils.output_capturing import _active_collector
 
+from nystrom.attention.exact_limit import may_branch
 from nystrom.attention.functions import FUNCTIONS
 from nystrom.attention.fused import fused_softmax
 from nystrom.attention.plan import PLAN, plan_of_options
@@ -250,10 +251,13 @@ def choose_route(
     if attention_mask.ndim != 4 or attention_mask.dtype != torch.bool:
         raise ValueError(
             f"{who} passes attention a mask of shape {tuple(attention_mask.shape)} and {attention_mask.dtype}; "
-            f"{method} attention takes booleans, (batch, tokens) on the model. A model that adds a bias to the scores, "
-            'such as relative positions, cannot use it: leave attn_implementation at "sdpa" or "eager".'
+            f"{method} attention takes booleans, (batch, tokens) on the model: mask[:, 0, 0].bool() of zeros and ones, "
+            "mask[:, 0, 0] == 0 of an additive mask (0 and -inf, or the lowest float). A model that adds a bias to the "
+            'scores, such as relative positions, cannot use it: leave attn_implementation at "sdpa" or "eager".'
         )
     if attention_mask.shape[1] == 1 and attention_mask.shape[2] == 1 and not local:
+        return Route(method, exact, causal, attention_mask[:, 0, 0], options)
+    if not (exact or local or causal) and attention_mask.shape[1] == 1 and _is_one_row(attention_mask):
         return Route(method, exact, causal, attention_mask[:, 0, 0], options)
     if not exact and not local and not (causal and attention_mask.shape[2] != attention_mask.shape[3]):
         raise ValueError(
@@ -263,6 +267,11 @@ def choose_route(
             'name its layers in exact_layers, or leave attn_implementation at "sdpa".'
         )
     return Route(method, True, causal, None, options)
+
+
+def _is_one_row(mask: Bool[Tensor, "b 1 n s"]) -> bool:
+    """Whether a mask per pair of tokens says the same for all queries, as padding does that a model repeats."""
+    return mask.stride(2) == 0 or (may_branch(mask) and bool((mask == mask[:, :, :1]).all()))
 
 
 def _causal_pairs(query: Tensor, key: Tensor, mask: Bool[Tensor, "b 1 #n s"] | None) -> Bool[Tensor, "b 1 n s"] | None:
@@ -299,7 +308,7 @@ def _packed(
                 f"{who} is given numbers of packed sequences that decrease; expected each sequence in one piece, one "
                 "after the other."
             )
-        ends = numbers[0, 0, 0].diff(append=numbers.new_full((1,), -1)).nonzero()[:, 0] + 1
+        ends = numbers[0].diff(append=numbers.new_full((1,), -1)).nonzero()[:, 0] + 1
         return torch.cat([ends.new_zeros(1), ends])
     if ours is not theirs and not (
         isinstance(ours, Tensor) and isinstance(theirs, Tensor) and torch.equal(ours, theirs)

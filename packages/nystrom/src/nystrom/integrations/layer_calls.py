@@ -31,7 +31,7 @@ from nystrom.integrations.modules import default_options
 from nystrom.integrations.position_tables import watch_positions
 from nystrom.shapes import Masks
 
-_INTERCEPTED = "nystrom_intercepted"
+INTERCEPTED = "nystrom_intercepted"
 # What the layers must be able to run: the errors of the interface name it.
 _ASKED = "nystrom"
 _PACKED = (
@@ -115,9 +115,9 @@ def intercepted(
         )
     check_asks(type(model), _ASKED)
     AttentionInterface.register(
-        _INTERCEPTED, calls.of_interface({module: name for name, module in model.named_modules()})
+        INTERCEPTED, calls.of_interface({module: name for name, module in model.named_modules()})
     )
-    AttentionMaskInterface.register(_INTERCEPTED, lambda **named: make_mask(_ASKED, **named))
+    AttentionMaskInterface.register(INTERCEPTED, lambda **named: make_mask(_ASKED, **named))
     configs: dict[int, Any] = {
         id(module.config): module.config for module in model.modules() if getattr(module, "config", None)
     }
@@ -127,7 +127,7 @@ def intercepted(
     hooks = [model.register_forward_pre_hook(calls.start), *watch_positions(model)]
     try:
         for config, _, options in before:
-            config._attn_implementation = _INTERCEPTED
+            config._attn_implementation = INTERCEPTED
             if options is not None:
                 config.attention_options = {}
         yield
@@ -139,12 +139,12 @@ def intercepted(
             if options is not None:
                 config.attention_options = options
         # What was registered holds the model.
-        AttentionInterface.register(_INTERCEPTED, _ended)
+        AttentionInterface.register(INTERCEPTED, _ended)
 
 
 def _ended(*tensors: Tensor, **named: Any) -> tuple[Tensor, None]:
     """The registered function outside of any `intercepted` context; raises."""
-    raise RuntimeError(f"{_INTERCEPTED} attention works only inside `intercepted`.")
+    raise RuntimeError(f"{INTERCEPTED} attention works only inside `intercepted`.")
 
 
 class _Calls:

@@ -7,9 +7,11 @@ What a model asked for must reach the layer, which transformers hands nothing bu
 
 | | every token sees | causal |
 |---|---|---|
-| real keys (b, 1, 1, s) | bool, or no mask | uint8; with s = 0 all are real |
-| number of each token's packed sequence (b, 1, 1, n) | int64 | int32 |
+| real keys (b, 1, 1, s) | bool, or no mask | uint8, as a column (b, 1, s, 1); with s = 0 all are real |
+| number of each token's packed sequence, a column (b, 1, n, 1) | int64 | int32 |
 | pairs of a local layer, a window or a chunk (b, 1, n, s) | bool | int8 |
+
+A column is no mask that a caller makes, (b, 1, 1, s) or (b, 1, n, s) of whatever dtype.
 """
 
 import inspect
@@ -48,7 +50,7 @@ class Told(NamedTuple):
     # Real keys, one row for all queries or one per query; None if all are. What is not boolean is not of `make_mask`.
     mask: Tensor | None
     # The number of each token's packed sequence; None if each row of the batch is one sequence
-    numbers: Int[Tensor, "b 1 1 n"] | None
+    numbers: Int[Tensor, "b n"] | None
     causal: bool | None  # Whether a query sees no later token; None if the mask does not say
     local: bool = False  # Whether it is the mask of a causal local layer
 
@@ -57,14 +59,17 @@ def read_mask(mask: Tensor | None) -> Told:
     """What a mask of `make_mask`, or of the caller, says."""
     if mask is None:
         return Told(None, None, None)
-    if mask.dtype == torch.uint8:
-        return Told(mask.bool() if mask.shape[-1] else None, None, True)
+    if mask.dtype == torch.bool:
+        return Told(mask, None, False if mask.ndim == 4 and mask.shape[2] == 1 else None)
     if mask.dtype == torch.int8:
         # Causal in part, where there are images in a window: the layer says what it is.
         return Told(mask.bool(), None, None, local=True)
-    if mask.dtype in (torch.int32, torch.int64):
-        return Told(None, mask, mask.dtype == torch.int32)
-    return Told(mask, None, False if mask.ndim == 4 and mask.shape[2] == 1 else None)
+    is_column = mask.ndim == 4 and mask.shape[3] == 1
+    if is_column and mask.dtype == torch.uint8:
+        return Told(mask.mT.bool() if mask.shape[2] else None, None, True)
+    if is_column and mask.dtype in (torch.int32, torch.int64):
+        return Told(None, mask[:, 0, :, 0], mask.dtype == torch.int32)
+    return Told(mask, None, None)
 
 
 def make_mask(
@@ -84,7 +89,7 @@ def make_mask(
     use_vmap: bool = False,
     device: torch.device | str = "cpu",
     **_: Any,
-) -> Bool[Tensor, "b 1 #n s"] | Int[Tensor, "b 1 1 n"] | None:
+) -> Bool[Tensor, "b 1 #n s"] | Int[Tensor, "b 1 n #s"] | None:
     """Make the mask of a model, as AttentionMaskInterface expects: the real keys, one row for all queries.
 
     For packed sequences, which transformers detects by restarting positions, the mask is the number of each token's
@@ -113,7 +118,7 @@ def make_mask(
                 'leave its attn_implementation at "sdpa".'
             )
         if pattern.numbers is not None:
-            return pattern.numbers[:, None, None].to(torch.int32 if causal else torch.int64)
+            return pattern.numbers[:, None, :, None].to(torch.int32 if causal else torch.int64)
         # Not a mask that the model goes on to change, nor that of tokens that follow those of a cache.
         if causal:
             row = q_length == kv_length and allow_is_causal_skip
@@ -122,9 +127,9 @@ def make_mask(
         if row:
             padding = prepare_padding_mask(attention_mask, kv_length, kv_offset)
             if padding is None or (may_branch(padding) and bool(padding.all())):
-                return torch.ones(batch_size, 1, 1, 0, dtype=torch.uint8, device=device) if causal else None
+                return torch.ones(batch_size, 1, 0, 1, dtype=torch.uint8, device=device) if causal else None
             padding = padding[:, None, None, kv_offset : kv_offset + kv_length]
-            return padding.to(torch.uint8) if causal else padding
+            return padding.mT.to(torch.uint8) if causal else padding
     # For exact attention; a local layer says itself whether it is causal.
     pairs = sdpa_mask(
         batch_size, q_length, kv_length, q_offset, kv_offset, mask_function, attention_mask, local_size=local_size,

@@ -23,6 +23,7 @@ from transformers import (
     PreTrainedModel,
 )
 
+from nystrom.attention.mask_values import real_tokens
 from nystrom.attention.plan import PLAN, plan_of_options
 from nystrom.attention.registry import METHODS
 from nystrom.integrations.attention_interface import GROUP, SERVED
@@ -230,6 +231,11 @@ def _refusal(tokens: Tensor | None, mask: Tensor | None, labels: Tensor | None) 
                 f"{name} has shape {tuple(value.shape)}, but this rank holds tokens of shape "
                 f"{tuple(tokens.shape[:2])}: pass its piece, one number for each token."
             )
+    try:
+        if mask is not None:
+            real_tokens("attention_mask", mask)
+    except ValueError as error:
+        return error
     return None
 
 

@@ -15,6 +15,8 @@ Transformers lets any model take any registered name, drops what it does not kno
 - `attention_options` is an attribute of every configuration, so that `from_pretrained` of a configuration or a model
   takes it, and of a model also beside `config=`. As `attn_implementation`, it is given to all parts; parts that were
   saved with their own keep them.
+- A mask of tokens is read by `nystrom.attention.mask_values` before transformers makes it boolean, so that an additive
+  one, in which 0 is a real token, raises.
 - A pickled configuration that names a method names this package, too: whoever unpickles it, such as a spawned process,
   imports the package, which registers the methods. Where the package is missing, Python's error names it.
 
@@ -29,11 +31,14 @@ from collections.abc import Callable, Mapping
 from functools import wraps
 from typing import Any
 
-from transformers import PreTrainedConfig, PreTrainedModel
+from torch import Tensor
+from transformers import PreTrainedConfig, PreTrainedModel, masking_utils
 
+from nystrom.attention.mask_values import real_tokens
 from nystrom.checks import check_names
 from nystrom.integrations.attention_interface import SERVED
 from nystrom.integrations.first_checks import check_asks_anywhere, check_model, check_reaches, unchanged_if_refused
+from nystrom.integrations.layer_calls import INTERCEPTED
 from nystrom.integrations.mask_interface import raise_ignores_attn_implementation
 from nystrom.integrations.position_tables import watch_positions
 
@@ -78,6 +83,20 @@ def patch_transformers() -> None:
     PreTrainedModel.__init__, PreTrainedModel.post_init = init, post_init
     PreTrainedModel.from_pretrained = _with_options(PreTrainedModel.from_pretrained)
     PreTrainedModel._from_config = _with_options(PreTrainedModel._from_config)
+    masking_utils._preprocess_mask_arguments = _reading_masks(masking_utils._preprocess_mask_arguments)
+
+
+def _reading_masks(prepare: Callable[..., Any]) -> Callable[..., Any]:
+    """Transformers' first step of making any mask, with ValueError for a mask of tokens that it would misread."""
+
+    @wraps(prepare)
+    def read(config: Any, inputs_embeds: Any, attention_mask: Any, *others: Any, **named: Any) -> Any:
+        is_ours = config._attn_implementation in (*SERVED, INTERCEPTED)
+        if is_ours and isinstance(attention_mask, Tensor) and attention_mask.ndim == 2:
+            attention_mask = real_tokens("attention_mask", attention_mask)
+        return prepare(config, inputs_embeds, attention_mask, *others, **named)
+
+    return read
 
 
 def _finish(model: PreTrainedModel) -> None:

@@ -16,6 +16,7 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
+from nystrom.attention.mask_values import real_tokens
 from nystrom.models.configuration import POSITION_OFFSET, EncoderConfig
 from nystrom.models.design import EmbeddingTable, start_stds
 from nystrom.models.parts.dropout import Dropout
@@ -195,7 +196,7 @@ def check_mask(attention_mask: Tensor | None, words: Float[Tensor, "b n w"]) -> 
     """Turn transformers' attention mask, 1 or True for real tokens, into `keep`.
 
     Raises:
-        ValueError: The rank or size is wrong, or the mask is floating point.
+        ValueError: The rank or size is wrong, or the mask holds numbers other than 0 and 1.
     """
     if attention_mask is None:
         return None
@@ -211,9 +212,4 @@ def check_mask(attention_mask: Tensor | None, words: Float[Tensor, "b n w"]) -> 
             f"attention_mask has shape {came} but the input holds {tuple(words.shape[:2])} tokens: "
             "pass one 0 or 1 per token."
         )
-    if attention_mask.is_floating_point():
-        raise ValueError(
-            f"attention_mask has dtype {attention_mask.dtype}; expected 0 and 1 as integers or booleans. In an "
-            "additive mask 0 means a real token: pass (mask == 0) for one, mask.bool() for zeros and ones."
-        )
-    return attention_mask.bool()
+    return real_tokens("attention_mask", attention_mask)

@@ -21,6 +21,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.modeling_outputs import BaseModelOutput
+from transformers.utils import CONFIG_NAME
 from transformers.utils.output_capturing import capture_outputs
 
 from nystrom.attention.heads import AttentionHeads
@@ -31,6 +32,7 @@ from nystrom.models.blocks import EncoderLayer, EncoderSelfAttention, EncoderSta
 from nystrom.models.configuration import EncoderConfig
 from nystrom.models.design import EmbeddingTable, start_linear
 from nystrom.models.embeddings import EncoderEmbeddings, check_mask
+from nystrom.models.files.folder import write_card
 from nystrom.models.files.loading import check_fit, check_shapes, check_tied, check_weights, find_folder, report_held
 from nystrom.shapes import Group
 
@@ -184,6 +186,15 @@ class EncoderPreTrainedModel(PreTrainedModel):
         self.config.attention, self.config.attention_options = attention, options
         for layer, method in zip(layers, built, strict=True):
             layer.method = method.train(layer.training)
+
+    def save_pretrained(
+        self, save_directory: str | os.PathLike[str], is_main_process: bool = True, *others: Any, **options: Any
+    ) -> None:
+        """Save as transformers does, with a card that says what to import before the folder is loaded."""
+        super().save_pretrained(save_directory, is_main_process, *others, **options)
+        # With an adapter alone transformers writes no configuration.
+        if is_main_process and (Path(save_directory) / CONFIG_NAME).is_file():
+            write_card(Path(save_directory))
 
     @classmethod
     def _can_set_attn_implementation(cls) -> bool:

@@ -1,7 +1,7 @@
 r"""Instances of masked words and sentence order, drawn on demand from prepared documents.
 
 An instance is `[CLS] A [SEP] B [SEP]`: two consecutive segments of a document, swapped in half of the instances (label
-1), of `length` tokens in all at most. 15 % of the words are chosen, min(80, 15 %) at length 512; of those 80 % become
+1), of `length` tokens in all at most. 15 % of the tokens are chosen, min(80, 15 %) at length 512; of those 80 % become
 [MASK], 10 % another word and 10 % stay. Special tokens are never chosen and never put in a word's place.
 
 A document of no more than $r = \mathrm{length} - 3$ tokens is one instance. A longer one, of L tokens, makes
