@@ -5,7 +5,6 @@ A folder is written under a temporary name and renamed when complete, so no half
 
 import json
 import shutil
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,7 +16,8 @@ from transformers.utils import CONFIG_NAME, SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHT
 from nystrom.models.files.config_file import OWN_TYPE
 from nystrom.models.files.json_object import read_json
 from nystrom.sums import CARD
-from nystrom.whole_files import check_folder, check_no_link, write_whole
+from nystrom.temporary import temporary_folder
+from nystrom.whole_files import check_folder, check_fresh, write_whole
 
 _TOKENIZER_CONFIG = "tokenizer_config.json"
 _CARD_TEXT = """# A model with attention of nystrom
@@ -58,9 +58,7 @@ def fresh_folder(to: Path) -> Iterator[Path]:
     """
     check_fresh(to)
     check_folder(to.parent)
-    with tempfile.TemporaryDirectory(prefix=f".{to.name}-", dir=to.parent) as around:
-        partial = Path(around) / to.name
-        partial.mkdir()
+    with temporary_folder(to) as partial:
         yield partial
         if to.is_dir():
             to.rmdir()
@@ -73,16 +71,6 @@ def write_card(folder: Path) -> None:
     ours = content.get("model_type") == OWN_TYPE or "attn_implementation" in content
     if ours and not (folder / CARD).exists():
         write_whole(folder / CARD, _CARD_TEXT)
-
-
-def check_fresh(to: Path) -> None:
-    """Raise ValueError if something would be overwritten: a file, a link, or a folder that is not empty."""
-    check_no_link(to)
-    if to.is_dir():
-        if any(to.iterdir()):
-            raise ValueError(f"{to} is not empty: choose another folder.")
-    elif to.exists():
-        raise ValueError(f"{to} is a file: choose another name.")
 
 
 def copy_tokenizer(source: Path, to: Path, *, max_length: int, default_class: str | None = None) -> tuple[str, ...]:
