@@ -17,8 +17,13 @@ from types import MappingProxyType
 from typing import Annotated, Any
 
 from nystrom.command_options import arguments_doc, signature_of
+from nystrom.input_files import check_model, check_model_folder, check_regular, read_input
 
 _IN_WORDS = {"INT": "a whole number", "FLOAT": "a number", "FLOAT FLOAT": "two numbers"}
+# Parameters that name places to write to; all other paths are read.
+OUTPUTS = ("to", "figure", "gather")
+# Commands whose first word is a model.
+_MODELS = {"convert": "source", "export": "folder"}
 # No parameter in Python can be called from.
 _NAMES = MappingProxyType({"source": "from"})
 
@@ -84,7 +89,28 @@ def arguments_of(
             stack.enter_context(told(refuse))
         found = tyro.cli(collect, args=words, prog=f"nystrom {name}")
     _check_named(found, words, name, needed={each.name for each in parameters if each.default is each.empty})
+    defaults = {each.name: each.default for each in parameters}
+    given = {key: value for key, value in found.items() if value != defaults[key]}
+    model = next((given.pop(key) for key in ("model", _MODELS.get(name)) if key in given), None)
+    if model is not None:
+        (check_model_folder if isinstance(model, Path) else check_model)(model)
+    _check_inputs(given, names)
     return found
+
+
+def _check_inputs(given: Mapping[str, Any], names: Mapping[str, str]) -> None:
+    """Check, before torch is imported, that what a command reads is there.
+
+    Raises:
+        ValueError: The first path that is not, or that is a pipe or a device.
+    """
+    for key, value in given.items():
+        for path in value if isinstance(value, tuple | list) else (value,):
+            if not isinstance(path, Path) or key in OUTPUTS:
+                continue
+            check_regular(path)
+            if not path.exists():
+                raise ValueError(f"{names.get(key, key)} is {path}, which does not exist: check the name.")
 
 
 def _check_named(found: Mapping[str, Any], words: list[str], name: str, *, needed: Collection[str]) -> None:
@@ -177,7 +203,7 @@ def attention_of(model: str) -> str:
     """The method of a model of this library that a run starts from; nystrom if there is none."""
     config = Path(model) / "config.json"
     try:
-        named = json.loads(config.read_text(encoding="utf-8")).get("attention", "nystrom")
+        named = json.loads(read_input(config).decode()).get("attention", "nystrom")
     except (OSError, ValueError, AttributeError):
         # What is wrong with the model is said when it is read.
         return "nystrom"

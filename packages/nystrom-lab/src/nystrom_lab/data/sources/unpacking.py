@@ -19,6 +19,7 @@ from typing import Any, BinaryIO, cast
 
 from tqdm.utils import CallbackIOWrapper
 
+from nystrom.input_files import check_regular, open_input
 from nystrom.progress import Progress
 
 READ_AHEAD = 1 << 20
@@ -60,10 +61,11 @@ def open_unpacked(path: Path) -> Iterator[BinaryIO]:
     Raises:
         ValueError: The file does not exist, or unpacks to more than the limit.
     """
+    check_regular(path)
     if not path.is_file():
         raise ValueError(f"{path} does not exist or is not a file: name the file to read.")
     unpack = UNPACK.get(path.suffix.lower())
-    with path.open("rb", buffering=READ_AHEAD) as raw, Progress(path.name, path.stat().st_size, unit="B") as bar:
+    with open_input(path, buffering=READ_AHEAD) as raw, Progress(path.name, path.stat().st_size, unit="B") as bar:
         counted = CallbackIOWrapper(bar.update, raw, "read")
         stream = _Limited(counted, None) if unpack is None else _Limited(unpack(counted), path)
         yield cast("BinaryIO", io.BufferedReader(stream, READ_AHEAD))

@@ -7,6 +7,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
+from nystrom.input_files import open_input
 from nystrom.progress import Progress
 from nystrom.sums import sha256
 from nystrom.temporary import temporary_folder
@@ -170,6 +171,6 @@ def sha256_of_files(folder: Path, paths: Sequence[Path]) -> str:
     what = f"{folder.name}, checksums"
     for path in Progress(what, len(paths), unit="files").over(paths):
         digest.update(f"{path.relative_to(folder).as_posix()}\n{path.stat().st_size}\n".encode())
-        with path.open("rb", buffering=0) as file:
+        with open_input(path, buffering=0) as file:
             hashlib.file_digest(file, lambda: digest)
     return digest.hexdigest()

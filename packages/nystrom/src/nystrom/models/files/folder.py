@@ -13,6 +13,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 from transformers.utils import CONFIG_NAME, SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME
 
+from nystrom.input_files import read_input
 from nystrom.models.files.config_file import OWN_TYPE
 from nystrom.models.files.json_object import read_json
 from nystrom.sums import CARD
@@ -90,7 +91,7 @@ def copy_tokenizer(source: Path, to: Path, *, max_length: int, default_class: st
     if not any(name not in (_TOKENIZER_CONFIG, "special_tokens_map.json", "added_tokens.json") for name in there):
         return ()
     for name in there:
-        write_whole(to / name, (source / name).read_bytes())
+        write_whole(to / name, read_input(source / name))
     settings = read_json(source / _TOKENIZER_CONFIG) if _TOKENIZER_CONFIG in there else {}
     settings["model_max_length"] = max_length
     if default_class is not None and settings.get("tokenizer_class") is None:
@@ -118,7 +119,7 @@ def copy_sentence_modules(source: Path, to: Path, *, max_length: int) -> tuple[s
         raise ValueError(f"{listed} has its encoder in {places[0]!r}; expected it beside this file: move it there.")
     copied = [SENTENCE_MODULES, *(name for name in _SENTENCE_SETTINGS if (source / name).is_file())]
     for name in copied:
-        write_whole(to / name, (source / name).read_bytes())
+        write_whole(to / name, read_input(source / name))
     if _SENTENCE_SETTINGS[0] in copied:
         settings = read_json(source / _SENTENCE_SETTINGS[0]) | {"max_seq_length": max_length}
         write_whole(to / _SENTENCE_SETTINGS[0], json.dumps(settings, indent=2) + "\n")
@@ -134,7 +135,7 @@ def sentence_modules(listed: Path) -> list[str]:
     outside.
     """
     try:
-        places = [module["path"] for module in json.loads(listed.read_text(encoding="utf-8"))]
+        places = [module["path"] for module in json.loads(read_input(listed).decode())]
     except (ValueError, TypeError, KeyError) as error:
         raise ValueError(f"{listed} is not a list of modules with a path each: {error}.") from error
     root = listed.parent.resolve()
