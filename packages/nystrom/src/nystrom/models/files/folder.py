@@ -4,7 +4,6 @@ A folder is written under a temporary name and renamed when complete, so no half
 """
 
 import json
-import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -109,7 +108,8 @@ def copy_sentence_modules(source: Path, to: Path, *, max_length: int) -> tuple[s
         The names of files and folders; empty if `source` is not such a model.
 
     Raises:
-        ValueError: The list of modules cannot be read, or names another folder for the encoder, or one outside.
+        ValueError: The list of modules cannot be read, or names another folder for the encoder, or one outside; or a
+            link leads outside.
     """
     listed = source / SENTENCE_MODULES
     if not listed.is_file():
@@ -126,8 +126,25 @@ def copy_sentence_modules(source: Path, to: Path, *, max_length: int) -> tuple[s
     # One without settings of its own, a norm, may have no folder.
     folders = [place for place in places[1:] if (source / place).is_dir()]
     for place in folders:
-        shutil.copytree(source / place, to / place)
+        _copy_module(source, place, to)
     return (*copied, *folders)
+
+
+def _copy_module(source: Path, place: str, to: Path) -> None:
+    """Copy the files in the folder of a module; ValueError for a link to a folder, or to what lies outside."""
+    root = source.resolve()
+    # In the cache of the hub each file of a snapshot is a link to its content.
+    inside = [root, *([root.parents[1] / "blobs"] if root.parent.name == "snapshots" else [])]
+    (to / place).mkdir(parents=True, exist_ok=True)
+    for path in sorted((source / place).rglob("*")):
+        if path.is_symlink() and (path.is_dir() or not any(path.resolve().is_relative_to(each) for each in inside)):
+            raise ValueError(
+                f"{path} is a link to {path.readlink()}; expected a file inside {source}: put a copy in its place."
+            )
+        if not path.is_dir():
+            copy = to / path.relative_to(source)
+            copy.parent.mkdir(parents=True, exist_ok=True)
+            write_whole(copy, read_input(path), new=True)
 
 
 def sentence_modules(listed: Path) -> list[str]:
