@@ -7,6 +7,7 @@ import difflib
 import inspect
 import json
 import re
+import sys
 from collections.abc import Callable, Collection, Mapping
 from contextlib import ExitStack, redirect_stdout, suppress
 from dataclasses import field, fields, make_dataclass
@@ -87,6 +88,8 @@ def arguments_of(
         # Not of tyro's public interface: without it tyro prints its own box, and exits.
         if (told := getattr(getattr(tyro, "_errors", None), "on_parse_error", None)) is not None:
             stack.enter_context(told(refuse))
+        # Help has styles on a terminal.
+        stack.enter_context(redirect_stdout(getattr(sys.stdout, "styled", sys.stdout)))
         found = tyro.cli(collect, args=words, prog=f"nystrom {name}")
     _check_named(found, words, name, needed={each.name for each in parameters if each.default is each.empty})
     defaults = {each.name: each.default for each in parameters}
