@@ -85,6 +85,38 @@ def test_a_pipe_is_refused_in_one_line(words, here, capsys):
     assert sorted(os.listdir(here)) == ["here", "pipe.csv"]
 
 
+@pytest.mark.parametrize(
+    "words",
+    [
+        *("convert here --to {}", "convert here --heal here/a.txt --to {}", "export here --to {}.onnx"),
+        *("predict --model here --data here/a.txt --to {}.tsv", "inspect here --texts here/a.txt --to {}"),
+        *("tokenizer train --from here --to {}", "data prepare text --from here --to {}", "train listops --to {}"),
+        "data prepare mlm-sop --from here --tokenizer here --to {}",
+    ],
+)
+def test_a_place_that_nothing_can_be_written_to_is_told_before_anything_is_read(words, here, capsys):
+    (here / "here" / "a.txt").write_text("a\n")
+    assert main(words.format("here/a.txt/made").split()) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("nystrom: here/a.txt/made")
+    assert line.endswith("cannot be written (Not a directory: here/a.txt): choose another place.")
+
+
+@pytest.mark.parametrize(
+    "words",
+    ["convert ../here --to .", "convert ../here --heal ../here --to .", "tokenizer train --from ../texts --to ."],
+)
+def test_the_current_folder_is_no_place_for_a_new_one(words, here, monkeypatch, capsys):
+    (here / "texts").mkdir()
+    (here / "texts" / "a.txt").write_text("a\n")
+    (here / "empty").mkdir()
+    monkeypatch.chdir(here / "empty")
+    assert main(words.split()) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "is a mount point, the current folder or one around it, and cannot be replaced: name a folder" in line
+    assert sorted(os.listdir(here)) == ["empty", "here", "pipe.csv", "texts"]
+
+
 def test_a_pipe_in_a_folder_is_refused_in_one_line(here, tiny_bert, capsys):
     for name in ("config.json", "tokenizer.json", "model.safetensors"):
         shutil.rmtree(here / "here")

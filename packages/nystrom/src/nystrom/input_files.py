@@ -3,12 +3,12 @@
 A pipe or a device, such as /dev/zero, may never end, or never begin: only regular files are opened.
 """
 
+import io
 import stat
 from pathlib import Path
-from typing import BinaryIO
 
 
-def open_input(path: Path, *, buffering: int = -1) -> BinaryIO:
+def open_input(path: Path, *, buffering: int = io.DEFAULT_BUFFER_SIZE) -> io.BufferedReader:
     """Open a regular file to read its bytes.
 
     Raises:
@@ -16,7 +16,7 @@ def open_input(path: Path, *, buffering: int = -1) -> BinaryIO:
         OSError: It cannot be opened.
     """
     check_regular(path)
-    return path.open("rb", buffering=buffering)
+    return io.BufferedReader(io.FileIO(path), buffering)
 
 
 def read_input(path: Path) -> bytes:

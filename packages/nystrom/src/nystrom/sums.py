@@ -11,7 +11,7 @@ SUMS, CARD = "complete.json", "README.md"
 
 def sha256(path: Path) -> str:
     """The SHA-256 sum of a file's content."""
-    with open_input(path, buffering=0) as file:
+    with open_input(path) as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 

@@ -128,7 +128,7 @@ def check_place(path: Path) -> None:
         ValueError: Nothing can be created there, or as in `check_replaceable`.
     """
     check_replaceable(path)
-    around = next(folder for folder in path.absolute().parents if os.path.lexists(folder))
+    around = next(folder for folder in path.parents if os.path.lexists(folder))
     try:
         with temporary_file(around / path.name):
             pass

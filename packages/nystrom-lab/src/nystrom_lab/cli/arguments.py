@@ -6,6 +6,7 @@ Errors that tyro finds in a command line are printed in one line, like all other
 import difflib
 import inspect
 import json
+import os
 import re
 import sys
 from collections.abc import Callable, Collection, Mapping
@@ -19,6 +20,7 @@ from typing import Annotated, Any
 
 from nystrom.command_options import arguments_doc, signature_of
 from nystrom.input_files import check_model, check_model_folder, check_regular, read_input
+from nystrom.whole_files import check_place
 
 _IN_WORDS = {"INT": "a whole number", "FLOAT": "a number", "FLOAT FLOAT": "two numbers"}
 # Parameters that name places to write to; all other paths are read.
@@ -97,19 +99,24 @@ def arguments_of(
     model = next((given.pop(key) for key in ("model", _MODELS.get(name)) if key in given), None)
     if model is not None:
         (check_model_folder if isinstance(model, Path) else check_model)(model)
-    _check_inputs(given, names)
+    _check_paths(given, names)
     return found
 
 
-def _check_inputs(given: Mapping[str, Any], names: Mapping[str, str]) -> None:
-    """Check, before torch is imported, that what a command reads is there.
+def _check_paths(given: Mapping[str, Any], names: Mapping[str, str]) -> None:
+    """Check, before torch is imported, that what a command reads is there, and that what it writes can be written.
 
     Raises:
-        ValueError: The first path that is not, or that is a pipe or a device.
+        ValueError: The first path that is not there, or is a pipe or a device; or at which nothing can be written.
     """
     for key, value in given.items():
         for path in value if isinstance(value, tuple | list) else (value,):
-            if not isinstance(path, Path) or key in OUTPUTS:
+            if not isinstance(path, Path):
+                continue
+            if key in OUTPUTS:
+                # What is there already may be of the same command, which says so.
+                if not os.path.lexists(path):
+                    check_place(path)
                 continue
             check_regular(path)
             if not path.exists():

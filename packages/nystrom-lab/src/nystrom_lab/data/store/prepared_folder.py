@@ -72,6 +72,7 @@ def folder_to_fill(to: Path) -> Iterator[Path]:
         ValueError: The folder cannot be made; raised on entry, before any work.
         OSError: The disk is full.
     """
+    check_replaceable(to)
     with ExitStack() as stack:
         try:
             to.parent.mkdir(parents=True, exist_ok=True)
@@ -100,7 +101,6 @@ def new_folder(
         ValueError: `to` cannot be written; raised on entry, before any work.
         OSError: The disk is full.
     """
-    check_replaceable(to)
     with folder_to_fill(to) as partial:
         yield partial
         splits = describe_splits(partial)
@@ -171,6 +171,6 @@ def sha256_of_files(folder: Path, paths: Sequence[Path]) -> str:
     what = f"{folder.name}, checksums"
     for path in Progress(what, len(paths), unit="files").over(paths):
         digest.update(f"{path.relative_to(folder).as_posix()}\n{path.stat().st_size}\n".encode())
-        with open_input(path, buffering=0) as file:
+        with open_input(path) as file:
             hashlib.file_digest(file, lambda: digest)
     return digest.hexdigest()
