@@ -18,7 +18,6 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 if __name__ == "__main__":
@@ -39,6 +38,7 @@ try:
     from nystrom.interleaved_timing import in_turns, is_open, quartiles, ratios, too_busy
     from nystrom.models import EncoderConfig, EncoderModel
     from nystrom.progress import Progress
+    from nystrom.temporary import scratch_folder
     from nystrom_lab.measure.peak import peak_bytes
     from nystrom_lab.report.plots.canvas import COLUMN, check_figure, figure_of, house_style, method_look, save_figure
     from nystrom_lab.report.table import Table, print_table
@@ -231,11 +231,11 @@ def main() -> None:
         raise ValueError(f"no page has a paragraph beyond token {WINDOW}: ask for more --tokens or --pages.")
 
     print(f"Reading {name!r}, {len(ids):,} tokens, with {torch.get_num_threads()} threads ...", flush=True)
-    with TemporaryDirectory() as folder:
-        model = longer(Path(folder, "stretched"), longest)
+    with scratch_folder() as folder:
+        model = longer(folder / "stretched", longest)
         with Progress("Reading", len(lengths) * len(METHODS) * (args.turns + 2), unit="readings") as progress:
             found = {n: read(model, [*ids[: n - 1], tokenizer.sep_token_id], args.turns, progress) for n in lengths}
-        model = longer(Path(folder, "repeated"), args.tokens, positions="repeat")
+        model = longer(folder / "repeated", args.tokens, positions="repeat")
     rows = [(f"{n:,}", *row) for n, (each, _) in found.items() for row in each]
     heads = ("tokens", "attention", "seconds", "quartiles", "faster", "MB", "error", "cosine")
     forms = ("{}", "{}", "{:.3g}", "{}", "{:.1f}x", "{:.0f}", "{:.2f}", "{:.3f}")

@@ -14,7 +14,6 @@ import pydoc_data.topics
 import sys
 from importlib.util import find_spec
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
 import torch
 from transformers import AutoTokenizer
@@ -23,6 +22,7 @@ from transformers.utils import logging
 from nystrom.inspection import choose_plan
 from nystrom.integrations.convert import convert
 from nystrom.models import EncoderModel
+from nystrom.temporary import scratch_folder
 
 METHODS = ("nystrom-64", "near_far", "near_far-128", "softmax")
 COUNT = 2  # texts to choose by, and as many to check
@@ -53,8 +53,8 @@ def main() -> None:
     if len(texts) < 2 * COUNT:
         raise ValueError(f"--texts has {len(texts)} .txt files; expected at least {2 * COUNT}, half of them to check.")
 
-    with TemporaryDirectory() as folder:
-        exact_folder, plan_file = Path(folder, "exact"), Path(folder, "plan.json")
+    with scratch_folder() as folder:
+        exact_folder, plan_file = folder / "exact", folder / "plan.json"
         convert(args.model, exact_folder, attention="softmax", max_position_embeddings=args.tokens)
         tokenizer = AutoTokenizer.from_pretrained(exact_folder)
         cut = {"truncation": True, "max_length": args.tokens, "return_tensors": "pt"}
@@ -67,7 +67,7 @@ def main() -> None:
         print("ms of a layer's attention:", plan.found["ms of a layer's attention"])
 
         plan.write(plan_file)
-        planned_folder = args.to or Path(folder, "planned")
+        planned_folder = args.to or folder / "planned"
         convert(exact_folder, planned_folder, plan=plan_file)
         planned = EncoderModel.from_pretrained(planned_folder).eval()
     with torch.no_grad():

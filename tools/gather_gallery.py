@@ -21,10 +21,10 @@ import sys
 from collections.abc import Collection
 from dataclasses import replace
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
 from PIL import Image
 
+from nystrom.temporary import scratch_folder
 from nystrom_lab.measure.rows import Row, append_rows, read_rows
 from nystrom_lab.report.gallery import gallery_markdown
 from nystrom_lab.report.plots.canvas import house_style, save_figure
@@ -118,14 +118,14 @@ def restate(names: Collection[str], results: Path, docs: Path, *, draw: bool) ->
 
 def _draw_again(name: str, rows: list[Row], kept: Summary, pictures: Path) -> list[str]:
     """Draw the figures of a study in place of those that there are, and return their names."""
-    with TemporaryDirectory() as folder, house_style():
-        figures = find_study(name).figures(rows, Path(folder))
+    with scratch_folder() as folder, house_style():
+        figures = find_study(name).figures(rows, folder)
         drawn = [f"{name}{'-' if which else ''}{which}.png" for which in figures]
         for old in kept.figures:
             (pictures / old).unlink(missing_ok=True)
         for file, figure in zip(drawn, figures.values(), strict=True):
-            save_figure(figure, Path(folder) / file)
-            _copy_small(Path(folder) / file, pictures / file)
+            save_figure(figure, folder / file)
+            _copy_small(folder / file, pictures / file)
     return drawn
 
 

@@ -21,7 +21,6 @@ real.
 import functools
 import re
 import subprocess
-import tempfile
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
@@ -35,6 +34,7 @@ from triton.backends.driver import DriverBase
 from triton.runtime import driver
 
 from nystrom.gpu.arguments import ChoiceConstants, ChoiceSizes, Constants, LandmarkSizes, NearFarSizes, StridedTokens
+from nystrom.temporary import scratch_folder
 
 
 @dataclass(frozen=True)
@@ -233,10 +233,9 @@ def size_of(x: Tensor) -> int:
 @functools.cache
 def _usage(cubin: bytes) -> tuple[int, int]:
     """Registers and bytes of stack per thread."""
-    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
-        file.write(cubin)
-        file.flush()
-        command = [knobs.nvidia.cuobjdump.path, "--dump-resource-usage", file.name]
+    with scratch_folder() as folder:
+        (folder / "kernel.cubin").write_bytes(cubin)
+        command = [knobs.nvidia.cuobjdump.path, "--dump-resource-usage", str(folder / "kernel.cubin")]
         printed = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     found = re.search(r"REG:(\d+) STACK:(\d+)", printed)
     assert found is not None, printed

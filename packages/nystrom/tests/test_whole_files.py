@@ -2,15 +2,15 @@
 
 import errno
 import os
-import subprocess
-import sys
+from pathlib import Path
 
 import pytest
 
 from nystrom.whole_files import (
     NotWritten,
+    check_fresh,
     check_new,
-    remove_leftovers,
+    check_place,
     whole_bytes,
     whole_file,
     write_whole,
@@ -62,7 +62,7 @@ def test_neither_a_link_beside_the_file_nor_one_in_its_place_is_written_through(
 
 def test_the_name_that_a_file_has_while_it_is_written_differs_each_time_and_is_made_anew(tmp_path, monkeypatch):
     names = iter(["00000000", "11111111"])
-    monkeypatch.setattr("nystrom.whole_files.secrets.token_hex", lambda size: next(names))
+    monkeypatch.setattr("nystrom.temporary.secrets.token_hex", lambda size: next(names))
     (tmp_path / ".a.00000000.partial").symlink_to(tmp_path / "victim")
     with whole_file(tmp_path / "a") as partial:
         assert partial.name == ".a.11111111.partial"
@@ -132,23 +132,24 @@ def test_a_file_that_cannot_be_made_is_told_of_too_and_other_errors_pass(tmp_pat
         raise OSError(errno.ENOSPC, "full")
 
 
-def test_what_a_killed_process_left_goes_with_the_next_writing_and_nothing_else_does(tmp_path):
-    kill = (
-        "import os, sys; from pathlib import Path; from nystrom.whole_files import whole_file\n"
-        "with whole_file(Path(sys.argv[1])) as partial:\n    partial.write_text('half'); os._exit(1)"
-    )
-    subprocess.run([sys.executable, "-c", kill, tmp_path / "a"], check=False)
-    assert len(left := os.listdir(tmp_path)) == 1
-    assert left != ["a"]
-    kept = [".a.0123456.partial", ".a.0123456x.partial", ".b.01234567.partial", ".a.partial", "a.01234567.partial"]
-    for name in kept:
-        (tmp_path / name).touch()
-    (tmp_path / ".a.00000001.partial").symlink_to(tmp_path / ".a.partial")
-    (tmp_path / ".a.00000002.partial").mkdir()
-    os.mkfifo(tmp_path / ".a.00000003.partial")
-    kept += [f".a.0000000{number}.partial" for number in (1, 2, 3)]
-    with whole_file(tmp_path / "a") as partial:
-        remove_leftovers(tmp_path / "a")
-        assert sorted(os.listdir(tmp_path)) == sorted([*kept, partial.name])
-        write_whole(tmp_path / "a", "another process")
-    assert sorted(os.listdir(tmp_path)) == sorted([*kept, "a"])
+def test_a_place_that_nothing_can_be_written_to_is_refused_before_work_and_nothing_is_made(tmp_path, monkeypatch):
+    (tmp_path / "file").touch()
+    (tmp_path / "here" / "inside").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path / "here" / "inside")
+    cases = {
+        tmp_path / "file" / "new": "cannot be written",
+        tmp_path / ("long" * 64): "cannot be written",
+        Path("."): "current folder or one around it",
+        Path(".."): "current folder or one around it",
+        tmp_path / "here": "current folder or one around it",
+        tmp_path / "none" / "..": "current folder or one around it",
+        Path("/"): "is a mount point",
+    }
+    for place, says in cases.items():
+        with pytest.raises(ValueError, match=rf"^{place} .*{says}.*: (choose|name) a"):
+            check_place(place)
+    for place in (tmp_path / "none" / "deep" / "new", Path("new"), tmp_path / "here" / "inside" / "new"):
+        check_place(place)
+        check_new(place)
+        check_fresh(place)
+    assert sorted(path.name for path in tmp_path.rglob("*")) == ["file", "here", "inside"]

@@ -1,8 +1,4 @@
-"""Folders that are created atomically, and leftovers of killed processes; see `nystrom.whole_files` for files.
-
-A folder `data` is first created as `.data.XXXXXXXX.partial` in the same parent folder, where X are random hexadecimal
-digits. A file of the same name plus `.lock` is locked during the work. The lock ends with the process, however that
-ends. So a folder whose lock file exists but is not locked is a leftover, and may be removed.
+"""Folders that are created atomically: filled under a temporary name (`nystrom.temporary`), and renamed.
 
 What has the name of a new folder already is never removed. If it holds the same files (by the sums in `complete.json`,
 see `nystrom.sums`) it stays as it is, with whatever a user has added; otherwise it is renamed to `data-before`.
@@ -10,37 +6,15 @@ see `nystrom.sums`) it stays as it is, with whatever a user has added; otherwise
 
 import json
 import os
-import re
-import secrets
-import shutil
 import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from itertools import count
 from pathlib import Path
 
-from filelock import FileLock, Timeout
-
 from nystrom.sums import CARD, SUMS, find_fault, read_sums, sha256
+from nystrom.temporary import temporary_folder
 from nystrom.whole_files import sync, write_whole
-
-
-@contextmanager
-def partial_folder(to: Path) -> Iterator[Path]:
-    """Yield an empty folder next to `to`, which is removed at the end unless it was renamed.
-
-    Raises:
-        OSError: The folder cannot be created.
-    """
-    folder = to.parent / f".{to.name}.{secrets.token_hex(4)}.partial"
-    mark = folder.with_name(f"{folder.name}.lock")
-    folder.mkdir()
-    try:
-        with FileLock(mark):
-            yield folder
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
-        mark.unlink(missing_ok=True)
 
 
 @contextmanager
@@ -50,8 +24,7 @@ def whole_folder(to: Path) -> Iterator[Path]:
     Raises:
         OSError: The folder cannot be written.
     """
-    remove_leftovers(to)
-    with partial_folder(to) as partial:
+    with temporary_folder(to) as partial:
         yield partial
         write_sums(partial)
         for path in (*partial.rglob("*"), partial):
@@ -96,25 +69,6 @@ def remove_files(folder: Path, names: Iterable[str]) -> None:
         # One that is not empty stays.
         with suppress(OSError):
             os.rmdir(inside)
-
-
-def remove_leftovers(to: Path) -> None:
-    """Remove leftovers of killed processes that were creating `to`; folders still in progress stay.
-
-    Raises:
-        OSError: The folder around `to` cannot be read.
-    """
-    marked = re.compile(rf"\.{re.escape(to.name)}\.[0-9a-f]{{8}}\.partial\.lock")
-    for mark in [path for path in to.parent.iterdir() if marked.fullmatch(path.name) and path.is_file()]:
-        try:
-            with FileLock(mark, blocking=False):
-                folder = mark.with_suffix("")
-                if folder.is_dir() and not folder.is_symlink():
-                    shutil.rmtree(folder, ignore_errors=True)
-                mark.unlink(missing_ok=True)
-        except (Timeout, OSError):
-            # The process that created it is still at work, or it belongs to another user.
-            continue
 
 
 def _free_name(path: Path) -> Path:

@@ -11,9 +11,12 @@ from nystrom_lab.training.finetune.finetune import finetune
 
 
 @pytest.fixture
-def asked(monkeypatch):
+def asked(monkeypatch, tmp_path):
     """What the command line would train, without training it."""
     given = {}
+    monkeypatch.chdir(tmp_path)
+    for name in ("a", "b", "a.csv", "m"):
+        Path(name).mkdir()
 
     @functools.wraps(finetune)
     def note(**arguments):

@@ -89,7 +89,7 @@ def test_a_wrong_command_line_ends_in_one_line(words, says):
     [
         ("pretrain lisops --preset demo", "task 'lisops' is unknown; expected one of image, listops, pathfinder"),
         ("pretrain listops --mask-share 0", "mask_share is 0; expected a number in (0, 1)"),
-        ("pretrain --data nowhere --preset demo --steps 0", "steps is 0; expected a whole number of at least 1."),
+        ("pretrain --data . --preset demo --steps 0", "steps is 0; expected a whole number of at least 1."),
     ],
 )
 def test_pretrain_has_a_door_for_a_task_and_one_for_prepared_texts(words, says):

@@ -33,10 +33,10 @@ def test_the_list_names_every_study_and_what_was_run(tmp_path, capsys, monkeypat
         (["skyformer-figure-1", "--model", "nowhere"], "is not a folder"),
         (["skyformer-figure-1", "--texts", "nowhere.txt"], "nowhere.txt"),
         # Also where the study reads none of it.
-        (["complexity", "--data", "nowhere"], "--data nowhere is not a folder; expected one with the data of tasks"),
-        (["complexity", "--runs", "nowhere"], "--runs nowhere does not exist; expected the folder of `nystrom lra"),
-        (["complexity", "--model", "nowhere"], "--model nowhere is not a folder"),
-        (["complexity", "--texts", "nowhere.txt"], "--texts nowhere.txt is not there or is not a file"),
+        (["complexity", "--data", "nowhere"], "data is nowhere, which does not exist: check the name."),
+        (["complexity", "--runs", "nowhere"], "runs is nowhere, which does not exist: check the name."),
+        (["complexity", "--model", "nowhere"], "model is nowhere, which is not a folder"),
+        (["complexity", "--texts", "nowhere.txt"], "texts is nowhere.txt, which does not exist: check the name."),
     ],
 )
 def test_what_cannot_run_ends_in_one_line(words, says, tmp_path, capsys):

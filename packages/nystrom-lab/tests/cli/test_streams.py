@@ -1,6 +1,8 @@
 """Closed, broken and full streams: what leaves files goes on, what only prints ends in one line."""
 
+import errno
 import importlib.util
+import io
 import os
 import subprocess
 import sys
@@ -8,9 +10,14 @@ import warnings
 from pathlib import Path
 
 import pytest
+from tqdm import tqdm
 
-from nystrom_lab.cli.main import COMMANDS, LASTING
-from nystrom_lab.cli.streams import plain_warnings
+from nystrom.progress import Progress
+from nystrom_lab.cli import models
+from nystrom_lab.cli.faults import expected
+from nystrom_lab.cli.main import COMMANDS, LASTING, main
+from nystrom_lab.cli.streams import plain_warnings, standing_streams
+from nystrom_lab.report.table import Table, print_table
 
 SPEC = importlib.util.spec_from_file_location("cifar_like", Path(__file__).parents[1] / "data" / "cifar_like.py")
 cifar_like = importlib.util.module_from_spec(SPEC)
@@ -98,3 +105,52 @@ def test_a_warning_of_others_keeps_its_place():
             "late", UserWarning, os.__file__, 3, "x"
         )
     assert warnings.formatwarning is usual
+
+
+NAME = "a\x1b[31m\x9b2J\rb\x07\udcff"
+SHOWN = r"a\x1b[31m\x9b2J\rb\x07\udcff"
+
+
+def terminal(monkeypatch):
+    """What reaches standard output and error, both, from now on."""
+    came = io.StringIO()
+    for name in ("stdout", "stderr"):
+        monkeypatch.setattr(sys, f"__{name}__", came)
+        monkeypatch.setattr(sys, name, came)
+    return came
+
+
+def test_what_is_printed_controls_no_terminal(monkeypatch):
+    def act(words):
+        print(f"found {NAME}\tü")
+        print_table(Table(NAME, [NAME], [[NAME]]))
+        Progress(NAME, 2)._say(f"{NAME}: 1 of 2")
+        print(f"notice: {NAME}", file=sys.stderr)
+        raise ValueError(f"device {NAME} is unknown")
+
+    monkeypatch.setitem(COMMANDS, "go", "models.go")
+    monkeypatch.setattr(models, "go", act, raising=False)
+    came = terminal(monkeypatch)
+    assert main(["go"]) == 2
+    said = came.getvalue()
+    assert not set(said) & {"\x1b", "\x9b", "\r", "\x07", "\udcff"}
+    assert f"found {SHOWN}\tü\n" in said
+    assert f"notice: {SHOWN}\n" in said
+    # In one line, a line end is a blank.
+    assert f"nystrom: device {SHOWN} is unknown\n".replace("\\r", " ") in said
+    assert said.count("31m") == 7
+
+
+def test_what_draws_does(monkeypatch):
+    came = terminal(monkeypatch)
+    with standing_streams(lasting=True):
+        tqdm(range(2), desc="bar", file=sys.stderr, mininterval=0).update()
+        tqdm(range(2), desc="lower", position=1, file=sys.stderr, mininterval=0).update()
+        sys.stdout.styled.write("\x1b[1mhelp\x1b[0m")
+    drawn = came.getvalue()
+    assert all(part in drawn for part in ("\rbar:  50%", "\n\rlower:", "\x1b[A", "\x1b[1mhelp\x1b[0m"))
+
+
+def test_an_error_of_the_system_names_a_file_without_its_control_characters():
+    fault = expected(FileNotFoundError(errno.ENOENT, "No such file", NAME), "predict", [])
+    assert fault.line == f"{SHOWN} cannot be used (No such file): check the name."

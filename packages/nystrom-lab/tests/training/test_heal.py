@@ -369,6 +369,19 @@ def test_what_cannot_be_healed_is_said(changes, match, healed, tmp_path):
     assert not [*tmp_path.glob("made*")]
 
 
+def test_a_model_that_lacks_a_tokenizer_is_named_and_nothing_is_left(healed, bert, tmp_path):
+    shutil.copytree(bert, tmp_path / "m", ignore=lambda _, names: {*names} - {"config.json", "model.safetensors"})
+    with pytest.raises(ValueError, match=rf"^model {tmp_path}/m holds no tokenizer"):
+        healed(tmp_path / "to", source=tmp_path / "m")
+    assert [path.name for path in tmp_path.iterdir()] == ["m"]
+
+
+def test_the_place_of_the_new_model_is_looked_at_before_texts_and_models(healed, tmp_path):
+    (tmp_path / "file").touch()
+    with pytest.raises(ValueError, match=rf"^{tmp_path}/file/to cannot be written \(Not a directory"):
+        healed(tmp_path / "file" / "to", source=tmp_path / "none", texts=[tmp_path / "none"])
+
+
 def test_a_quantised_or_healed_model_is_refused_by_name(healed, unbroken, bert, tmp_path):
     quantised = tmp_path / "quantised"
     shutil.copytree(bert, quantised)

@@ -17,7 +17,6 @@ import shutil
 import stat
 import subprocess
 import sys
-import tempfile
 import threading
 import warnings
 from collections.abc import Iterator
@@ -28,6 +27,7 @@ from typing import NamedTuple
 
 import torch
 
+from nystrom.temporary import scratch_folder
 from nystrom.whole_files import whole_bytes
 
 # Flags of gcc and clang for each capability of a processor that torch reports.
@@ -106,8 +106,8 @@ def _load(words: list[str], dtype: torch.dtype) -> Loops:
             f"{cache or 'The cache folder'} cannot keep the loops of nystrom ({why}), so each process compiles them, "
             "which takes seconds: set XDG_CACHE_HOME to a folder that you, and no other user, may write to."
         )
-    with tempfile.TemporaryDirectory(prefix="nystrom-") as folder:
-        return Loops(_load_from(Path(folder), key, command, source), None, problem)
+    with scratch_folder() as folder:
+        return Loops(_load_from(folder, key, command, source), None, problem)
 
 
 def _load_from(folder: Path, key: str, command: tuple[str, ...], source: bytes) -> ctypes.CDLL:
@@ -143,8 +143,8 @@ def _checksum(key: str, content: bytes) -> bytes:
 
 @functools.cache
 def _compiled(command: tuple[str, ...], source: bytes) -> bytes:
-    with tempfile.TemporaryDirectory(prefix="nystrom-") as folder:
-        made = Path(folder) / "native.so"
+    with scratch_folder() as folder:
+        made = folder / "native.so"
         subprocess.run([*command, "-o", str(made)], input=source, check=True, capture_output=True, timeout=300)
         return made.read_bytes()
 

@@ -13,6 +13,8 @@ from typing import TypeVar
 
 from tqdm import tqdm
 
+from nystrom.printable import printable
+
 Item = TypeVar("Item")
 
 # Seconds: before a bar, before the first line, between lines, and between updates within a step.
@@ -31,6 +33,7 @@ class Progress:
     """
 
     def __init__(self, what: str, total: int | None = None, *, unit: str = "", initial: int = 0, shown: bool = True):
+        what = printable(what)
         self.what, self.total, self.unit, self.done, self._before = what, total, unit, initial, initial
         self._bar = tqdm(
             desc=what,

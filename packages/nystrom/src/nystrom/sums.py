@@ -4,12 +4,14 @@ import hashlib
 import json
 from pathlib import Path
 
+from nystrom.input_files import open_input, read_input
+
 SUMS, CARD = "complete.json", "README.md"
 
 
 def sha256(path: Path) -> str:
     """The SHA-256 sum of a file's content."""
-    with path.open("rb", buffering=0) as file:
+    with open_input(path) as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
@@ -21,7 +23,7 @@ def read_sums(folder: Path) -> dict[str, tuple[int, str | None]]:
         ValueError: It is damaged.
     """
     try:
-        written = json.loads((folder / SUMS).read_text(encoding="utf-8"))
+        written = json.loads(read_input(folder / SUMS).decode())
         return {name: (size, None) if isinstance(size, int) else (size[0], size[1]) for name, size in written.items()}
     except (ValueError, TypeError, LookupError, AttributeError) as error:
         raise ValueError(f"{SUMS} is damaged") from error

@@ -1,30 +1,19 @@
 """The only writer of files, atomically: a file gets its name only when it is complete and on disk.
 
-A file `rows.csv` is written as `.rows.csv.XXXXXXXX.partial` in the same folder, where X are random hexadecimal digits.
-The temporary file is created exclusively (O_EXCL), so an existing file or symbolic link is never written through. Then
-the file is synced to disk and renamed. If anything fails, the temporary file is removed, and an existing file is
-unchanged.
-
-A killed process leaves its temporary file behind. It is locked while it is written, and the lock ends with the process;
-so the next writer of the same file removes leftovers of the same user that are not locked. On systems without locks
-they stay.
+A file is written under a temporary name beside it (`nystrom.temporary`), synced to disk and renamed. If anything fails,
+the temporary file is removed, and an existing file is unchanged.
 """
 
 import errno
 import os
-import re
-import secrets
 import shutil
-import stat
 import sys
-import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
 
-if sys.platform != "win32":
-    import fcntl
+from nystrom.temporary import temporary_file
 
 NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
@@ -51,13 +40,12 @@ def whole_file(path: Path, *, new: bool = False) -> Iterator[Path]:
     """
     path = Path(path)
     if new:
-        check_new(path)
-    remove_leftovers(path)
-    try:
-        partial, lock = _made(path)
-    except OSError as error:
-        raise _not_written(path, error) from error
-    try:
+        _check_free(path)
+    with ExitStack() as stack:
+        try:
+            partial = stack.enter_context(temporary_file(path))
+        except OSError as error:
+            raise _not_written(path, error) from error
         try:
             yield partial
         # Libraries raise errors of their own for a full disk, such as RuntimeError in torch.
@@ -69,10 +57,6 @@ def whole_file(path: Path, *, new: bool = False) -> Iterator[Path]:
             _put(partial, path, new=new)
         except OSError as error:
             raise _not_written(path, error) from error
-    finally:
-        partial.unlink(missing_ok=True)
-        if lock is not None:
-            os.close(lock)
 
 
 @contextmanager
@@ -105,16 +89,61 @@ def check_folder(folder: Path) -> None:
     """Create a folder if it is missing; ValueError if no file can be written there."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=folder):
+        with temporary_file(folder / "check"):
             pass
     except OSError as error:
         raise ValueError(f"{folder} cannot be written ({error.strerror}): choose another folder.") from error
 
 
 def check_new(path: Path) -> None:
-    """Raise ValueError if a path exists, be it as a broken link."""
-    if os.path.lexists(path):
-        raise _is_there(path)
+    """Check, before work, that a new file can be written.
+
+    Raises:
+        ValueError: The path exists, be it as a broken link, or as in `check_place`.
+    """
+    _check_free(path)
+    check_place(path)
+
+
+def check_fresh(to: Path) -> None:
+    """Check, before work, that a new folder can be written.
+
+    Raises:
+        ValueError: Something would be overwritten: a file, a link, or a folder that is not empty; or as in
+            `check_place`.
+    """
+    check_no_link(to)
+    if to.is_dir():
+        if any(to.iterdir()):
+            raise ValueError(f"{to} is not empty: choose another folder.")
+    elif to.exists():
+        raise ValueError(f"{to} is a file: choose another name.")
+    check_place(to)
+
+
+def check_place(path: Path) -> None:
+    """Check, before work, that a file or folder can get this path; missing folders around it are not created.
+
+    Raises:
+        ValueError: Nothing can be created there, or as in `check_replaceable`.
+    """
+    check_replaceable(path)
+    around = next(folder for folder in path.parents if os.path.lexists(folder))
+    try:
+        with temporary_file(around / path.name):
+            pass
+    except OSError as error:
+        raise ValueError(f"{path} cannot be written ({error.strerror}: {around}): choose another place.") from error
+
+
+def check_replaceable(folder: Path) -> None:
+    """Raise ValueError for a folder that no rename can exchange for another one."""
+    here = Path.cwd()
+    if folder.name == ".." or os.path.ismount(folder) or folder.resolve() in (here, *here.parents):
+        raise ValueError(
+            f"{folder} is a mount point, the current folder or one around it, and cannot be replaced: name a folder "
+            "inside it."
+        )
 
 
 def check_no_link(path: Path) -> None:
@@ -125,50 +154,9 @@ def check_no_link(path: Path) -> None:
         )
 
 
-def remove_leftovers(path: Path) -> None:
-    """Remove temporary files that killed processes of this user left behind; files being written stay."""
-    if sys.platform == "win32":
-        return
-    begun = re.compile(rf"\.{re.escape(path.name)}\.[0-9a-f]{{8}}\.partial")
-    with suppress(OSError):
-        for entry in [entry for entry in os.scandir(path.parent) if begun.fullmatch(entry.name)]:
-            # Skipped: files of another user, not regular, still being written, or gone in the meantime.
-            with suppress(OSError):
-                _remove_unlocked(entry.path)
-
-
-if sys.platform != "win32":
-
-    def _remove_unlocked(path: str) -> None:
-        file = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK)
-        try:
-            status = os.fstat(file)
-            if stat.S_ISREG(status.st_mode) and status.st_uid == os.geteuid():
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                os.unlink(path)
-        finally:
-            os.close(file)
-
-
-def _made(path: Path) -> tuple[Path, int | None]:
-    """A new, empty file beside a path, and the descriptor that holds its lock."""
-    while True:
-        partial = path.with_name(f".{path.name}.{secrets.token_hex(4)}.partial")
-        try:
-            file = os.open(partial, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o666)
-        except FileExistsError:
-            continue
-        if sys.platform == "win32":
-            # Windows cannot rename an open file.
-            os.close(file)
-            return partial, None
-        # Without locks, no process takes the file for a leftover either.
-        with suppress(OSError):
-            fcntl.flock(file, fcntl.LOCK_EX)
-        # Before it was locked, another process may have taken it for a leftover.
-        if os.fstat(file).st_nlink:
-            return partial, file
-        os.close(file)
+def _check_free(path: Path) -> None:
+    if os.path.lexists(path):
+        raise _is_there(path)
 
 
 def _put(partial: Path, path: Path, *, new: bool) -> None:
@@ -184,7 +172,7 @@ def _put(partial: Path, path: Path, *, new: bool) -> None:
             raise _is_there(path) from None
         except OSError:
             # The file system has no hard links.
-            check_new(path)
+            _check_free(path)
             os.replace(partial, path)
     else:
         os.replace(partial, path)

@@ -49,6 +49,7 @@ from nystrom.models import (
     EncoderForTokenClassification,
     EncoderModel,
 )
+from nystrom.models.files.folder import copy_sentence_modules
 
 SIZES = {
     "vocab_size": 31, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 20,
@@ -654,3 +655,27 @@ def test_a_list_of_modules_that_cannot_be_followed_raises(tmp_path, modules, say
     with pytest.raises(ValueError, match=re.escape(says)):
         convert(source, tmp_path / "b")
     assert not (tmp_path / "b").exists()
+
+
+def test_a_link_inside_a_module_is_copied_as_its_content_within_the_folder_or_the_hubs_cache_alone(tmp_path):
+    snapshot = tmp_path / "models--a--b" / "snapshots" / "0123"
+    for folder in (snapshot / "1_Pooling" / "deep", snapshot.parents[1] / "blobs", tmp_path / "to"):
+        folder.mkdir(parents=True)
+    (snapshot / "modules.json").write_text(json.dumps([{"path": ""}, {"path": "1_Pooling"}]))
+    (snapshot / "mine").write_text("mine")
+    (snapshot.parents[1] / "blobs" / "ab").write_text("content")
+    (snapshot / "1_Pooling" / "deep" / "config.json").symlink_to("../../../../blobs/ab")
+    (snapshot / "1_Pooling" / "inner").symlink_to("../mine")
+    copy_sentence_modules(snapshot, tmp_path / "to", max_length=8)
+    copies = [tmp_path / "to" / "1_Pooling" / name for name in ("deep/config.json", "inner")]
+    assert [(copy.read_text(), copy.is_symlink()) for copy in copies] == [("content", False), ("mine", False)]
+    (tmp_path / "secret").write_text("secret")
+    for i, target in enumerate(("../../../../secret", str(tmp_path / "secret"), ".", "../1_Pooling/deep")):
+        (to := tmp_path / f"to{i}").mkdir()
+        (snapshot / "1_Pooling" / "link").symlink_to(target)
+        with pytest.raises(
+            ValueError, match=rf"1_Pooling/link is a link to {target}; expected a file inside .*: put a"
+        ):
+            copy_sentence_modules(snapshot, to, max_length=8)
+        (snapshot / "1_Pooling" / "link").unlink()
+        assert not (to / "1_Pooling" / "link").exists()

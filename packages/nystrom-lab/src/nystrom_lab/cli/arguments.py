@@ -6,7 +6,9 @@ Errors that tyro finds in a command line are printed in one line, like all other
 import difflib
 import inspect
 import json
+import os
 import re
+import sys
 from collections.abc import Callable, Collection, Mapping
 from contextlib import ExitStack, redirect_stdout, suppress
 from dataclasses import field, fields, make_dataclass
@@ -17,8 +19,14 @@ from types import MappingProxyType
 from typing import Annotated, Any
 
 from nystrom.command_options import arguments_doc, signature_of
+from nystrom.input_files import check_model, check_model_folder, check_regular, read_input
+from nystrom.whole_files import check_place
 
 _IN_WORDS = {"INT": "a whole number", "FLOAT": "a number", "FLOAT FLOAT": "two numbers"}
+# Parameters that name places to write to; all other paths are read.
+OUTPUTS = ("to", "figure", "gather")
+# Commands whose first word is a model.
+_MODELS = {"convert": "source", "export": "folder"}
 # No parameter in Python can be called from.
 _NAMES = MappingProxyType({"source": "from"})
 
@@ -82,9 +90,37 @@ def arguments_of(
         # Not of tyro's public interface: without it tyro prints its own box, and exits.
         if (told := getattr(getattr(tyro, "_errors", None), "on_parse_error", None)) is not None:
             stack.enter_context(told(refuse))
+        # Help has styles on a terminal.
+        stack.enter_context(redirect_stdout(getattr(sys.stdout, "styled", sys.stdout)))
         found = tyro.cli(collect, args=words, prog=f"nystrom {name}")
     _check_named(found, words, name, needed={each.name for each in parameters if each.default is each.empty})
+    defaults = {each.name: each.default for each in parameters}
+    given = {key: value for key, value in found.items() if value != defaults[key]}
+    model = next((given.pop(key) for key in ("model", _MODELS.get(name)) if key in given), None)
+    if model is not None:
+        (check_model_folder if isinstance(model, Path) else check_model)(model)
+    _check_paths(given, names)
     return found
+
+
+def _check_paths(given: Mapping[str, Any], names: Mapping[str, str]) -> None:
+    """Check, before torch is imported, that what a command reads is there, and that what it writes can be written.
+
+    Raises:
+        ValueError: The first path that is not there, or is a pipe or a device; or at which nothing can be written.
+    """
+    for key, value in given.items():
+        for path in value if isinstance(value, tuple | list) else (value,):
+            if not isinstance(path, Path):
+                continue
+            if key in OUTPUTS:
+                # What is there already may be of the same command, which says so.
+                if not os.path.lexists(path):
+                    check_place(path)
+                continue
+            check_regular(path)
+            if not path.exists():
+                raise ValueError(f"{names.get(key, key)} is {path}, which does not exist: check the name.")
 
 
 def _check_named(found: Mapping[str, Any], words: list[str], name: str, *, needed: Collection[str]) -> None:
@@ -177,7 +213,7 @@ def attention_of(model: str) -> str:
     """The method of a model of this library that a run starts from; nystrom if there is none."""
     config = Path(model) / "config.json"
     try:
-        named = json.loads(config.read_text(encoding="utf-8")).get("attention", "nystrom")
+        named = json.loads(read_input(config).decode()).get("attention", "nystrom")
     except (OSError, ValueError, AttributeError):
         # What is wrong with the model is said when it is read.
         return "nystrom"

@@ -10,6 +10,7 @@ import pickle
 import sys
 from typing import NamedTuple
 
+from nystrom.printable import printable
 from nystrom_lab.cli.arguments import word_after
 
 CALLER, WORLD = 2, 1
@@ -72,9 +73,9 @@ def _of_system(error: OSError, command: str, words: list[str]) -> Fault:
     file = error.filename2 if error.filename2 is not None else error.filename
     name = _output(command, words) if file is None else os.fsdecode(file) if isinstance(file, bytes) else str(file)
     if error.errno in _WAYS:
-        return Fault(f"{name} cannot be used ({error.strerror}): {_WAYS[error.errno]}.", CALLER)
+        return Fault(f"{printable(name)} cannot be used ({error.strerror}): {_WAYS[error.errno]}.", CALLER)
     way = _room(command) if error.errno in _FULL else "fix this, then start the same command again"
-    return Fault(f"{name} cannot be read or written ({error.strerror}): {way}.", WORLD)
+    return Fault(f"{printable(name)} cannot be read or written ({error.strerror}): {way}.", WORLD)
 
 
 def _output(command: str, words: list[str]) -> str:
@@ -93,7 +94,7 @@ def _of_library(library: str, name: str) -> tuple[type[BaseException], ...]:
 
 
 def _one_line(text: str) -> str:
-    return " ".join(line.strip() for line in text.splitlines() if line.strip())
+    return printable(" ".join(line.strip() for line in text.splitlines() if line.strip()))
 
 
 def _short(text: str) -> str:

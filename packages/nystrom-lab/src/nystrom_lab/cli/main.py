@@ -11,10 +11,8 @@ import sys
 from collections.abc import Callable, Sequence
 from importlib import import_module
 
+from nystrom_lab.cli.arguments import OUTPUTS
 from nystrom_lab.cli.streams import plain_warnings, standing_streams
-
-# Options that name files to write.
-_OUTPUTS = ("--to", "--figure", "--gather")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -23,10 +21,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     Returns:
         The exit code: 0, 1 for a system error, 2 for a user error, 130 for an interruption.
     """
+    outputs = [f"--{name}" for name in OUTPUTS]
     words = list(sys.argv[1:] if arguments is None else arguments)
     for name in COMMANDS:
         if words[: len(name.split())] == name.split():
-            lasting = name in LASTING or any(word.partition("=")[0] in _OUTPUTS for word in words)
+            lasting = name in LASTING or any(word.partition("=")[0] in outputs for word in words)
             with standing_streams(lasting=lasting), plain_warnings():
                 return _guarded(_function(name), name, words[len(name.split()) :])
     with standing_streams(lasting=False):

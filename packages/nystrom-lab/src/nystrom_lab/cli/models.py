@@ -5,6 +5,7 @@ from dataclasses import KW_ONLY, dataclass, fields
 from pathlib import Path
 
 from nystrom.command_options import ConvertOptions
+from nystrom.whole_files import check_fresh, check_new
 from nystrom_lab.cli.arguments import arguments_of, arguments_with_method
 
 
@@ -45,6 +46,7 @@ def convert_model(words: list[str]) -> None:
                 f"--{name.replace('_', '-')} is {value}, but nothing is healed: name texts with --heal, or leave it "
                 "out."
             )
+    check_fresh(plain["to"])
     from nystrom.integrations.convert import convert
 
     print(convert(**plain))
@@ -53,12 +55,13 @@ def convert_model(words: list[str]) -> None:
 def export_model(words: list[str]) -> None:
     """Export a model to ONNX, for any batch size and length."""
     asked = arguments_of(ExportOptions, words, "export", positional="folder")
+    folder = asked.pop("folder")
+    check_new(asked["to"])
     from nystrom.models.classes import model_class
     from nystrom.models.configuration import EncoderConfig
     from nystrom.models.export.onnx_program import check_file, export_onnx
     from nystrom.models.files.loading import check_weights
 
-    folder = asked.pop("folder")
     check_file(asked["to"])
     check_weights(folder)
     model = model_class(EncoderConfig.from_pretrained(folder), folder).from_pretrained(folder)

@@ -67,7 +67,6 @@ def reproduce_study(words: list[str]) -> None:
         print(_list(to), end="")
         return
     check_at_least("threads", asked["threads"], 1)
-    _check_sources(asked)
     asked["slurm"].check(asked["on"])
     import torch
 
@@ -108,24 +107,6 @@ def reproduce_study(words: list[str]) -> None:
         write_gallery({other: done.folder for other, done in jobs.items()}, missing, to / "index.md")
     print_verdicts(found)
     print(f"Page: {to / 'index.md'}")
-
-
-def _check_sources(asked: dict[str, Any]) -> None:
-    """Check that what is to be read is there, also where a study reads none of it."""
-    model, data, runs = asked["model"], asked["data"], asked["runs"]
-    if model is not None and not model.is_dir():
-        raise ValueError(f"--model {model} is not a folder; expected one with config.json and safetensors.")
-    if data is not None and not data.is_dir():
-        raise ValueError(
-            f"--data {data} is not a folder; expected one with the data of tasks in folders of their names."
-        )
-    if runs is not None and not runs.exists():
-        raise ValueError(
-            f"--runs {runs} does not exist; expected the folder of `nystrom lra run`, or the CSV file of its curves."
-        )
-    for file in asked["texts"]:
-        if not file.is_file():
-            raise ValueError(f"--texts {file} is not there or is not a file: name the file to read.")
 
 
 def _in_jobs(studies: "list[Job]", asked: dict[str, Any]) -> dict[str, str]:

@@ -1,10 +1,14 @@
-"""Standard streams that are closed, broken or full, and warnings of this project in one line.
+"""Standard streams that are closed, broken or full, or meet control characters, and warnings in one line.
 
 A command that writes files continues when its output is closed: `nystrom finetune ... | head -1` trains to the end. Any
 other command ends as soon as it cannot print.
+
+Whatever is printed goes through these streams, which escape control characters: names of files, and what a file holds,
+must not control a terminal. What draws, bars of progress and the styles of tables and help, does.
 """
 
 import os
+import re
 import sys
 import warnings
 from collections.abc import Callable, Iterator
@@ -14,7 +18,10 @@ from typing import Any, TextIO
 
 import nystrom
 import nystrom_lab
+from nystrom.printable import printable
 
+# What tqdm writes for a bar: a return and then text, or moves of the cursor alone.
+_OF_BAR = re.compile(r"(\r[^\x00-\x1f\x7f-\x9f]*)+|\n*(\x1b\[A)*")
 _OURS = [Path(str(module.__file__)).parent for module in (nystrom, nystrom_lab)]
 
 
@@ -23,12 +30,20 @@ class _Stream:
 
     def __init__(self, stream: TextIO | None, descriptor: int, *, lasting: bool):
         self._closed, self._lasting = stream is None and not lasting, lasting
-        self._stream = stream or os.fdopen(descriptor, "w", closefd=False)
+        self._stream, self._has_bars = stream or os.fdopen(descriptor, "w", closefd=False), descriptor == 2
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._stream, name)
 
+    @property
+    def styled(self) -> "_Styled":
+        """The same stream for what draws."""
+        return _Styled(self)
+
     def write(self, text: str) -> int:
+        return self.draw(text if self._has_bars and _OF_BAR.fullmatch(text) else printable(text))
+
+    def draw(self, text: str) -> int:
         if self._closed:
             raise OSError("standard output is closed, and this command prints: send it to a file, or to /dev/null.")
         self._attempt(lambda: self._stream.write(text))
@@ -49,6 +64,16 @@ class _Stream:
                 raise
             if not isinstance(error, BrokenPipeError) and self._stream is not sys.__stderr__:
                 print(f"nystrom: no more can be printed ({error.strerror}); the command goes on.", file=sys.stderr)
+
+
+class _Styled:
+    """A stream that takes control characters."""
+
+    def __init__(self, stream: _Stream):
+        self._stream, self.write = stream, stream.draw
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
 
 
 @contextmanager

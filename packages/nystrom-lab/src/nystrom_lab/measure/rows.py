@@ -33,6 +33,7 @@ from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from nystrom.input_files import read_input
 from nystrom.whole_files import check_folder, write_whole
 
 if sys.platform != "win32":
@@ -243,7 +244,7 @@ def read_rows(path: Path) -> list[Row]:
     path = Path(path)
     if not path.is_file():
         raise ValueError(f"{path} is not a file; expected a CSV file of rows.")
-    return _parsed(path, path.read_bytes())
+    return _parsed(path, read_input(path))
 
 
 def _parsed(path: Path, content: bytes) -> list[Row]:

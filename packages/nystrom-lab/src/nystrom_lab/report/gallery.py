@@ -126,17 +126,14 @@ def _listed(title: str, missing: Mapping[str, str]) -> list[str]:
 
 def print_summary(summary: Summary, folder: Path) -> None:
     """Print the tables and verdicts of a study, and where its files are."""
-    from rich.console import Console
-
-    console = Console()
     for table in summary.tables:
-        print_table(table, console)
-        console.print()
+        print_table(table)
+        print()
     lines = [f"Differs from the paper: {summary.differs}"] if summary.differs else []
     for whose, ours in (("", False), ("Of this library: ", True)):
         lines += [f"{whose}{v.claim} {v.word.capitalize()}: {v.numbers}" for v in summary.claims(ours=ours)]
     for line in lines:
-        console.print(line, markup=False, highlight=False, soft_wrap=True)
+        print(line)
     print(f"Rows: {folder / 'rows.csv'}")
     for figure in summary.figures:
         print(f"Figure: {folder / figure}, and the same as .svg")
@@ -144,13 +141,11 @@ def print_summary(summary: Summary, folder: Path) -> None:
 
 def print_verdicts(summaries: Sequence[Summary]) -> None:
     """Print every claim of some studies with its verdict, one per line, and the counts of the verdicts."""
-    from rich.console import Console
-
     lines = [
         (summary.name, "ours" if ours else "paper", verdict.claim, verdict.word)
         for summary in summaries
         for ours in (False, True)
         for verdict in summary.claims(ours=ours)
     ]
-    print_table(Table("", ("study", "of", "claim", "verdict"), lines, 4), Console())
+    print_table(Table("", ("study", "of", "claim", "verdict"), lines, 4))
     print(count_claims(summaries) or "No claims.")

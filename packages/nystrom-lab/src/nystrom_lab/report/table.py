@@ -1,7 +1,10 @@
 """A table of text, and its two writers: for the terminal and as Markdown."""
 
+import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
+
+from nystrom.printable import printable
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -54,10 +57,14 @@ def print_table(table: Table, console: "Console | None" = None) -> None:
     """Print a table without breaking words and numbers: on a narrower terminal, lines are longer than it."""
     from rich import box
     from rich.console import Console
-    from rich.markup import escape
+    from rich.markup import escape as unmarked
     from rich.table import Table as Shown
 
-    to = Console() if console is None else console
+    def escape(text: str) -> str:
+        return unmarked(printable(text))
+
+    # On a stream that escapes control characters, the styles are drawn around it.
+    to = Console(file=getattr(sys.stdout, "styled", None)) if console is None else console
     title, notes = (escape(text) or None for text in (table.title, table.notes))
     shown = Shown(box=box.SIMPLE_HEAD, title=title, caption=notes, caption_justify="left", padding=(0, 1, 0, 0))
     shown.pad_edge = shown.show_edge = False

@@ -13,6 +13,7 @@ from typing import Any
 from nystrom.attention.plan import PLAN, read_plan
 from nystrom.checks import check_at_least
 from nystrom.command_options import taking
+from nystrom.whole_files import check_fresh, check_place
 from nystrom_lab.config import HealOptions, Resolved, asked_words
 from nystrom_lab.data.sources.corpora import find_corpora
 from nystrom_lab.training.hardware import usable_device, usable_precision
@@ -66,11 +67,14 @@ def heal(asked: HealOptions) -> Path:
         raise ValueError(
             f"context_parallel is {asked.context_parallel}; expected 1: the exact model reads whole texts."
         )
+    check_place(asked.to)
+    run = RunFolder(asked.to.with_name(f"{asked.to.name}-run"))
+    if not (run.is_started and run.is_finished):
+        check_fresh(asked.to)
     # Before anything is converted: what is not there, or has no text, is refused.
     find_corpora(asked.texts, text_field=asked.text_field)
     words = ["convert", str(asked.source), "--heal", *map(str, asked.texts), "--to", str(asked.to)]
     words += asked_words(replace(asked, texts=()), options="")
-    run = RunFolder(asked.to.with_name(f"{asked.to.name}-run"))
 
     from nystrom_lab.training.heal_model import heal_model
 

@@ -3,11 +3,11 @@
 import hashlib
 import shutil
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import fields, replace
 from itertools import islice
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -24,7 +24,6 @@ from nystrom.integrations.convert import convert
 from nystrom.integrations.saving import save_with_attention
 from nystrom.integrations.set_attention import check_attention, set_attention
 from nystrom.models.files.folder import (
-    check_fresh,
     copy_sentence_modules,
     copy_tokenizer,
     fresh_folder,
@@ -32,7 +31,8 @@ from nystrom.models.files.folder import (
 )
 from nystrom.models.files.json_object import read_json
 from nystrom.sums import CARD, SUMS, find_fault
-from nystrom.whole_files import write_whole
+from nystrom.temporary import naming, temporary_folder
+from nystrom.whole_files import check_folder, check_fresh, write_whole
 from nystrom_lab.config import HealOptions, Optimizer, command_line
 from nystrom_lab.data.language.encoder_texts import load_encoder
 from nystrom_lab.data.language.labelled.splits import TextSplit
@@ -72,9 +72,7 @@ def heal_model(asked: HealOptions, run: RunFolder, words: Sequence[str], *, resu
         torch.set_num_threads(asked.threads)
     start = find_start(asked.source)
     _check_source(start)
-    with no_file_bars(), TemporaryDirectory() as around:
-        made = Path(around, "converted")
-        method, options = _convert(asked, made)
+    with no_file_bars(), _converted(asked) as (made, method, options):
         student = load_encoder(made, decoders=True)
         longest = positions_of(student.config) or longest_input(student.config)
         settings = settle(
@@ -139,6 +137,17 @@ def _check_source(start: StartModel) -> None:
             f"model {start.folder} is healed already, from {teacher}: its exact self is not what it learned from. Heal "
             f"{teacher} with more steps instead."
         )
+
+
+@contextmanager
+def _converted(asked: HealOptions) -> Iterator[tuple[Path, str, dict[str, Any]]]:
+    """The source in a folder that is removed at the end, converted, and its method and options."""
+    check_folder(asked.to.parent)
+    with temporary_folder(asked.to) as around:
+        made = around / "converted"
+        method, options = _convert(asked, made)
+        with naming(asked.source, made):
+            yield made, method, options
 
 
 def _convert(asked: HealOptions, to: Path) -> tuple[str, dict[str, Any]]:

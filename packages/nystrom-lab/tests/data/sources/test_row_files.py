@@ -1,5 +1,6 @@
 import csv
 import errno
+import gzip
 import io
 import json
 from pathlib import Path
@@ -38,6 +39,31 @@ def test_a_field_may_be_longer_than_the_csv_modules_own_limit(tmp_path):
     text = b"x" * (before + 1)
     assert read(write(tmp_path / "a.csv", b"label,text\n1," + text + b"\n"))[0][1][1] == text
     assert csv.field_size_limit() == before
+
+
+@pytest.mark.parametrize(
+    ("name", "row"),
+    [
+        ("a.csv", b"1,%b\n"),
+        ("a.csv", b'1,"%b'),
+        ("a.csv", b'"\n\n\n\n\n","%b"\n'),
+        ("a.tsv", b"1\t%b\n"),
+        ("a.jsonl", b'{"label": 1, "text": "%b"}\n'),
+    ],
+)
+def test_a_row_has_a_limit_which_is_told_by_its_line(tmp_path, monkeypatch, name, row):
+    monkeypatch.setattr("nystrom_lab.data.sources.unpacking.LONGEST", 100)
+    monkeypatch.setattr("nystrom_lab.data.sources.row_files.LONGEST", 100)
+    header = {"a.csv": b"label,text\n", "a.tsv": b"label\ttext\n", "a.jsonl": b""}[name]
+    fits = header + row % (b"x" * (100 - len(row % b"")))
+    path = tmp_path / f"{name}.gz"
+    if row.endswith(b"\n"):
+        path.write_bytes(gzip.compress(fits))
+        assert len(read(path)) == 1
+    path.write_bytes(gzip.compress(header + 2 * (row % (b"x" * 101))))
+    line = 1 + bool(header)
+    with pytest.raises(ValueError, match=rf"{name}.gz, line {line}: the row has more than 0.0001 MB: cut its text"):
+        read(path)
 
 
 @settings(deadline=None, max_examples=60)

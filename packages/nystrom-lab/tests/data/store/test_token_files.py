@@ -141,7 +141,7 @@ def test_the_current_folder_and_mounts_raise_on_entry(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for to in (tmp_path, Path("/")):
         with (
-            pytest.raises(ValueError, match="mount point or the current folder"),
+            pytest.raises(ValueError, match="mount point, the current folder or one around it"),
             new_folder(to, task="listops", settings=SETTINGS),
         ):
             pytest.fail("the work began")

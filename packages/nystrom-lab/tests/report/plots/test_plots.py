@@ -1,4 +1,5 @@
 import math
+import re
 import subprocess
 import sys
 from dataclasses import replace
@@ -6,6 +7,8 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from nystrom_lab.measure.rows import Row
 from nystrom_lab.report import show_study
@@ -83,6 +86,13 @@ def test_a_size_and_what_follows_it_keep_their_methods_look(name):
     assert method_look(name) == METHOD_LOOKS["nystrom"]
     assert method_look(name.replace("nystrom", "longformer", 1)) == METHOD_LOOKS["longformer"]
     assert method_look("softmax-materialised") == METHOD_LOOKS["softmax-materialised"]
+
+
+@given(st.text(alphabet="-+,( 16²٣askip"))
+def test_the_base_of_a_name_is_that_of_the_regular_expression_that_took_quadratic_time(end):
+    base = re.sub(r"(-\d+)*(\+skip)?(,.*| \(.*)?$", "", name := f"nystrom{end}")
+    assert method_look(name) == method_look(base)
+    assert (method_look(name) == METHOD_LOOKS["nystrom"]) == (base == "nystrom")
 
 
 @pytest.mark.parametrize("method", ["softmax", "nystrom", "nystrom-uniform", "near_far", "skyformer", "unheard-of"])

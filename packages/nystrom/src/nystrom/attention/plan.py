@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 from nystrom.attention.method_names import sized_name
 from nystrom.attention.registry import METHODS
 from nystrom.checks import check_names, ranges
+from nystrom.input_files import read_input
 from nystrom.whole_files import write_whole
 
 # Used in configurations in place of a method name; the layers are its only option.
@@ -78,7 +79,7 @@ def read_plan(path: Path) -> AttentionPlan:
     if not path.is_file():
         raise ValueError(f"plan is {path}, which is not a file; nystrom inspect --budget writes one.")
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        content = json.loads(read_input(path).decode())
     except ValueError as error:
         raise ValueError(f"plan {path} is not valid JSON ({error}); nystrom inspect --budget writes one.") from error
     if not isinstance(content, dict) or content.get("format") != _FORMAT or not isinstance(content.get("found"), dict):

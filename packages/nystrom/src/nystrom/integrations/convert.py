@@ -24,10 +24,11 @@ from nystrom.command_options import ConvertOptions, taking
 from nystrom.integrations.bert_names import FAMILIES
 from nystrom.integrations.new_model import POSITIONS, attention_choice, from_bert, from_own, one_tensor, with_weights
 from nystrom.models.configuration import POSITION_OFFSET, EncoderConfig
-from nystrom.models.files.folder import check_fresh, copy_sentence_modules, copy_tokenizer, fresh_folder
+from nystrom.models.files.folder import copy_sentence_modules, copy_tokenizer, fresh_folder
 from nystrom.models.files.json_object import read_json
 from nystrom.models.files.loading import check_weights
 from nystrom.models.positions import resize_positions
+from nystrom.whole_files import check_fresh
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,7 @@ import re
 from collections.abc import Callable, Iterator
 from pathlib import Path, PurePosixPath
 
+from nystrom.input_files import read_input
 from nystrom.progress import Progress
 from nystrom.sums import sha256
 from nystrom_lab.data.sources.source import LabelledSample, Source
@@ -56,7 +57,7 @@ def _of_folder(folder: Path, unlabelled: bool) -> Source:
 
     def rows() -> Iterator[LabelledSample]:
         for path in Progress(folder.name, len(paths), unit="files").over(paths):
-            yield _row(str(path), path.parent.parent.name, path.parent.name, path.name, path.read_bytes())
+            yield _row(str(path), path.parent.parent.name, path.parent.name, path.name, read_input(path))
 
     return _source("aclImdb, folder", sha256_of_files(folder, paths), rows)
 

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from nystrom.input_files import read_input
 from nystrom_lab.data.sources.source import Wanted, all_as_bytes, find_names
 
 PARQUET = ".parquet"
@@ -141,7 +142,7 @@ def _is_name(name: object) -> bool:
 
 def _read(path: Path) -> dict[str, Any]:
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        content = json.loads(read_input(path).decode())
     except (OSError, ValueError) as error:
         raise _broken(path, str(error)) from error
     if not isinstance(content, dict):

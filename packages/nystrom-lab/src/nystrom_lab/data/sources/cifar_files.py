@@ -23,6 +23,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from nystrom.input_files import read_input
 from nystrom.sums import sha256
 from nystrom_lab.data.sources.unpacking import BROKEN, check_unpacked, members_of, open_unpacked, unreadable
 from nystrom_lab.data.store.split import Pictures
@@ -95,7 +96,7 @@ def _folder_source(folder: Path) -> CifarSource:
     if missing := [name for name in BATCHES if not (folder / name).is_file()]:
         raise ValueError(f"{folder} lacks {', '.join(missing)}. {WHERE_PUBLISHED}")
     whole = hashlib.sha256("".join(sha256(folder / name) for name in BATCHES).encode()).hexdigest()
-    return CifarSource(folder.name, whole, lambda: _read_batches(folder, lambda name: (folder / name).read_bytes()))
+    return CifarSource(folder.name, whole, lambda: _read_batches(folder, lambda name: read_input(folder / name)))
 
 
 def _read_batches(source: Path, content: Callable[[str], bytes]) -> tuple[Pictures, Pictures]:

@@ -15,6 +15,7 @@ from functools import partial
 from itertools import chain
 from pathlib import Path
 
+from nystrom.input_files import check_regular
 from nystrom_lab.data.sources.acl_imdb import ARCHIVES, find_imdb, is_acl_imdb
 from nystrom_lab.data.sources.arrow_files import (
     arrow_fields,
@@ -74,6 +75,7 @@ def find_corpora(sources: Sequence[Path], *, text_field: str | None = None) -> t
 
 
 def _corpora(path: Path, wanted: Wanted, left_out: list[Path]) -> Iterator[Corpus]:
+    check_regular(path)
     if path.is_file() and is_row_file(path):
         yield Corpus((path,), lambda: _of_texts(text for _, (text,) in read_fields(path, wanted)))
     elif not path.exists():

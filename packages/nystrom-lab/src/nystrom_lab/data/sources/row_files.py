@@ -11,10 +11,10 @@ one column those between two rows are rows with an empty cell, and so are quotes
 Texts are read as bytes. In CSV and tsv they are taken unchanged, valid UTF-8 or not; a byte order mark at the start of
 a file is dropped. JSON is UTF-8 by its definition, so other bytes in JSON lines are an error.
 
-A row that cannot be read raises an error that names the file and line: a row is never skipped, unless the caller counts
-it. That is why Python's own csv and json read these. The readers of pyarrow 26.0.1 name no line; of CSV they put all
-that follows a quote without its end into one text and say nothing, and end a row at a carriage return inside a field of
-tsv; of JSON lines they make times of texts that look like one.
+A row has at most 20 MB. One that cannot be read raises an error that names the file and line: a row is never skipped,
+unless the caller counts it. That is why Python's own csv and json read these. The readers of pyarrow 26.0.1 name no
+line; of CSV they put all that follows a quote without its end into one text and say nothing, and end a row at a
+carriage return inside a field of tsv; of JSON lines they make times of texts that look like one.
 """
 
 import csv
@@ -28,7 +28,7 @@ from typing import BinaryIO
 from nystrom.progress import Progress
 from nystrom_lab.data.sources.arrow_files import PARQUET, SavedPart, arrow_fields, columns_of, is_arrow
 from nystrom_lab.data.sources.source import Wanted, all_as_bytes, find_names, has_field
-from nystrom_lab.data.sources.unpacking import BROKEN, open_unpacked, unreadable
+from nystrom_lab.data.sources.unpacking import BROKEN, LONGEST, lines_of, open_unpacked, too_long, unreadable
 
 PLAIN, COMPRESSED = (".csv", ".tsv", ".jsonl", ".ndjson", ".json"), (".gz", ".xz", ".bz2", ".zst", ".lz4")
 UTF_16 = (b"\xff\xfe", b"\xfe\xff")
@@ -117,7 +117,7 @@ def first_fields(part: RowsPart) -> Sequence[str]:
             pass_byte_order_mark(part, file)
             if (kind := _kind(part)) in _CELLS:
                 return _header(part, _CELLS[kind](part, file))[1]
-            return list(json.loads(next(line for line in file if not line.isspace())))
+            return list(json.loads(next(line for _, line in lines_of(part, file) if not line.isspace())))
     except (ValueError, StopIteration, TypeError, *BROKEN):
         return []
 
@@ -148,7 +148,7 @@ def pass_byte_order_mark(path: Path, file: BinaryIO) -> None:
 
 
 def _tsv_rows(path: Path, file: BinaryIO) -> Numbered:
-    lines = ((number, line.removesuffix(b"\n").removesuffix(b"\r")) for number, line in enumerate(file, start=1))
+    lines = ((number, line.removesuffix(b"\n").removesuffix(b"\r")) for number, line in lines_of(path, file))
     return _without_blank_lines((number, line.split(b"\t") if line else []) for number, line in lines)
 
 
@@ -157,14 +157,23 @@ def _csv_rows(path: Path, file: BinaryIO) -> Numbered:
 
 
 def _csv_cells(path: Path, file: BinaryIO) -> Numbered:
-    line = 1
+    line, size = 1, 0
+
+    def lines() -> Iterator[str]:
+        nonlocal size
+        while part := text.readline(LONGEST + 1):
+            size += len(part)
+            if size > LONGEST:
+                raise too_long(path, line)
+            yield part
+
     # The csv module reads text; bytes that are not UTF-8 go through it as lone surrogates, and come out unchanged.
     with io.TextIOWrapper(file, encoding="utf-8", errors="surrogateescape", newline="") as text:
-        reader = csv.reader(text, strict=True)
+        reader = csv.reader(lines(), strict=True)
         while (cells := _next_row(reader, path, line)) is not None:
             # The csv module gives no cell for a blank line, and an empty one for quotes.
             yield line, [cell.encode("utf-8", errors="surrogateescape") for cell in cells]
-            line = reader.line_num + 1
+            line, size = reader.line_num + 1, 0
 
 
 def _next_row(reader: Iterator[list[str]], path: Path, line: int) -> list[str] | None:
@@ -235,7 +244,7 @@ def _header(path: Path, rows: Numbered) -> tuple[int, list[str]]:
 
 def _chosen_values(path: Path, file: BinaryIO, wanted: Wanted, may_be_null: str | None) -> Numbered:
     names: list[str] = []
-    for number, line in enumerate(file, start=1):
+    for number, line in lines_of(path, file):
         if line.isspace():
             continue
         try:

@@ -2,6 +2,8 @@
 
 A few megabytes can unpack to many gigabytes. The limit is 20 times the size of the file, and at least a gigabyte: texts
 shrink three to six times, pictures hardly at all. Whoever expects more unpacks the file first.
+
+A line has a limit of its own, since it is in memory as a whole, several times.
 """
 
 import bz2
@@ -14,15 +16,18 @@ import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
+from itertools import count
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 
 from tqdm.utils import CallbackIOWrapper
 
+from nystrom.input_files import check_regular, open_input
 from nystrom.progress import Progress
 
 READ_AHEAD = 1 << 20
 RATIO, AT_LEAST = 20, 10**9
+LONGEST = 20_000_000
 BROKEN = (EOFError, OSError, lzma.LZMAError, zlib.error, tarfile.TarError, zipfile.BadZipFile)
 
 
@@ -60,13 +65,32 @@ def open_unpacked(path: Path) -> Iterator[BinaryIO]:
     Raises:
         ValueError: The file does not exist, or unpacks to more than the limit.
     """
+    check_regular(path)
     if not path.is_file():
         raise ValueError(f"{path} does not exist or is not a file: name the file to read.")
     unpack = UNPACK.get(path.suffix.lower())
-    with path.open("rb", buffering=READ_AHEAD) as raw, Progress(path.name, path.stat().st_size, unit="B") as bar:
+    with open_input(path, buffering=READ_AHEAD) as raw, Progress(path.name, path.stat().st_size, unit="B") as bar:
         counted = CallbackIOWrapper(bar.update, raw, "read")
         stream = _Limited(counted, None) if unpack is None else _Limited(unpack(counted), path)
         yield cast("BinaryIO", io.BufferedReader(stream, READ_AHEAD))
+
+
+def lines_of(path: Path, file: BinaryIO) -> Iterator[tuple[int, bytes]]:
+    """The lines of a file, with their numbers from 1; ValueError for one beyond the limit."""
+    for number in count(1):
+        if not (line := file.readline(LONGEST + 1)):
+            return
+        if len(line) > LONGEST:
+            raise too_long(path, number)
+        yield number, line
+
+
+def too_long(path: Path, number: int) -> ValueError:
+    """The error for a row, beginning on this line, that is longer than the limit."""
+    return ValueError(
+        f"{path}, line {number}: the row has more than {LONGEST / 1e6:g} MB: cut its text into several rows, or add "
+        "the line end or the quote that is missing."
+    )
 
 
 class _Limited(io.RawIOBase):

@@ -7,9 +7,11 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
+from nystrom.input_files import open_input
 from nystrom.progress import Progress
 from nystrom.sums import sha256
-from nystrom.whole_files import NO_SPACE
+from nystrom.temporary import temporary_folder
+from nystrom.whole_files import NO_SPACE, check_replaceable
 from nystrom_lab.data.store.token_files import (
     HEADER,
     SPLITS,
@@ -20,7 +22,6 @@ from nystrom_lab.data.store.token_files import (
     read_header,
     write_header,
 )
-from nystrom_lab.whole_folders import partial_folder, remove_leftovers
 
 
 def holds(folder: Path, *, task: str, settings: DataSettings) -> bool:
@@ -71,11 +72,11 @@ def folder_to_fill(to: Path) -> Iterator[Path]:
         ValueError: The folder cannot be made; raised on entry, before any work.
         OSError: The disk is full.
     """
+    check_replaceable(to)
     with ExitStack() as stack:
         try:
             to.parent.mkdir(parents=True, exist_ok=True)
-            remove_leftovers(to)
-            partial = stack.enter_context(partial_folder(to))
+            partial = stack.enter_context(temporary_folder(to))
         except OSError as error:
             raise cannot_be_made(to, error) from error
         try:
@@ -100,11 +101,6 @@ def new_folder(
         ValueError: `to` cannot be written; raised on entry, before any work.
         OSError: The disk is full.
     """
-    # A mount point or the shell's current folder cannot be exchanged for another folder.
-    if to.is_mount() or to == Path.cwd():
-        raise ValueError(
-            f"{to} is a mount point or the current folder and cannot be replaced: name a folder inside it."
-        )
     with folder_to_fill(to) as partial:
         yield partial
         splits = describe_splits(partial)
@@ -175,6 +171,6 @@ def sha256_of_files(folder: Path, paths: Sequence[Path]) -> str:
     what = f"{folder.name}, checksums"
     for path in Progress(what, len(paths), unit="files").over(paths):
         digest.update(f"{path.relative_to(folder).as_posix()}\n{path.stat().st_size}\n".encode())
-        with path.open("rb", buffering=0) as file:
+        with open_input(path) as file:
             hashlib.file_digest(file, lambda: digest)
     return digest.hexdigest()

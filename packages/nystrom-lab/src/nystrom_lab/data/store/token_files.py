@@ -26,6 +26,7 @@ import numpy as np
 from numpy.lib import format as npy
 from numpy.typing import DTypeLike, NDArray
 
+from nystrom.input_files import read_input
 from nystrom.whole_files import write_whole
 
 FORMAT, VERSION = "nystrom-tokens", 1
@@ -75,7 +76,7 @@ def read_header(folder: Path, task: str | None = None) -> dict[str, Any]:
             f" prepare what is in this one with {prepare_command(named, source=folder, to=f'data/{named}')}."
         )
     try:
-        header = json.loads(path.read_text(encoding="utf-8"))
+        header = json.loads(read_input(path).decode())
     except (ValueError, RecursionError) as error:
         raise damaged(path, f"is not JSON ({error})", named) from error
     if not isinstance(header, dict) or header.get("format") != FORMAT:

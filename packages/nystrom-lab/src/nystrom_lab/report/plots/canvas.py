@@ -86,7 +86,11 @@ METHOD_LOOKS: dict[str, Look] = {
 
 def method_look(name: str) -> Look:
     """How a method looks, by its name in rows; additions, as in "nystrom-64" or "nystrom, 4000", do not count."""
-    base = re.sub(r"(-\d+)*(\+skip)?(,.*| \(.*)?$", "", name)
+    # By hand, since the regular expression of this takes time quadratic in the length of a name.
+    words = re.split(r",| \(", name, maxsplit=1)[0].removesuffix("+skip").split("-")
+    while len(words) > 1 and words[-1].isdecimal():
+        words.pop()
+    base = "-".join(words)
     known = METHOD_LOOKS.get(base)
     if known is not None:
         return known

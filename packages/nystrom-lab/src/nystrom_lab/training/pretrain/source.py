@@ -4,7 +4,6 @@ Its weights are kept. A different attention method replaces its own, a new skip 
 zero, additional positions repeat its table, and missing heads are new.
 """
 
-import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,7 @@ from nystrom.integrations.convert import convert
 from nystrom.models.configuration import POSITION_OFFSET, EncoderConfig
 from nystrom.models.heads.language import EncoderForPreTraining
 from nystrom.models.positions import resize_positions
+from nystrom.temporary import naming, scratch_folder
 from nystrom_lab.data.language.mlm_sop.vocabulary import Vocabulary
 from nystrom_lab.data.language.tokenizer import load_tokenizer
 from nystrom_lab.training.pretrain.pretrain_settings import SIZES, PretrainingSettings
@@ -102,12 +102,13 @@ def start_model(settings: PretrainingSettings, source: StartModel) -> tuple[Enco
     Raises:
         ValueError: Weights that do not match, or a BERT with features that the encoder does not support.
     """
-    with tempfile.TemporaryDirectory() as place:
+    with scratch_folder() as scratch:
         folder = source.folder
         if not source.own:
-            folder = Path(place) / "converted"
+            folder = scratch / "converted"
             convert(source.folder, folder, conv_kernel_size=None)
-        before, loaded = load_start(folder, EncoderForPreTraining, segment_means_seq_len=None)
+        with naming(source.folder, folder):
+            before, loaded = load_start(folder, EncoderForPreTraining, segment_means_seq_len=None)
     config = EncoderConfig.from_dict(before.config.to_dict() | _of_run(settings))
     if config.attention != before.config.attention == NO_ATTENTION:
         raise ValueError(

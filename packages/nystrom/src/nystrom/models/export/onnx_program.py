@@ -12,7 +12,6 @@ the results are compared with the model; a file that differs is not kept.
 """
 
 import logging
-import tempfile
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -32,6 +31,7 @@ from nystrom.models.export.comparison import OutputEntries, compare, example, lo
 from nystrom.models.export.words import IN_WORDS_OF_ONNX
 from nystrom.models.heads.pairs import EncoderForPairClassification
 from nystrom.progress import Progress
+from nystrom.temporary import temporary_folder
 from nystrom.whole_files import check_folder, check_new, put_new
 
 _INPUTS = ("input_ids", "attention_mask", "token_type_ids")
@@ -116,12 +116,12 @@ def export_onnx(
     outputs = _output_names(model)
     with (
         Progress("export", 3 + check, unit="steps") as progress,
-        tempfile.TemporaryDirectory(prefix=f".{to.name}-", dir=to.parent) as around,
+        temporary_folder(to) as around,
     ):
         with progress.doing("tracing the model"), for_onnx():
             program = export_program(model, token_type_ids=token_type_ids)
         written = _in_onnx(program, model, progress, opset_version=opset, input_names=inputs, output_names=outputs)
-        partial = Path(around) / to.name
+        partial = around / to.name
         with progress.doing("writing the file"):
             _name_axes(written)
             written.save(partial)
@@ -129,11 +129,11 @@ def export_onnx(
         if check:
             with progress.doing("comparing the file with the model"):
                 runs, difference = compare(partial, model, inputs)
-        megabytes = sum(file.stat().st_size for file in Path(around).iterdir()) / 1e6
+        megabytes = sum(file.stat().st_size for file in around.iterdir()) / 1e6
         put: list[Path] = []
         try:
             # The weights first, so that the file is complete as soon as it exists.
-            for file in sorted(Path(around).iterdir(), key=lambda file: file == partial):
+            for file in sorted(around.iterdir(), key=lambda file: file == partial):
                 put_new(file, to.parent / file.name)
                 put.append(to.parent / file.name)
         except (ValueError, OSError):

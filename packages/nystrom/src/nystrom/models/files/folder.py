@@ -4,8 +4,6 @@ A folder is written under a temporary name and renamed when complete, so no half
 """
 
 import json
-import shutil
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,10 +12,12 @@ from safetensors.torch import load_file
 from torch import Tensor
 from transformers.utils import CONFIG_NAME, SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME
 
+from nystrom.input_files import read_input
 from nystrom.models.files.config_file import OWN_TYPE
 from nystrom.models.files.json_object import read_json
 from nystrom.sums import CARD
-from nystrom.whole_files import check_folder, check_no_link, write_whole
+from nystrom.temporary import temporary_folder
+from nystrom.whole_files import check_folder, check_fresh, write_whole
 
 _TOKENIZER_CONFIG = "tokenizer_config.json"
 _CARD_TEXT = """# A model with attention of nystrom
@@ -59,9 +59,7 @@ def fresh_folder(to: Path) -> Iterator[Path]:
     """
     check_fresh(to)
     check_folder(to.parent)
-    with tempfile.TemporaryDirectory(prefix=f".{to.name}-", dir=to.parent) as around:
-        partial = Path(around) / to.name
-        partial.mkdir()
+    with temporary_folder(to) as partial:
         yield partial
         check_fresh(to)
         if to.is_dir():
@@ -75,16 +73,6 @@ def write_card(folder: Path) -> None:
     ours = content.get("model_type") == OWN_TYPE or "attn_implementation" in content
     if ours and not (folder / CARD).exists():
         write_whole(folder / CARD, _CARD_TEXT)
-
-
-def check_fresh(to: Path) -> None:
-    """Raise ValueError if something would be overwritten: a file, a link, or a folder that is not empty."""
-    check_no_link(to)
-    if to.is_dir():
-        if any(to.iterdir()):
-            raise ValueError(f"{to} is not empty: choose another folder.")
-    elif to.exists():
-        raise ValueError(f"{to} is a file: choose another name.")
 
 
 def copy_tokenizer(source: Path, to: Path, *, max_length: int, default_class: str | None = None) -> tuple[str, ...]:
@@ -104,7 +92,7 @@ def copy_tokenizer(source: Path, to: Path, *, max_length: int, default_class: st
     if not any(name not in (_TOKENIZER_CONFIG, "special_tokens_map.json", "added_tokens.json") for name in there):
         return ()
     for name in there:
-        write_whole(to / name, (source / name).read_bytes())
+        write_whole(to / name, read_input(source / name))
     settings = read_json(source / _TOKENIZER_CONFIG) if _TOKENIZER_CONFIG in there else {}
     settings["model_max_length"] = max_length
     if default_class is not None and settings.get("tokenizer_class") is None:
@@ -122,7 +110,8 @@ def copy_sentence_modules(source: Path, to: Path, *, max_length: int) -> tuple[s
         The names of files and folders; empty if `source` is not such a model.
 
     Raises:
-        ValueError: The list of modules cannot be read, or names another folder for the encoder, or one outside.
+        ValueError: The list of modules cannot be read, or names another folder for the encoder, or one outside; or a
+            link leads outside.
     """
     listed = source / SENTENCE_MODULES
     if not listed.is_file():
@@ -132,15 +121,32 @@ def copy_sentence_modules(source: Path, to: Path, *, max_length: int) -> tuple[s
         raise ValueError(f"{listed} has its encoder in {places[0]!r}; expected it beside this file: move it there.")
     copied = [SENTENCE_MODULES, *(name for name in SENTENCE_SETTINGS if (source / name).is_file())]
     for name in copied:
-        write_whole(to / name, (source / name).read_bytes())
+        write_whole(to / name, read_input(source / name))
     if SENTENCE_SETTINGS[0] in copied:
         settings = read_json(source / SENTENCE_SETTINGS[0]) | {"max_seq_length": max_length}
         write_whole(to / SENTENCE_SETTINGS[0], json.dumps(settings, indent=2) + "\n")
     # One without settings of its own, a norm, may have no folder.
     folders = [place for place in places[1:] if (source / place).is_dir()]
     for place in folders:
-        shutil.copytree(source / place, to / place)
+        _copy_module(source, place, to)
     return (*copied, *folders)
+
+
+def _copy_module(source: Path, place: str, to: Path) -> None:
+    """Copy the files in the folder of a module; ValueError for a link to a folder, or to what lies outside."""
+    root = source.resolve()
+    # In the cache of the hub each file of a snapshot is a link to its content.
+    inside = [root, *([root.parents[1] / "blobs"] if root.parent.name == "snapshots" else [])]
+    (to / place).mkdir(parents=True, exist_ok=True)
+    for path in sorted((source / place).rglob("*")):
+        if path.is_symlink() and (path.is_dir() or not any(path.resolve().is_relative_to(each) for each in inside)):
+            raise ValueError(
+                f"{path} is a link to {path.readlink()}; expected a file inside {source}: put a copy in its place."
+            )
+        if not path.is_dir():
+            copy = to / path.relative_to(source)
+            copy.parent.mkdir(parents=True, exist_ok=True)
+            write_whole(copy, read_input(path), new=True)
 
 
 def sentence_modules(listed: Path) -> list[str]:
@@ -148,7 +154,7 @@ def sentence_modules(listed: Path) -> list[str]:
     outside.
     """
     try:
-        places = [module["path"] for module in json.loads(listed.read_text(encoding="utf-8"))]
+        places = [module["path"] for module in json.loads(read_input(listed).decode())]
     except (ValueError, TypeError, KeyError) as error:
         raise ValueError(f"{listed} is not a list of modules with a path each: {error}.") from error
     root = listed.parent.resolve()

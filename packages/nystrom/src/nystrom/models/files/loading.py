@@ -25,6 +25,7 @@ from safetensors import SafetensorError, safe_open
 from torch import nn
 from transformers.utils import CONFIG_NAME, SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME
 
+from nystrom.input_files import check_model, check_model_folder
 from nystrom.models.files.json_object import read_json
 from nystrom.sums import check_sums
 
@@ -60,12 +61,7 @@ def find_folder(name: Any, given: dict[str, Any]) -> Path:
     path = Path(name)
     if path.is_dir():
         return path
-    if path.is_file():
-        raise ValueError(f"model is the file {path}; expected the folder that holds it, with its config.json.")
-    if path.is_absolute() or len(path.parts) != 2 or path.parts[0] in (".", ".."):
-        raise ValueError(
-            f"model is {str(name)!r}; expected a folder, or OWNER/NAME of a model on the Hugging Face Hub."
-        )
+    check_model(name)
     stem = "model" if given.get("variant") is None else f"model.{given['variant']}"
     wanted = [f"{stem}.safetensors", f"{stem}-*.safetensors", "model.safetensors.index*.json", "*config.json"]
     inside = given.get("subfolder") or ""
@@ -109,8 +105,7 @@ def check_weights(folder: Path, *, variant: str | None = None, downloaded: bool 
         ValueError: Not a folder; no weights, or only in other formats; a file that is missing, truncated or elsewhere;
             a config.json of a far larger model; or a weight or buffer that is NaN or infinite.
     """
-    if not folder.is_dir():
-        raise ValueError(f"model is {folder}, which is not a folder; expected one with config.json and safetensors.")
+    check_model_folder(folder)
     if (folder / "adapter_config.json").is_file():
         raise ValueError(
             f"model {folder} holds an adapter (adapter_config.json): load the model that it was made for, then the "

@@ -20,7 +20,7 @@ from nystrom_lab.data.sources.row_files import (
     read_fields,
 )
 from nystrom_lab.data.sources.source import has_field
-from nystrom_lab.data.sources.unpacking import BROKEN, open_unpacked, unreadable
+from nystrom_lab.data.sources.unpacking import BROKEN, lines_of, open_unpacked, unreadable
 
 # What stands in the column of labels where a test split has none.
 _NO_LABEL = {"", "-1", "hidden", "None"}
@@ -113,8 +113,8 @@ def read_texts(path: Path, task: LabelledTask, spoilt: list[int]) -> Iterator[tu
         try:
             with open_unpacked(path) as file:
                 pass_byte_order_mark(path, file)
-                for row, line in enumerate(file):
-                    yield tuple(_decoded([line.rstrip(b"\r\n")], row, spoilt))
+                for number, line in lines_of(path, file):
+                    yield tuple(_decoded([line.rstrip(b"\r\n")], number - 1, spoilt))
         except BROKEN as error:
             raise unreadable(path, error) from error
         return

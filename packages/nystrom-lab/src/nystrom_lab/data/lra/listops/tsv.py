@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from nystrom.input_files import open_input
 from nystrom.progress import Progress
 from nystrom.whole_files import whole_file
 from nystrom_lab.data.lra.facts import published_files
@@ -150,7 +151,7 @@ def read_tsv(path: Path) -> TokenSamples:
     labels: list[int] = []
     size = path.stat().st_size
     with (
-        path.open("rb") as file,
+        open_input(path) as file,
         Progress(path.name, size, unit="B") as bar,
     ):
         header = file.readline().rstrip(b"\r\n")

@@ -24,6 +24,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from nystrom.input_files import read_input
 from nystrom.progress import Progress
 from nystrom_lab.data.lra.facts import AROUND
 from nystrom_lab.data.store.prepared_folder import holds, new_folder
@@ -99,7 +100,7 @@ def read_picture_lines(folder: Path) -> tuple[list[PictureLine], str]:
     rows: list[PictureLine] = []
     digest = hashlib.sha256()
     for file in files:
-        content = file.read_bytes()
+        content = read_input(file)
         digest.update(f"{file.name} {len(content)}\n".encode() + content)
         rows += _parse(file, content)
     seen: dict[str, str] = {}
@@ -140,7 +141,7 @@ def read_picture(path: Path, size: int) -> NDArray[np.uint8]:
     from PIL import Image
 
     try:
-        content = BytesIO(path.read_bytes())
+        content = BytesIO(read_input(path))
         # Pixels may be complete while the checksums after them are not; this reads those too.
         with Image.open(content, formats=["PNG"]) as picture:
             picture.verify()

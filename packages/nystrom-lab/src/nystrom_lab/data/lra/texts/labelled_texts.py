@@ -7,7 +7,6 @@ each label is a class, and classes are in alphabetical order. A number is writte
 
 import hashlib
 import sys
-import tempfile
 from array import array
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
@@ -19,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nystrom.checks import check_at_least
+from nystrom.temporary import temporary_file
 from nystrom_lab.data.sources.source import NUMBER, LabelledSample, Source, check_any_seed, check_share
 from nystrom_lab.data.store.prepared_folder import holds, new_folder
 from nystrom_lab.data.store.token_files import SPLITS, read_facts, write_pieces
@@ -267,7 +267,8 @@ def prepare_texts(
     facts: dict[str, Any] = {}
     with (
         new_folder(to, task=task, settings=settings, facts=facts) as partial,
-        tempfile.TemporaryFile(dir=partial) as scratch,
+        temporary_file(partial / "texts") as file,
+        file.open("w+b") as scratch,
     ):
         gathered = Gathered(scratch, texts=texts, max_length=max_length, seed=held_out.seed)
         skipped = _gather(gathered, source.rows(), skip_empty)
