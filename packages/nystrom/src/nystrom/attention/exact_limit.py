@@ -141,7 +141,7 @@ def exact_one_by_one(
     """
     if keep is None or q.shape[0] == 1 or q.device.type != "cpu" or not may_branch(q):
         return fused_softmax(q, k, v, keep=keep, scale=scale)
-    place = torch.arange(keep.shape[1])
+    place = torch.arange(keep.shape[1], device=keep.device)
     first = torch.where(keep, place, keep.shape[1]).amin(dim=1).tolist()
     end = torch.where(keep, place + 1, 0).amax(dim=1).tolist()
     held = sum(max(0, stop - start) for start, stop in zip(first, end, strict=True))
