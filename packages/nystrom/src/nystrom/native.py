@@ -156,8 +156,7 @@ def run_iteration(a: Tensor, z: Tensor | None, steps: int, *, keep: bool) -> tup
 
     Without z, it starts from that of the paper.
     """
-    a, z = a.contiguous(), None if z is None else z.contiguous()
-    library, out = _library(a.dtype), torch.empty_like(a)
+    library, out = _library(a.dtype), a.new_empty(a.shape)
     assert library is not None
     size = library.padded(ctypes.c_int64(a.shape[1]))
     history = a.new_empty(len(a), steps, 4, size) if keep else None
@@ -167,16 +166,17 @@ def run_iteration(a: Tensor, z: Tensor | None, steps: int, *, keep: bool) -> tup
 
 def iteration_gradients(a: Tensor, z: Tensor | None, history: Tensor, grad: Tensor) -> tuple[Tensor, Tensor | None]:
     """The gradients of a and z, if it was given, from that of the result of `run_iteration`."""
-    a, grad = a.contiguous(), grad.contiguous()
-    of_a, of_z = torch.empty_like(a), None if z is None else torch.empty_like(a)
+    of_a, of_z = a.new_empty(a.shape), None if z is None else a.new_empty(a.shape)
     _run_iteration("iterate_backward", history, history.shape[1], a=a, grad=grad, of_a=of_a, of_z=of_z)
     return of_a, of_z
 
 
 def _run_iteration(name: str, history: Tensor | None, steps: int, *, a: Tensor, **tensors: Tensor | None) -> None:
-    rows = (Rows.of(tensors.get(name)) for name in ("z", "out", "grad", "of_a", "of_z"))
+    x = {name: dense(x) for name, x in {"a": a, **tensors}.items() if x is not None}
+    history = None if history is None else packed(history)
+    rows = (Rows.of(x.get(name)) for name in ("a", "z", "out", "grad", "of_a", "of_z"))
     address = None if history is None else history.data_ptr()
-    run(name, _Inverse(Rows.of(a), *rows, address, a.shape[1], steps), len(a), a, repeats=steps)
+    run(name, _Inverse(*rows, address, a.shape[1], steps), len(a), a, repeats=steps)
 
 
 def room_like(x: Tensor) -> Tensor:
@@ -191,8 +191,13 @@ def as_rows(w: Tensor, v: Tensor) -> Tensor:
 
 
 def dense(x: Tensor) -> Tensor:
-    """The tensor, copied unless its last axis is dense."""
-    return x if x.stride(-1) == 1 else x.contiguous()
+    """The tensor, copied unless its last axis is dense and its memory holds its numbers with their signs."""
+    return x if x.stride(-1) == 1 and not x.is_neg() else packed(x)
+
+
+def packed(x: Tensor) -> Tensor:
+    """The tensor, copied unless its memory holds its numbers one after the other: a hook may have saved it in any."""
+    return x.resolve_neg().contiguous()
 
 
 def _library(dtype: torch.dtype) -> ctypes.CDLL | None:

@@ -225,6 +225,26 @@ def test_bad_kernels_and_masks_raise():
         depthwise_skip(v, w, to=v[:, :, 1:])
 
 
+@pytest.mark.parametrize("wrong", [torch.nan, torch.inf])
+@pytest.mark.parametrize("laid_out", [torch.Tensor.contiguous, by_token, by_width])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+@pytest.mark.parametrize(("n", "size"), [(150, 3), (700, 35)])
+def test_a_token_that_is_not_finite_reaches_those_within_half_a_kernel(n, size, dtype, laid_out, wrong):
+    v, w = draw(0, 2, 3, n, 4, size, dtype)
+    clean, soiled, place = laid_out(v), laid_out(v.clone()), n // 2 + 1
+    soiled[1, 2, place] = wrong
+    reached = torch.zeros(2, 3, n, dtype=torch.bool)
+    reached[1, 2, place - size // 2 : place + size // 2 + 1] = True
+    results = []
+    for x in (clean, soiled):
+        leaf = torch.zeros_like(x, requires_grad=True)
+        # What is not finite as a token, and as a gradient
+        results.append((depthwise_skip(x, w), torch.autograd.grad(depthwise_skip(leaf, w), leaf, x)[0]))
+    for expected, found in zip(*results, strict=True):
+        assert torch.equal(~found.isfinite().all(dim=-1), reached)
+        torch.testing.assert_close(found[~reached], expected[~reached])
+
+
 # Short, and so long that attention works in stretches of tokens.
 @pytest.mark.parametrize("n", [41, 2100])
 @pytest.mark.filterwarnings("ignore:There is a performance drop:UserWarning")

@@ -23,7 +23,7 @@ from nystrom.attention.parts.far_keys import attend_blocks
 from nystrom.attention.parts.outside_sums import OutsideSums
 from nystrom.attention.parts.stretches import cut, in_threads, num_parts
 from nystrom.autograd_modes import for_one_gradient, known_signature, pull_back
-from nystrom.native import Rows, dense, room_like, run, runs_natively
+from nystrom.native import Rows, dense, packed, room_like, run, runs_natively
 from nystrom.shapes import cut_blocks, score_scale
 
 # Numbers in the copied keys of a stretch of blocks: at least _FEWEST, or half of what the keys themselves hold if that
@@ -174,7 +174,7 @@ class _NativeBlocks(ctypes.Structure):
 
 def _run(name: str, chosen: Chosen, options: NearFarOptions, **tensors: Tensor) -> None:
     """Call a loop, which writes into the memory of `out`, or of the gradients."""
-    tensors, whole = {name: dense(x) for name, x in tensors.items()}, Chosen(*(x.contiguous() for x in chosen))
+    tensors, whole = {name: dense(x) for name, x in tensors.items()}, Chosen(*(packed(x) for x in chosen))
     q, k, v = tensors["q"], tensors["k"], tensors["v"]
     sizes = q.shape[1], q.shape[2], v.shape[2], whole.heavy.shape[1]
     arguments = _NativeBlocks(
