@@ -24,7 +24,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd import forward_ad
 
-from nystrom.shapes import is_number
+from nystrom.shapes import has_numbers, is_number
 
 _SOURCE = Path(__file__).with_suffix(".cpp")
 # What torch finds the processor to be able to do, as options of the compilers gcc and clang.
@@ -82,9 +82,12 @@ class _Inverse(ctypes.Structure):
 
 
 def runs_in_stretches(*inputs: Tensor) -> bool:
-    """Whether to work in stretches: on a CPU, in float32 or float64, with known sizes, and outside a compiler."""
+    """Whether to work in stretches: on numbers on a CPU, in float32 or float64, of known sizes, outside a compiler."""
     return not torch.compiler.is_compiling() and all(
-        x.device.type == "cpu" and x.dtype in (torch.float32, torch.float64) and isinstance(x.shape[-2], int)
+        x.device.type == "cpu"
+        and x.dtype in (torch.float32, torch.float64)
+        and isinstance(x.shape[-2], int)
+        and has_numbers(x)
         for x in inputs
     )
 

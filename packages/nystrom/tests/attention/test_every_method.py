@@ -16,6 +16,7 @@ import torch.nn.functional as F
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from torch._dynamo.testing import CompileCounter
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from nystrom import MultiheadAttention, build_attention, reference
@@ -1143,13 +1144,20 @@ def largest_tensor(name, options, n, masked):
 
 
 @cases_of_torch
-def test_tensors_without_numbers_give_shapes(name, options):
-    """The meta device plans shapes and memory; autocast does not know it."""
-    attend, keep = build(name, options).to("meta"), torch.ones(2, 30, dtype=torch.bool, device="meta")
-    for mask in (None, keep):
-        inputs = [x.to("meta").requires_grad_() for x in draw(0, 30)]
-        out = attend(*inputs, keep=mask)
-        out.sum().backward()
+@pytest.mark.parametrize("kind", ["meta", "fake"])
+def test_tensors_without_numbers_give_shapes(name, options, kind):
+    """The meta device, which autocast does not know, and FakeTensorMode plan shapes and memory."""
+    attend, mode = build(name, options), FakeTensorMode(allow_non_fake_inputs=True)
+    attend = attend.to("meta") if kind == "meta" else attend
+    for masked in (False, True):
+        tensors = (*draw(0, 30), draw_keep(0, 2, 30))
+        *inputs, keep = (x.to("meta") if kind == "meta" else mode.from_tensor(x) for x in tensors)
+        inputs = [x.requires_grad_() for x in inputs]
+        with mode if kind == "fake" else contextlib.nullcontext():
+            out = attend(*inputs, keep=keep if masked else None)
+            out.sum().backward()
+            with pytest.raises(ValueError, match=r"cu_seqlens is given .* without numbers"):
+                attend(*(x[:1] for x in inputs), cu_seqlens=torch.tensor([0, 12, 30], device=out.device))
         assert out.shape == inputs[2].shape
         assert [x.grad.shape for x in inputs] == [x.shape for x in inputs]
 
