@@ -1222,6 +1222,18 @@ def test_evaluation_repeats_itself(name, options):
     torch.testing.assert_close(torch.get_rng_state(), state, rtol=0, atol=0)
 
 
+@cases_of_torch
+@pytest.mark.parametrize("context", [torch.no_grad, torch.inference_mode])
+def test_without_a_graph_the_result_is_the_same(name, options, context):
+    attend, keep, leaves = build(name, options), draw_keep(10, 2, 40), [x.requires_grad_() for x in draw(10, 40)]
+    for masks in ({}, {"keep": keep}):
+        with context():
+            out = attend(*leaves, **masks)
+        assert not out.requires_grad
+        # Where no gradient is wanted, a loop of our own sums segments in another order.
+        torch.testing.assert_close(out, attend(*leaves, **masks).detach(), **CLOSE)
+
+
 @pytest.mark.parametrize(("name", "options"), RANDOM, ids=str)
 def test_training_draws_anew(name, options):
     q, k, v = draw(11, 40)
@@ -1592,6 +1604,11 @@ def test_a_mapped_backward_pass_gives_the_rows_of_the_jacobian(name, options, ca
         grads = torch.eye(out.numel(), dtype=out.dtype, device=DEVICE).view(-1, *out.shape)
         rows = torch.stack([torch.autograd.grad(out, leaf, grad, retain_graph=True)[0] for grad in grads])
         torch.testing.assert_close(torch.func.jacrev(function)(x).view(rows.shape), rows, **CLOSE)
+        # Of a graph that was recorded outside of the map
+        found = torch.vmap(lambda grad, out=out, leaf=leaf: torch.autograd.grad(out, leaf, grad, retain_graph=True))(
+            grads
+        )
+        torch.testing.assert_close(found[0], rows, **CLOSE)
 
         def pull(x, grad, function=function):
             return torch.func.vjp(function, x)[1](grad)[0]

@@ -259,10 +259,12 @@ def test_gradients_in_a_batch_are_taken_by_vmap_and_raise_otherwise(n):
     grads = torch.randn(3, 1, 2, n, 4, generator=g, dtype=torch.float64)
     with pytest.raises(RuntimeError, match=r"is_grads_batched.*torch\.vmap over .*torch\.func\.vjp"):
         torch.autograd.grad(attend(*inputs), inputs, grads, is_grads_batched=True)
-    batched = torch.vmap(torch.func.vjp(attend, *inputs)[1])(grads)
+    batched, out = torch.vmap(torch.func.vjp(attend, *inputs)[1])(grads), attend(*inputs)
+    outside = torch.vmap(lambda grad: torch.autograd.grad(out, inputs, grad, retain_graph=True))(grads)
     one_by_one = [torch.autograd.grad(attend(*inputs), inputs, grad) for grad in grads]
-    for together, alone in zip(batched, zip(*one_by_one, strict=True), strict=True):
-        torch.testing.assert_close(together, torch.stack(alone), rtol=1e-10, atol=1e-11)
+    for *together, alone in zip(batched, outside, zip(*one_by_one, strict=True), strict=True):
+        for each in together:
+            torch.testing.assert_close(each, torch.stack(alone), rtol=1e-10, atol=1e-11)
 
 
 @pytest.mark.parametrize("shape", [(0, 3, 9, 4), (2, 3, 0, 4)], ids=["no sequence", "no token"])

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from nystrom.attention.parts.stretches import Piece, groups_of_pieces, in_threads
 from nystrom.attention.parts.windows import Convolution, ConvolutionGradients, by_band, kernel_gradient
-from nystrom.autograd_modes import for_one_gradient, known_signature
+from nystrom.autograd_modes import for_one_gradient, known_signature, needs_graph
 from nystrom.checks import check_at_least
 from nystrom.native import as_rows, dense, room_like, run_landmarks, runs_natively
 from nystrom.precision import cast_for_autocast, narrowed, without_autocast
@@ -176,7 +176,7 @@ class _Convolution(torch.autograd.Function):
         if grad is None:
             return grad_v, None, None, None
         of_to = grad if ctx.needs_input_grad[2] else None
-        if torch.is_grad_enabled():
+        if needs_graph(grad_v, grad):
             of_v, of_w = by_band(grad, w.flip(1)), kernel_gradient(v, w, grad)
             return of_v if grad_v is None else of_v + grad_v, of_w, of_to, None
         if runs_natively(v, w, grad, *(() if grad_v is None else (grad_v,))):
