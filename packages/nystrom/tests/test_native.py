@@ -5,6 +5,7 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
+from nystrom import native
 from nystrom.attention.fused import fused_softmax, softmax_rows
 from nystrom.attention.methods.near_far import near_far_attention
 from nystrom.attention.methods.nystrom import nystrom_attention
@@ -12,6 +13,7 @@ from nystrom.attention.options import NearFarOptions
 from nystrom.attention.parts.block_stretches import attend_in_stretches
 from nystrom.attention.parts.clusters import Chosen, choose, nearest_cluster
 from nystrom.attention.parts.far_keys import attend_blocks
+from nystrom.attention.skip import depthwise_skip
 from nystrom.landmarks import group_means, segment_means, segments
 from nystrom.linalg.pinv import iterate, start_value
 from nystrom.shapes import zero_masked
@@ -227,3 +229,78 @@ def test_nearest_centres_are_those_of_the_distances(n, m, d, filled, layout, dty
     # Centres this near are drawn by none but the same one.
     expected = (distances <= nearest + 1e-5).mul(torch.arange(m)).amax(dim=-1)
     assert torch.equal(found, expected)
+
+
+def loop(name):
+    """A call of three tensors (2, 3, 1100, 8) that a loop of our own computes, and its inputs."""
+    taps = torch.randn(3, 1, 5, 1, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
+    calls = {
+        "few keys": lambda q, k, v: fused_softmax(q, k[:, :, :40], v[:, :, :40]),
+        "few queries": lambda q, k, v: fused_softmax(q[:, :, :40], k, v),
+        "nystrom": lambda q, k, v: nystrom_attention(q, k, v, num_landmarks=20, skip=taps),
+        "near_far": lambda q, k, v: near_far_attention(q, k, v, exact_up_to=0, num_heavy=5, num_clusters=7),
+        "the skip": lambda q, k, v: depthwise_skip(v, taps, to=q * k),
+        "the iteration": lambda q, k, v: (
+            iterate((q[:, :, :8] + 4 * v[:, :, :8]).softmax(dim=-1), None, 5) * k[:, :, :8]
+        ),
+        "the iteration from a start": lambda q, k, v: (
+            iterate(q[:, :, :8].softmax(dim=-1), v[:, :, :8], 2) * k[:, :, :8]
+        ),
+    }
+    g = torch.Generator().manual_seed(0)
+    return calls[name], [torch.randn(2, 3, 1100, 8, generator=g, dtype=torch.float64) for _ in range(3)]
+
+
+every_loop = pytest.mark.parametrize(
+    "name",
+    [
+        *("few keys", "few queries", "nystrom", "near_far", "the skip"),
+        *("the iteration", "the iteration from a start"),
+    ],
+)
+
+
+def with_axes_turned(x):
+    """The same numbers in memory of another order."""
+    return x.transpose(0, -1).contiguous().transpose(0, -1)
+
+
+def with_a_sign(x):
+    """The same numbers, which a bit makes of their negatives in memory, as in a view of a conjugate."""
+    return torch._neg_view(-x) if x.is_floating_point() else x
+
+
+@needs_a_compiler
+@every_loop
+@pytest.mark.parametrize("memory", [with_axes_turned, with_a_sign])
+@pytest.mark.parametrize("of", ["inputs", "saved tensors", "gradients"])
+def test_memory_says_nothing_of_what_a_tensor_holds(name, memory, of, of_a_cpu):
+    if of_a_cpu != "loops of our own":
+        pytest.skip("torch's fused call reads what it saved in its own layout alone")
+    call, inputs = loop(name)
+    results = []
+    for its in (lambda x: x, memory):
+        leaves = [(its(x) if of == "inputs" else x).detach().requires_grad_() for x in inputs]
+        with torch.autograd.graph.saved_tensors_hooks(lambda x: x, its if of == "saved tensors" else lambda x: x):
+            out = call(*leaves)
+        grad = torch.randn(out.shape, generator=torch.Generator().manual_seed(1), dtype=out.dtype)
+        results.append((out, *torch.autograd.grad(out, leaves, its(grad) if of == "gradients" else grad)))
+    for expected, found in zip(*results, strict=True):
+        torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-11)
+
+
+@pytest.mark.parametrize("taps", [1, 2, 3, 4, 8, 20])
+def test_the_convolution_takes_any_number_of_taps(taps, of_a_cpu):
+    if of_a_cpu != "loops of our own" or not native.runs_natively(torch.zeros(1, 1, 1, 1)):
+        pytest.skip("callers refuse an even number")
+    g = torch.Generator().manual_seed(0)
+    v, w = torch.randn(2, 3, 150, 5, generator=g), torch.randn(3, taps, generator=g)
+    leaves = [x.double().requires_grad_() for x in (v, w)]
+    padded = torch.nn.functional.pad(leaves[0], (0, 0, taps // 2, taps - 1 - taps // 2))
+    expected = torch.nn.functional.conv2d(padded, leaves[1][:, None, :, None], groups=3)
+    out, of_v, of_w = torch.empty_like(v), torch.empty_like(v), v.new_empty(2, 3, 1, taps)
+    native.run_landmarks("landmarks_forward", v=v, w=native.as_rows(w, v), out=out)
+    grad = torch.randn(v.shape, generator=g)
+    native.run_landmarks("convolution_backward", grad=grad, v=v, w=native.as_rows(w, v), of_v=of_v, of_w=of_w)
+    found = torch.autograd.grad(expected, leaves, grad.double())
+    check_like([out, of_v, of_w.sum(dim=(0, 2))], [expected, *found], 1e-5)

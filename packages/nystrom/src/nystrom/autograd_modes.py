@@ -35,10 +35,14 @@ def pull_back(function: Callable[..., Any], inputs: Sequence[Tensor], *grads: Te
     return torch.func.vjp(function, *(x.view_as(x) for x in inputs))[1](*grads)
 
 
-def needs_graph(grad: Tensor) -> bool:
-    """Whether a `backward` is to use torch's operations alone: its graph is recorded, or `is_grads_batched` is true."""
-    batched = torch._C._functorch.is_legacy_batchedtensor(grad)  # pyright: ignore[reportAttributeAccessIssue]
-    return torch.is_grad_enabled() or batched
+def needs_graph(*grads: Tensor | None) -> bool:
+    """Whether a `backward` is to use plain operations, such as those of `pull_back`.
+
+    That is where its graph is recorded; for a batch of gradients, by `is_grads_batched`; and inside a transform of
+    torch.func, whose gradients come for a graph that was recorded outside.
+    """
+    batched = torch._C._functorch.is_legacy_batchedtensor  # pyright: ignore[reportAttributeAccessIssue]
+    return torch.is_grad_enabled() or is_transformed() or any(x is not None and batched(x) for x in grads)
 
 
 def is_computed_again() -> bool:

@@ -329,19 +329,19 @@ static void copy(const Rows& from, int64_t row, int64_t start, int64_t stop, int
     }
 }
 
-// Taps of a row between zeros, so that each of STRIP outputs may take all tokens that any of them needs.
-static void pad_taps(const Landmarks& s, int64_t row, bool reversed, REAL* to) {
+static void read_taps(const Landmarks& s, int64_t row, bool reversed, REAL* to) {
     const REAL* w = s.w.of(row);
-    for (int64_t i = 0; i < s.taps; i++) to[STRIP - 1 + i] = w[reversed ? s.taps - 1 - i : i];
+    for (int64_t i = 0; i < s.taps; i++) to[i] = w[reversed ? s.taps - 1 - i : i];
 }
 
-// out_i = sum_t w_t x_{i + t}, for STRIP rows.
+// out_i = sum_t w_t x_{i + t}, for STRIP rows. Each takes its own tokens alone: times zero, NaN would stay.
 static void convolve(const REAL* w, int64_t taps, const REAL* x, int64_t width, REAL* out) {
     for (int64_t j = 0; j < width; j += N) {
         Vec sum[STRIP] = {};
         for (int64_t p = 0; p < taps + STRIP - 1; p++) {
             const Vec here = load(x + p * width + j);
-            for (int64_t i = 0; i < STRIP; i++) sum[i] += w[STRIP - 1 + p - i] * here;
+            for (int64_t i = 0; i < STRIP; i++)
+                if (p >= i && p - i < taps) sum[i] += w[p - i] * here;
         }
         for (int64_t i = 0; i < STRIP; i++) store(out + i * width + j, sum[i]);
     }
@@ -369,9 +369,9 @@ struct Factors {
 // sequence, of all heads: these may lie side by side.
 extern "C" void landmarks_forward(const Landmarks* given, int64_t begin, int64_t end) {
     const Landmarks& s = *given;
-    const int64_t heads = s.out.heads, half = s.taps / 2, stretches = (s.tokens + STRETCH - 1) / STRETCH;
+    const int64_t heads = s.out.heads, before = s.taps / 2, stretches = (s.tokens + STRETCH - 1) / STRETCH;
     std::vector<Factors> factors(heads, Factors(s));
-    std::vector<Numbers> taps(heads, Numbers(s.taps + 2 * (STRIP - 1)));
+    std::vector<Numbers> taps(heads, Numbers(s.taps));
     const int64_t M = factors[0].M, E = factors[0].E, m = factors[0].m;
     int64_t ready = -1;
     Numbers window((STRETCH + s.taps - 1) * E), q(STRETCH * s.d), scores(STRETCH * M), sums(STRETCH * E), skip(STRIP * E), inverse(STRETCH);
@@ -381,7 +381,7 @@ extern "C" void landmarks_forward(const Landmarks* given, int64_t begin, int64_t
         if (first >= last) continue;
         for (int64_t head = 0; head < heads && ready != sequence; head++) {
             factors[head].start(sequence * heads + head);
-            if (s.v.at) pad_taps(s, sequence * heads + head, false, taps[head].data());
+            if (s.v.at) read_taps(s, sequence * heads + head, false, taps[head].data());
         }
         ready = sequence;
         for (int64_t start = first; start < last; start += STRETCH) {
@@ -395,7 +395,7 @@ extern "C" void landmarks_forward(const Landmarks* given, int64_t begin, int64_t
                     for (int64_t i = 0; i < STRETCH; i++) inverse[i] = softmax(&scores[i * M], f.bias.data(), s.scale, M);
                     product(scores.data(), M, f.middle.data(), E, sums.data(), E, STRETCH, m, E);
                 }
-                if (s.v.at) copy(s.v, row, start - half, start + STRETCH + half, s.tokens, s.e, window.data(), E);
+                if (s.v.at) copy(s.v, row, start - before, start - before + STRETCH + s.taps - 1, s.tokens, s.e, window.data(), E);
                 for (int64_t i = 0; i < rows; i++) {
                     if (s.v.at && i % STRIP == 0) convolve(taps[head].data(), s.taps, &window[i * E], E, skip.data());
                     REAL* here = s.out.of(row) + (start + i) * s.out.token;
@@ -515,13 +515,13 @@ extern "C" void tokens_backward(const Landmarks* s, int64_t begin, int64_t end) 
 // Gradients of the convolution: of the values, to which `to` is added, and of the taps of each row.
 extern "C" void convolution_backward(const Landmarks* given, int64_t begin, int64_t end) {
     const Landmarks& s = *given;
-    const int64_t E = up(s.e, PAIR), half = s.taps / 2, taps = up(s.taps, STRIP);
-    Numbers w(s.taps + 2 * (STRIP - 1)), grad((STRETCH + s.taps - 1) * E), v((STRETCH + taps - 1) * E), out(STRIP * E), of_w(taps * N);
+    const int64_t E = up(s.e, PAIR), before = s.taps / 2, after = s.taps - 1 - before, taps = up(s.taps, STRIP);
+    Numbers w(s.taps), grad((STRETCH + s.taps - 1) * E), v((STRETCH + taps - 1) * E), out(STRIP * E), of_w(taps * N);
     for (int64_t row = begin; row < end; row++) {
-        pad_taps(s, row, true, w.data());
+        read_taps(s, row, true, w.data());
         std::fill(of_w.begin(), of_w.end(), 0);
         for (int64_t start = 0; start < s.tokens; start += STRETCH) {
-            copy(s.grad, row, start - half, start + STRETCH + half, s.tokens, s.e, grad.data(), E);
+            copy(s.grad, row, start - after, start + STRETCH + before, s.tokens, s.e, grad.data(), E);
             for (int64_t p = start; p < std::min(s.tokens, start + STRETCH); p += STRIP) {
                 convolve(w.data(), s.taps, &grad[(p - start) * E], E, out.data());
                 for (int64_t i = 0; i < std::min(STRIP, s.tokens - p); i++) {
@@ -531,12 +531,12 @@ extern "C" void convolution_backward(const Landmarks* given, int64_t begin, int6
                 }
             }
             if (!s.of_w.at) continue;
-            copy(s.v, row, start - half, start - half + STRETCH + taps - 1, s.tokens, s.e, v.data(), E);
+            copy(s.v, row, start - before, start - before + STRETCH + taps - 1, s.tokens, s.e, v.data(), E);
             for (int64_t t = 0; t < taps; t += STRIP) {
                 Vec sum[STRIP] = {};
                 for (int64_t i = 0; i < std::min(STRETCH, s.tokens - start); i++)
                     for (int64_t j = 0; j < E; j += N) {
-                        const Vec coming = load(&grad[(half + i) * E + j]);
+                        const Vec coming = load(&grad[(after + i) * E + j]);
                         for (int64_t k = 0; k < STRIP; k++) sum[k] += coming * load(&v[(i + t + k) * E + j]);
                     }
                 for (int64_t k = 0; k < STRIP; k++) store(&of_w[(t + k) * N], load(&of_w[(t + k) * N]) + sum[k]);

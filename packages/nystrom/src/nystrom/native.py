@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.autograd import forward_ad
 
 from nystrom.native_library import loops
-from nystrom.shapes import is_number
+from nystrom.shapes import has_numbers, is_number
 
 _OF_LANDMARKS = (
     *("q", "landmarks", "middle", "v", "to", "out", "grad"),
@@ -90,9 +90,10 @@ def status(dtype: torch.dtype = torch.float32) -> Status:
 
 
 def runs_in_stretches(*inputs: Tensor) -> bool:
-    """Whether to work in stretches: on a CPU, in float32 or float64, with known sizes, and outside a compiler."""
+    """Whether to work in stretches: on numbers on a CPU, in float32 or float64, of known sizes, outside a compiler."""
     return not torch.compiler.is_compiling() and all(
-        x.device.type == "cpu" and x.dtype in _DTYPES and isinstance(x.shape[-2], int) for x in inputs
+        x.device.type == "cpu" and x.dtype in _DTYPES and isinstance(x.shape[-2], int) and has_numbers(x)
+        for x in inputs
     )
 
 
@@ -167,8 +168,7 @@ def run_iteration(a: Tensor, z: Tensor | None, steps: int, *, keep: bool) -> tup
 
     Without z, it starts from that of the paper.
     """
-    a, z = a.contiguous(), None if z is None else z.contiguous()
-    library, out = loops(a.dtype).library, torch.empty_like(a)
+    library, out = loops(a.dtype).library, a.new_empty(a.shape)
     assert library is not None, "ask runs_natively first"
     size = library.padded(ctypes.c_int64(a.shape[1]))
     history = a.new_empty(len(a), steps, 4, size) if keep else None
@@ -178,17 +178,17 @@ def run_iteration(a: Tensor, z: Tensor | None, steps: int, *, keep: bool) -> tup
 
 def iteration_gradients(a: Tensor, z: Tensor | None, history: Tensor, grad: Tensor) -> tuple[Tensor, Tensor | None]:
     """The gradients of a and z, if it was given, from that of the result of `run_iteration`."""
-    a, grad = a.contiguous(), grad.contiguous()
-    of_a, of_z = torch.empty_like(a), None if z is None else torch.empty_like(a)
+    of_a, of_z = a.new_empty(a.shape), None if z is None else a.new_empty(a.shape)
     _run_iteration("iterate_backward", history, history.shape[1], a=a, grad=grad, of_a=of_a, of_z=of_z)
     return of_a, of_z
 
 
 def _run_iteration(name: str, history: Tensor | None, steps: int, *, a: Tensor, **tensors: Tensor | None) -> None:
-    rows = (Rows.of(tensors.get(name)) for name in ("z", "out", "grad", "of_a", "of_z"))
+    x = {name: dense(x) for name, x in {"a": a, **tensors}.items() if x is not None}
+    history = None if history is None else packed(history)
+    rows = (Rows.of(x.get(name)) for name in ("a", "z", "out", "grad", "of_a", "of_z"))
     address = None if history is None else history.data_ptr()
-    given = (x for x in (a, *tensors.values()) if x is not None)
-    run(name, _Inverse(Rows.of(a), *rows, address, a.shape[1], steps), len(a), *given, repeats=steps)
+    run(name, _Inverse(*rows, address, a.shape[1], steps), len(a), *x.values(), repeats=steps)
 
 
 def room_like(x: Tensor) -> Tensor:
@@ -203,5 +203,10 @@ def as_rows(w: Tensor, v: Tensor) -> Tensor:
 
 
 def dense(x: Tensor) -> Tensor:
-    """The tensor, copied unless its last axis is dense."""
-    return x if x.stride(-1) == 1 else x.contiguous()
+    """The tensor, copied unless its last axis is dense and its memory holds its numbers with their signs."""
+    return x if x.stride(-1) == 1 and not x.is_neg() else packed(x)
+
+
+def packed(x: Tensor) -> Tensor:
+    """The tensor, copied unless its memory holds its numbers one after the other: a hook may have saved it in any."""
+    return x.resolve_neg().contiguous()

@@ -4,6 +4,7 @@ A method in the registry without a line in `VARIANTS` fails the suite. A line is
 sequence of a dozen tokens takes the method's own path, not its exact limit.
 """
 
+import contextlib
 import dataclasses
 import functools
 import inspect
@@ -15,6 +16,7 @@ import torch.nn.functional as F
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from torch._dynamo.testing import CompileCounter
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from nystrom import MultiheadAttention, build_attention, reference
@@ -1143,13 +1145,20 @@ def largest_tensor(name, options, n, masked):
 
 
 @cases_of_torch
-def test_tensors_without_numbers_give_shapes(name, options):
-    """The meta device plans shapes and memory; autocast does not know it."""
-    attend, keep = build(name, options).to("meta"), torch.ones(2, 30, dtype=torch.bool, device="meta")
-    for mask in (None, keep):
-        inputs = [x.to("meta").requires_grad_() for x in draw(0, 30)]
-        out = attend(*inputs, keep=mask)
-        out.sum().backward()
+@pytest.mark.parametrize("kind", ["meta", "fake"])
+def test_tensors_without_numbers_give_shapes(name, options, kind):
+    """The meta device, which autocast does not know, and FakeTensorMode plan shapes and memory."""
+    attend, mode = build(name, options), FakeTensorMode(allow_non_fake_inputs=True)
+    attend = attend.to("meta") if kind == "meta" else attend
+    for masked in (False, True):
+        tensors = (*draw(0, 30), draw_keep(0, 2, 30))
+        *inputs, keep = (x.to("meta") if kind == "meta" else mode.from_tensor(x) for x in tensors)
+        inputs = [x.requires_grad_() for x in inputs]
+        with mode if kind == "fake" else contextlib.nullcontext():
+            out = attend(*inputs, keep=keep if masked else None)
+            out.sum().backward()
+            with pytest.raises(ValueError, match=r"cu_seqlens is given .* without numbers"):
+                attend(*(x[:1] for x in inputs), cu_seqlens=torch.tensor([0, 12, 30], device=out.device))
         assert out.shape == inputs[2].shape
         assert [x.grad.shape for x in inputs] == [x.shape for x in inputs]
 
@@ -1214,6 +1223,18 @@ def test_evaluation_repeats_itself(name, options):
     torch.testing.assert_close(torch.get_rng_state(), state, rtol=0, atol=0)
 
 
+@cases_of_torch
+@pytest.mark.parametrize("context", [torch.no_grad, torch.inference_mode])
+def test_without_a_graph_the_result_is_the_same(name, options, context):
+    attend, keep, leaves = build(name, options), draw_keep(10, 2, 40), [x.requires_grad_() for x in draw(10, 40)]
+    for masks in ({}, {"keep": keep}):
+        with context():
+            out = attend(*leaves, **masks)
+        assert not out.requires_grad
+        # Where no gradient is wanted, a loop of our own sums segments in another order.
+        torch.testing.assert_close(out, attend(*leaves, **masks).detach(), **CLOSE)
+
+
 @pytest.mark.parametrize(("name", "options"), RANDOM, ids=str)
 def test_training_draws_anew(name, options):
     q, k, v = draw(11, 40)
@@ -1221,44 +1242,95 @@ def test_training_draws_anew(name, options):
     assert not torch.allclose(attend(q, k, v), attend(q, k, v))
 
 
-@pytest.fixture(params=[torch.bfloat16, torch.float16, torch.float64])
-def default_dtype(request):
-    yield request.param
-    torch.set_default_dtype(torch.float32)
+# Devices and dtypes of what torch makes without being told them.
+DEFAULTS = ["meta", torch.bfloat16, torch.float16, torch.float64]
+every_default = pytest.mark.parametrize("default", DEFAULTS, ids=str)
 
 
-@cases_of_torch
-def test_the_default_dtype_changes_nothing(name, options, default_dtype):
-    attend, keep, results = build(name, options), draw_keep(8, 2, 40), []
-    for dtype in (torch.float32, default_dtype):
-        torch.set_default_dtype(dtype)
-        inputs = [x.requires_grad_() for x in draw(8, 40, dtype=torch.float32)]
-        out = attend(*inputs, keep=keep)
-        out.sum().backward()
-        results.append([out.detach(), *(x.grad for x in inputs)])
-    for x, y in zip(*results, strict=True):
-        torch.testing.assert_close(y, x, rtol=0, atol=0)
+@contextlib.contextmanager
+def under(default):
+    """A default of torch, or the one that is there."""
+    before = torch.get_default_dtype()
+    try:
+        with torch.device(default) if isinstance(default, str) else contextlib.nullcontext():
+            torch.set_default_dtype(default if isinstance(default, torch.dtype) else before)
+            yield
+    finally:
+        torch.set_default_dtype(before)
 
 
+@pytest.mark.parametrize(
+    ("name", "options", "n", "default", "native"),
+    [
+        *((*case.values, 40, default, "1") for case in cases_of_torch.args[1] for default in DEFAULTS),
+        # Interpreted kernels take seconds.
+        *((*case.values, 20, "meta", "1") for case in CASES if "backend" in case.values[1]),
+        # Some loops of our own begin at 1,024 tokens; torch's operators then run in the calling thread.
+        *((name, first, 1100, "meta", native) for name, (first, *_) in VARIANTS.items() for native in "10"),
+    ],
+    ids=str,
+)
+def test_torchs_defaults_change_nothing(name, options, n, default, native, monkeypatch):
+    if native == "0":
+        monkeypatch.setenv("NYSTROM_NATIVE", "0")
+    of_method = {key: value for key, value in options.items() if key not in CAUSAL}
+    called, taps = ({}, {"conv_kernel_size": 3}) if of_method == options else (CAUSAL, {})
+    layer = MultiheadAttention(8, 2, method=name, dtype=torch.float32, **of_method, **taps).to(DEVICE).eval()
+    attend, keep, inputs = build(name, options), draw_keep(8, 2, n), draw(8, n, dtype=torch.float32)
+    # One sequence is short, and both are in a call of their own.
+    keep[1, 9:], keep[:, 8] = False, False
+    tokens = draw(8, n, h=1, d=8, dtype=torch.float32)[0][:, 0]
+    calls = [
+        (lambda *x: attend(*x), inputs),
+        (lambda *x: attend(*x, keep=keep), inputs),
+        (lambda *x: attend(*x, keep=keep[:, :9]), [x[:, :, :9] for x in inputs]),
+        (lambda x: layer(x, x, x, key_padding_mask=~keep, **called)[0], [tokens]),
+    ]
+    if is_cross(name, options):
+        calls.append((lambda q, k, v: attend(q[:, :, :9], k, v, key_keep=keep), inputs))
+    for call, its_inputs in calls[1:2] if "backend" in options else calls:
+        results = []
+        for each in (None, default):
+            leaves = [x.clone().requires_grad_() for x in its_inputs]
+            with under(each):
+                out = call(*leaves)
+                out.square().sum().backward()
+            results.append([out.detach(), *(x.grad for x in leaves)])
+        for x, y in zip(*results, strict=True):
+            torch.testing.assert_close(y, x, rtol=0, atol=0)
+
+
+@every_default
+@pytest.mark.parametrize("rows", [nystrom_rows, near_far_rows])
+def test_rows_do_not_see_torchs_defaults(rows, default):
+    (q, k, _), asked, keep = draw(8, 1100, dtype=torch.float32), torch.tensor([0, 7, 1099]), draw_keep(8, 2, 1100)
+    expected = rows(q, k, asked.to(DEVICE), keep=keep)
+    with under(default):
+        torch.testing.assert_close(rows(q, k, asked.to(DEVICE), keep=keep), expected, rtol=0, atol=0)
+
+
+@every_default
 @pytest.mark.parametrize(("name", "options"), [case for case in RANDOM if "backend" not in case[1]], ids=str)
-def test_draws_do_not_see_the_default_dtype(name, options, default_dtype):
+def test_draws_do_not_see_torchs_defaults(name, options, default):
     (q, k, v), attend, results = draw(8, 400), FUNCTIONS[name], []
-    for dtype in (torch.float32, default_dtype):
-        torch.set_default_dtype(dtype)
+    for each in (None, default):
         torch.manual_seed(1)
         generators = (torch.Generator().manual_seed(1), *(() if name == "performer" else ("global",)))
-        results.append([attend(q, k, v, **options, generator=generator) for generator in generators])
+        with under(each):
+            results.append([attend(q, k, v, **options, generator=generator) for generator in generators])
     for x, y in zip(*results, strict=True):
         torch.testing.assert_close(y, x, rtol=0, atol=0)
 
 
+@every_default
 @pytest.mark.parametrize("name", ["bigbird", "skyformer", "reformer"])
-def test_an_exported_draw_does_not_see_the_default_dtype(name, default_dtype):
+def test_an_exported_draw_does_not_see_torchs_defaults(name, default):
     q, k, v = draw(8, 400)
     attend = build(name, VARIANTS[name][0])
     expected = attend(q, k, v)
-    torch.set_default_dtype(default_dtype)
-    torch.testing.assert_close(torch.export.export(attend, (q, k, v)).module()(q, k, v), expected, **CLOSE)
+    with under(default):
+        exported = torch.export.export(attend, (q, k, v)).module()
+        torch.testing.assert_close(exported(q, k, v), expected, **CLOSE)
 
 
 # Law 8: compile, export with a dynamic n, gradcheck.
@@ -1533,6 +1605,11 @@ def test_a_mapped_backward_pass_gives_the_rows_of_the_jacobian(name, options, ca
         grads = torch.eye(out.numel(), dtype=out.dtype, device=DEVICE).view(-1, *out.shape)
         rows = torch.stack([torch.autograd.grad(out, leaf, grad, retain_graph=True)[0] for grad in grads])
         torch.testing.assert_close(torch.func.jacrev(function)(x).view(rows.shape), rows, **CLOSE)
+        # Of a graph that was recorded outside of the map
+        found = torch.vmap(lambda grad, out=out, leaf=leaf: torch.autograd.grad(out, leaf, grad, retain_graph=True))(
+            grads
+        )
+        torch.testing.assert_close(found[0], rows, **CLOSE)
 
         def pull(x, grad, function=function):
             return torch.func.vjp(function, x)[1](grad)[0]

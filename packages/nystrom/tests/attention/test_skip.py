@@ -225,6 +225,26 @@ def test_bad_kernels_and_masks_raise():
         depthwise_skip(v, w, to=v[:, :, 1:])
 
 
+@pytest.mark.parametrize("wrong", [torch.nan, torch.inf])
+@pytest.mark.parametrize("laid_out", [torch.Tensor.contiguous, by_token, by_width])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+@pytest.mark.parametrize(("n", "size"), [(150, 3), (700, 35)])
+def test_a_token_that_is_not_finite_reaches_those_within_half_a_kernel(n, size, dtype, laid_out, wrong):
+    v, w = draw(0, 2, 3, n, 4, size, dtype)
+    clean, soiled, place = laid_out(v), laid_out(v.clone()), n // 2 + 1
+    soiled[1, 2, place] = wrong
+    reached = torch.zeros(2, 3, n, dtype=torch.bool)
+    reached[1, 2, place - size // 2 : place + size // 2 + 1] = True
+    results = []
+    for x in (clean, soiled):
+        leaf = torch.zeros_like(x, requires_grad=True)
+        # What is not finite as a token, and as a gradient
+        results.append((depthwise_skip(x, w), torch.autograd.grad(depthwise_skip(leaf, w), leaf, x)[0]))
+    for expected, found in zip(*results, strict=True):
+        assert torch.equal(~found.isfinite().all(dim=-1), reached)
+        torch.testing.assert_close(found[~reached], expected[~reached])
+
+
 # Short, and so long that attention works in stretches of tokens.
 @pytest.mark.parametrize("n", [41, 2100])
 @pytest.mark.filterwarnings("ignore:There is a performance drop:UserWarning")
@@ -239,10 +259,12 @@ def test_gradients_in_a_batch_are_taken_by_vmap_and_raise_otherwise(n):
     grads = torch.randn(3, 1, 2, n, 4, generator=g, dtype=torch.float64)
     with pytest.raises(RuntimeError, match=r"is_grads_batched.*torch\.vmap over .*torch\.func\.vjp"):
         torch.autograd.grad(attend(*inputs), inputs, grads, is_grads_batched=True)
-    batched = torch.vmap(torch.func.vjp(attend, *inputs)[1])(grads)
+    batched, out = torch.vmap(torch.func.vjp(attend, *inputs)[1])(grads), attend(*inputs)
+    outside = torch.vmap(lambda grad: torch.autograd.grad(out, inputs, grad, retain_graph=True))(grads)
     one_by_one = [torch.autograd.grad(attend(*inputs), inputs, grad) for grad in grads]
-    for together, alone in zip(batched, zip(*one_by_one, strict=True), strict=True):
-        torch.testing.assert_close(together, torch.stack(alone), rtol=1e-10, atol=1e-11)
+    for *together, alone in zip(batched, outside, zip(*one_by_one, strict=True), strict=True):
+        for each in together:
+            torch.testing.assert_close(each, torch.stack(alone), rtol=1e-10, atol=1e-11)
 
 
 @pytest.mark.parametrize("shape", [(0, 3, 9, 4), (2, 3, 0, 4)], ids=["no sequence", "no token"])

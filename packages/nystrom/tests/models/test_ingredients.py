@@ -1,5 +1,7 @@
 """What the encoder can be made of changes it as its equation says; padding and neighbours change nothing."""
 
+from contextlib import nullcontext
+
 import pytest
 import torch
 from torch.testing import assert_close
@@ -102,6 +104,22 @@ def test_every_weight_is_trained(changes):
     model = make(**changes)
     model(draw_tokens(2, 12), labels=torch.tensor([0, 2])).loss.backward()
     assert not [name for name, weight in model.named_parameters() if weight.grad is None]
+
+
+@every_ingredient
+def test_the_default_device_of_torch_changes_nothing_in_a_step(changes):
+    # So many taps that their gradient is a sum of diagonals
+    changes = changes | {"short_conv_kernel_size": 15} if "short_conv_kernel_size" in changes else changes
+    model, ids, results = make(**changes, hidden_dropout_prob=0.2).float().train(), draw_tokens(3, 20), []
+    mask, labels = torch.arange(20) < torch.tensor([[20], [12], [15]]), torch.tensor([0, 2, 1])
+    for context in (nullcontext(), torch.device("meta")):
+        model.zero_grad()
+        torch.manual_seed(2)
+        with context:
+            output = model(ids, attention_mask=mask, labels=labels)
+            output.loss.backward()
+        results.append([output.logits, *(weight.grad for weight in model.parameters())])
+    assert_close(results[0], results[1], rtol=0, atol=0)
 
 
 @every_ingredient

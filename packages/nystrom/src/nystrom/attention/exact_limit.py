@@ -17,11 +17,10 @@ import torch
 import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
-from torch._subclasses.fake_tensor import FakeTensor
 
 from nystrom.attention.fused import fused_softmax
 from nystrom.landmarks import all_real, first_tokens, is_known, ranks, short_sequences, take
-from nystrom.shapes import is_number, zero_masked
+from nystrom.shapes import has_numbers, is_number, zero_masked
 
 # Share of padding above which cutting a batch into sequences saves more than the extra calls cost.
 _PADDED = 1 / 8
@@ -142,7 +141,7 @@ def exact_one_by_one(
     """
     if keep is None or q.shape[0] == 1 or q.device.type != "cpu" or not may_branch(q):
         return fused_softmax(q, k, v, keep=keep, scale=scale)
-    place = torch.arange(keep.shape[1])
+    place = torch.arange(keep.shape[1], device=keep.device)
     first = torch.where(keep, place, keep.shape[1]).amin(dim=1).tolist()
     end = torch.where(keep, place + 1, 0).amax(dim=1).tolist()
     held = sum(max(0, stop - start) for start, stop in zip(first, end, strict=True))
@@ -167,8 +166,7 @@ def may_branch(x: Tensor) -> bool:
         # First: a compiler cannot ask for a capture.
         torch.compiler.is_compiling()
         or torch._C._are_functorch_transforms_active()
-        or x.is_meta
-        or isinstance(x, FakeTensor)
+        or not has_numbers(x)
         or (x.is_cuda and torch.cuda.is_current_stream_capturing())
         or not all(is_number(size) for size in x.shape)
     )

@@ -68,7 +68,7 @@ def softmax_of_landmarks(
     if not runs_natively(q, k) or k.shape[2] > _FEW:
         return softmax_rows(q, k, scale=scale)
     # The attention to the unit vectors
-    units = torch.eye(k.shape[2], dtype=q.dtype).expand(*k.shape[:2], -1, -1)
+    units = torch.eye(k.shape[2], dtype=q.dtype, device=q.device).expand(*k.shape[:2], -1, -1)
     return _FewAndMany.apply(q, k, units, None, score_scale(q, scale))[0]
 
 

@@ -12,6 +12,8 @@ import torch
 from jaxtyping import Bool, Int, Shaped
 from torch import Tensor
 
+from nystrom.shapes import has_numbers
+
 # Largest share of padding tokens in a call.
 _PADDED = 1 / 8
 
@@ -22,10 +24,12 @@ def check_segments(cu_seqlens: object, x: Shaped[Tensor, "b h n d"]) -> list[int
     Raises:
         ValueError: Invalid boundaries, or a call inside a traced graph, which cannot depend on their values.
     """
-    if torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active():
+    traced = torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active()
+    if traced or (isinstance(cu_seqlens, Tensor) and not has_numbers(cu_seqlens)):
         raise ValueError(
-            "cu_seqlens is given inside torch.compile, torch.export or torch.func, which cannot read its numbers: "
-            "pad the sequences, and pass keep; or leave this call out of the graph (torch.compiler.disable)."
+            "cu_seqlens is given inside torch.compile, torch.export or torch.func, or without numbers (on the meta "
+            "device, in FakeTensorMode), and cannot be read there: pad the sequences, and pass keep; or leave this "
+            "call out of the graph (torch.compiler.disable)."
         )
     if not isinstance(cu_seqlens, Tensor) or cu_seqlens.ndim != 1 or cu_seqlens.dtype not in (torch.int32, torch.int64):
         is_tensor = isinstance(cu_seqlens, Tensor)

@@ -21,9 +21,9 @@ from torch import Tensor, nn
 
 from nystrom.attention.parts.stretches import Piece, groups_of_pieces, in_threads
 from nystrom.attention.parts.windows import Convolution, ConvolutionGradients, by_band, kernel_gradient
-from nystrom.autograd_modes import for_one_gradient, known_signature
+from nystrom.autograd_modes import for_one_gradient, known_signature, needs_graph
 from nystrom.checks import check_at_least
-from nystrom.native import as_rows, room_like, run_landmarks, runs_natively
+from nystrom.native import as_rows, dense, room_like, run_landmarks, runs_natively
 from nystrom.precision import cast_for_autocast, narrowed, without_autocast
 from nystrom.shapes import check_keep, check_tensor, check_weight_device, zero_masked
 
@@ -176,12 +176,12 @@ class _Convolution(torch.autograd.Function):
         if grad is None:
             return grad_v, None, None, None
         of_to = grad if ctx.needs_input_grad[2] else None
-        if torch.is_grad_enabled():
+        if needs_graph(grad_v, grad):
             of_v, of_w = by_band(grad, w.flip(1)), kernel_gradient(v, w, grad)
             return of_v if grad_v is None else of_v + grad_v, of_w, of_to, None
         if runs_natively(v, w, grad, *(() if grad_v is None else (grad_v,))):
             # In place, as no other holds that gradient.
-            of_v = grad_v if grad_v is not None and grad_v.stride(-1) == 1 else room_like(v)
+            of_v = grad_v if grad_v is not None and dense(grad_v) is grad_v else room_like(v)
             of_w = v.new_empty(*v.shape[:2], 1, w.shape[1]) if ctx.needs_input_grad[1] else None
             run_landmarks("convolution_backward", grad=grad, v=v, w=as_rows(w, v), to=grad_v, of_v=of_v, of_w=of_w)
             return of_v, None if of_w is None else of_w.sum(dim=(0, 2)), of_to, None

@@ -122,8 +122,8 @@ def sample_layer(
         )
     size, places = int(real.sum()), real.cumsum(dim=0) - 1
     heads = max(1, _AT_ONCE // (len(queries) * s))
-    parts = [_sample_heads(_heads(call, part), candidates, queries, places, size)
-             for part in torch.arange(call.q.shape[1]).split(heads)]  # fmt: skip
+    parts = [_sample_heads(_heads(call, slice(first, first + heads)), candidates, queries, places, size)
+             for first in range(0, call.q.shape[1], heads)]  # fmt: skip
     outputs = {}
     for candidate in candidates:
         try:
@@ -176,8 +176,7 @@ def _sample_heads(
     return _Heads(rows @ v[0], row_facts(rows, places[queries], places, size), variation, residuals)
 
 
-def _heads(call: LayerCall, which: Tensor) -> LayerCall:
-    some = slice(int(which[0]), int(which[-1]) + 1)
+def _heads(call: LayerCall, some: slice) -> LayerCall:
     return call._replace(q=call.q[:, some], k=call.k[:, some], v=call.v[:, some])
 
 

@@ -30,6 +30,6 @@ def resize_positions(table: Float[Tensor, "p w"], length: int, *, how: Lengtheni
     check_choice("positions", how, get_args(Lengthening))
     trained = table.shape[0]
     if how == "repeat" or length <= trained:
-        return table[torch.arange(length) % trained]
+        return table[torch.arange(length, device=table.device) % trained]
     stretched = F.interpolate(at_least_float32(table).mT[None], size=length, mode="linear", align_corners=True)
     return stretched[0].mT.contiguous().to(table.dtype)

@@ -36,7 +36,7 @@ from torch import Tensor
 from nystrom.attention.entry import attend
 from nystrom.attention.fused import fused_softmax
 from nystrom.attention.options import KernelizedOptions, documented
-from nystrom.autograd_modes import pull_back
+from nystrom.autograd_modes import needs_graph, pull_back
 from nystrom.checks import Kernel
 from nystrom.kernels import KERNELS, half_norms
 from nystrom.landmarks import middle_of
@@ -191,7 +191,7 @@ class _SumByDistance(torch.autograd.Function):
     @staticmethod
     def backward(ctx, *grads: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
         (grad,), (q, k, v) = grads, ctx.saved_tensors
-        if torch.is_grad_enabled():
+        if needs_graph(grad):
             gradients = pull_back(lambda q, k, v: _weighed(q, k, v, ctx.kernel, ctx.scale), (q, k, v), grad)
             return *gradients, None, None
         grad_q, grad_k, grad_v = [], torch.zeros_like(k), torch.zeros_like(v)

@@ -26,7 +26,7 @@ from torch import Tensor
 from nystrom.attention.entry import attend
 from nystrom.attention.options import LinearOptions, documented
 from nystrom.attention.parts.by_heads import by_heads
-from nystrom.autograd_modes import is_forward_mode, pull_back
+from nystrom.autograd_modes import is_forward_mode, needs_graph, pull_back
 from nystrom.checks import FeatureMap
 from nystrom.precision import at_least_float32, without_autocast
 from nystrom.shapes import Group, Masks
@@ -129,7 +129,7 @@ class _TwoAverages(torch.autograd.Function):
         if grad is None:
             return None, None, None
         with without_autocast(grad):
-            if torch.is_grad_enabled():
+            if needs_graph(grad):
                 # A second derivative, or a transform of torch.func.
                 return pull_back(_two_softmaxes, (q, k, v), grad)
             # The weights are a softmax over channels of ln phi(q) + ln z, the features over z one over keys of

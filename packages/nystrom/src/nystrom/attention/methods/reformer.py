@@ -32,7 +32,7 @@ from nystrom.attention.entry import SELF_ATTENTION, attend
 from nystrom.attention.options import ReformerOptions, documented
 from nystrom.attention.parts.by_heads import by_heads
 from nystrom.attention.parts.lsh import HashRounds, even_rotations, plan_rounds
-from nystrom.autograd_modes import for_one_gradient, is_forward_mode, pull_back
+from nystrom.autograd_modes import for_one_gradient, is_forward_mode, needs_graph, pull_back
 from nystrom.precision import at_least_float32
 from nystrom.shapes import Generator, Group, Masks, check_generator, is_number, score_scale
 
@@ -236,7 +236,7 @@ class _AttendRounds(torch.autograd.Function):
         plan = HashRounds(*tables)
         if grad is None:
             return None, None, None, None, None, *(None for _ in plan)
-        if torch.is_grad_enabled():
+        if needs_graph(grad):
             # For a second derivative, or a transform of torch.func: plain operations, which keep the scores.
             def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
                 return _attend_rounds(q, k, v, plan, ctx.scale, ctx.exclude_self)[0]

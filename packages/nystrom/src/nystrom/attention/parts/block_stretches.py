@@ -22,8 +22,8 @@ from nystrom.attention.parts.clusters import Chosen, cluster_sums, in_one_matrix
 from nystrom.attention.parts.far_keys import attend_blocks
 from nystrom.attention.parts.outside_sums import OutsideSums
 from nystrom.attention.parts.stretches import cut, in_threads, num_parts
-from nystrom.autograd_modes import for_one_gradient, known_signature, pull_back
-from nystrom.native import Rows, dense, room_like, run, runs_natively
+from nystrom.autograd_modes import for_one_gradient, known_signature, needs_graph, pull_back
+from nystrom.native import Rows, dense, packed, room_like, run, runs_natively
 from nystrom.shapes import cut_blocks, score_scale
 
 # Numbers in the copied keys of a stretch of blocks: at least _FEWEST, or half of what the keys themselves hold if that
@@ -133,7 +133,7 @@ class _Blocks(torch.autograd.Function):
     def backward(ctx, *grads: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
         (grad,), (q, k, v, heavy, found, cluster, out), options = grads, ctx.saved_tensors, ctx.options
         chosen = Chosen(heavy, found, cluster)
-        if torch.is_grad_enabled():
+        if needs_graph(grad):
             gradients = pull_back(lambda q, k, v: attend_blocks(q, k, v, chosen, options), (q, k, v), grad)
             return *gradients, None, None, None, None
         of_q, of_k, of_v = (room_like(x) for x in (q, k, v))
@@ -174,7 +174,7 @@ class _NativeBlocks(ctypes.Structure):
 
 def _run(name: str, chosen: Chosen, options: NearFarOptions, **tensors: Tensor) -> None:
     """Call a loop, which writes into the memory of `out`, or of the gradients."""
-    tensors, whole = {name: dense(x) for name, x in tensors.items()}, Chosen(*(x.contiguous() for x in chosen))
+    tensors, whole = {name: dense(x) for name, x in tensors.items()}, Chosen(*(packed(x) for x in chosen))
     q, v = tensors["q"], tensors["v"]
     sizes = q.shape[1], q.shape[2], v.shape[2], whole.heavy.shape[1]
     arguments = _NativeBlocks(

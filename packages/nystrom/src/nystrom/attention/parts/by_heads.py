@@ -34,15 +34,16 @@ def by_heads(attend: Attend, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     # Hooks, as those of a checkpoint, belong to the calling thread.
     if _top_saved_tensors_default_hooks(True) is not None:
         return attend(slice(None), q, k, v)
-    return _ByHeads.apply(attend, q, k, v)
+    return _ByHeads.apply(attend, torch.is_grad_enabled(), q, k, v)
 
 
 class _ByHeads(torch.autograd.Function):
     """The graph of some heads is recorded on the thread that computes them, and gone back through on any."""
 
     @staticmethod
-    def forward(ctx, attend: Attend, *tensors: Tensor) -> Tensor:
-        q, v, needed = tensors[0], tensors[-1], ctx.needs_input_grad[1:]
+    def forward(ctx, attend: Attend, records: bool, *tensors: Tensor) -> Tensor:
+        # Which need a gradient, torch says where it records none, too.
+        q, v, needed = tensors[0], tensors[-1], [records and need for need in ctx.needs_input_grad[2:]]
         out = room_like(q) if q.shape[-1] == v.shape[-1] else q.new_empty(*q.shape[:3], v.shape[-1])
 
         def some(heads: slice) -> tuple[slice, list[Tensor], GradientEdge | None]:
@@ -61,8 +62,8 @@ class _ByHeads(torch.autograd.Function):
     def backward(ctx, *grads: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
         (grad,), tensors = grads, ctx.saved_tensors
         if needs_graph(grad):
-            return None, *pull_back(functools.partial(ctx.attend, slice(None)), tensors, grad)
-        made = [room_like(x) if need else None for x, need in zip(tensors, ctx.needs_input_grad[1:], strict=True)]
+            return None, None, *pull_back(functools.partial(ctx.attend, slice(None)), tensors, grad)
+        made = [room_like(x) if need else None for x, need in zip(tensors, ctx.needs_input_grad[2:], strict=True)]
         parts, keeps = ctx.parts, _get_current_graph_task_keep_graph()
         if not keeps:
             # As torch frees what it saved.
@@ -76,4 +77,4 @@ class _ByHeads(torch.autograd.Function):
                 whole[:, heads] = 0.0 if gradient is None else gradient
 
         in_threads(some, parts)
-        return None, *made
+        return None, None, *made

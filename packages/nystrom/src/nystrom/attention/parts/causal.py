@@ -26,7 +26,7 @@ from torch import Tensor
 from nystrom.attention.options import NearFarOptions
 from nystrom.attention.parts.clusters import take_rows
 from nystrom.attention.parts.order import in_order
-from nystrom.autograd_modes import for_one_gradient, known_signature, pull_back
+from nystrom.autograd_modes import for_one_gradient, known_signature, needs_graph, pull_back
 from nystrom.landmarks import bounded
 from nystrom.shapes import cut_blocks
 
@@ -261,7 +261,7 @@ class _Attend(torch.autograd.Function):
     @for_one_gradient
     def backward(ctx, *grads: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
         (grad,), (q, x, past, out), size, e = grads, ctx.saved_tensors, ctx.size, ctx.e
-        if torch.is_grad_enabled():
+        if needs_graph(grad):
             return *pull_back(lambda q, x, past: _attend(q, x, past, size, e), (q, x, past), grad), None, None
         d, blocks, window = q.shape[2], past.shape[:2], 2 * size
         parts = _parts(q, x, past, size, e)

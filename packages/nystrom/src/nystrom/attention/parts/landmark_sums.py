@@ -14,7 +14,7 @@ from torch import Tensor
 from nystrom.attention.fused import bias_of_keys, softmax_rows, unmask_empty_rows
 from nystrom.attention.parts.stretches import Piece, groups_of_pieces, in_threads
 from nystrom.attention.parts.windows import Convolution
-from nystrom.autograd_modes import for_one_gradient, known_signature, pull_back
+from nystrom.autograd_modes import for_one_gradient, known_signature, needs_graph, pull_back
 from nystrom.native import as_rows, room_like, run_landmarks, runs_natively
 
 
@@ -89,7 +89,7 @@ class _LandmarkSums(torch.autograd.Function):
     @for_one_gradient
     def backward(ctx, *grads: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
         (grad,), (q, landmarks, middle, keep) = grads, ctx.saved_tensors
-        if torch.is_grad_enabled():
+        if needs_graph(grad):
             inputs = q, landmarks, middle
             gradients = pull_back(lambda q, k, v: _attention(q, k, v, keep, ctx.scale), inputs, grad)
             return grad, *gradients, None, None, None, None

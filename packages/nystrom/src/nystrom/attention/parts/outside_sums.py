@@ -55,12 +55,14 @@ class OutsideSums:
         self.clusters, tokens = m + 1, v.shape[1]
         self.padding = -tokens % self.length
         self.cluster = F.pad(cluster, (reach, reach + self.padding), value=m)
-        piece, ranges = _cut(range(0, self.length, size), size + 2 * reach, self.length + 2 * reach)
-        number, (low, high) = torch.arange(ranges[-1][1] + 1), torch.tensor(ranges).T[..., None]
+        piece, ranges = _cut(range(0, self.length, size), size + 2 * reach, self.length + 2 * reach, v.device)
+        number, ends = (torch.arange(ranges[-1][1] + 1, device=v.device), torch.tensor(ranges, device=v.device))
+        low, high = ends.T[..., None]
         # The last column stands for everything outside the span.
         self.outside, self.piece = ((number < low) | (number >= high)).to(v.dtype), piece * self.clusters
-        part, self.ranges = _cut(range(-reach, tokens - reach, self.length), self.length + 2 * reach, tokens)
-        self.parts, self.part = int(part[-1]) + 1, part * self.clusters
+        part, self.ranges = _cut(range(-reach, tokens - reach, self.length), self.length + 2 * reach, tokens, v.device)
+        # The last span ends behind the last part.
+        self.parts, self.part = self.ranges[-1][1], part * self.clusters
         self.pieces = self.shares = self.beyond = v.new_empty(0)
         self.place, self.given = part, [self.beyond]
 
@@ -127,10 +129,13 @@ class OutsideSums:
         return self.cluster[rows, self.reach : self.reach + self.v.shape[1]] + self.part
 
 
-def _cut(begins: range, width: int, tokens: int) -> tuple[Int[Tensor, " tokens"], list[tuple[int, int]]]:
+def _cut(
+    begins: range, width: int, tokens: int, device: torch.device
+) -> tuple[Int[Tensor, " tokens"], list[tuple[int, int]]]:
     """The part of each token, cut where windows begin and end; each window's first part, and that after its last."""
     edges = sorted({edge for first in begins for edge in (first, first + width) if 0 < edge < tokens})
-    part = torch.bucketize(torch.arange(tokens), torch.tensor(edges, dtype=torch.long), right=True)
+    borders = torch.tensor(edges, dtype=torch.long, device=device)
+    part = torch.bucketize(torch.arange(tokens, device=device), borders, right=True)
 
     def part_at(place: int) -> int:
         return len(edges) + 1 if place >= tokens else bisect_right(edges, place)

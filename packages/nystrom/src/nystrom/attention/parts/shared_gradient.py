@@ -14,7 +14,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from nystrom.attention.parts.stretches import pieces
-from nystrom.autograd_modes import for_one_gradient, known_signature
+from nystrom.autograd_modes import for_one_gradient, known_signature, needs_graph
 from nystrom.landmarks import segment_means, segments, take
 
 
@@ -42,7 +42,7 @@ class _WithMeans(torch.autograd.Function):
     @for_one_gradient
     def backward(ctx, *grads: Tensor | None) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
         (grad, of_means), (keep,), m, n = grads, ctx.saved_tensors, ctx.m, ctx.shape[2]
-        if grad is None or of_means is None or torch.is_grad_enabled():
+        if grad is None or of_means is None or needs_graph(grad, of_means):
             return _plain_gradient(ctx.shape, m, keep, grad, of_means), None, None
         if keep is None and n % m == 0:
             grad.unflatten(2, (m, n // m)).add_((of_means * (m / n))[:, :, :, None])

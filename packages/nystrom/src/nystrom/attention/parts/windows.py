@@ -2,8 +2,9 @@
 
 float32 values whose heads are stored side by side, token by token, are convolved channels-last. All others are products
 of windows: one of T + K - 1 tokens holds what T outputs of a kernel of K taps need, which are the (T x (T + K - 1))
-banded matrix of the kernel times the window. The gradient of tap t is the sum of the t-th diagonal of
-(gradient x window^T), over all windows. `nystrom.attention.skip` states the equation.
+banded matrix of the kernel times the window. A number that is not finite would pass to all of a window, since the
+matrix has zeros, so that such a stretch is convolved channels-last, too. The gradient of tap t is the sum of the t-th
+diagonal of (gradient x window^T), over all windows. `nystrom.attention.skip` states the equation.
 """
 
 from collections.abc import Iterable, Sequence
@@ -14,6 +15,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from nystrom.attention.parts.stretches import Piece
+from nystrom.native import is_plain
 from nystrom.precision import accumulator, at_least_float32
 
 # T: T + K - 1 products per output are computed, of which K are needed.
@@ -27,13 +29,12 @@ class Convolution:
         self._v, self._size = v, w.shape[1]
         together = v.stride(1) < v.stride(2) and v.dtype == torch.float32 and torch.backends.mkldnn.is_available()
         self._band = None if together else _band(w)
-        self._channels = w.repeat_interleave(v.shape[3], dim=0)[:, None, None] if together else None
+        self._channels = w.repeat_interleave(v.shape[3], dim=0)[:, None, None]
 
     def at(self, piece: Piece) -> Float[Tensor, "g h p e"]:
         """The convolution at the tokens of a piece of `nystrom.attention.parts.stretches.pieces`, in new memory."""
-        if self._channels is not None:
+        if self._band is None:
             return _by_channels(self._v, self._channels, piece)
-        assert self._band is not None
         windows, length = _windows(self._v, piece, self._size), piece[2].stop - piece[2].start
         (h, count), group, e = windows.shape[:2], len(self._v[piece]), self._v.shape[3]
         # The zeros between several sequences have outputs too; after the last they are left out.
@@ -42,11 +43,12 @@ class Convolution:
         for matrix, x, place in zip(self._band, windows, out, strict=True):
             # One head at a time: over heads, the product would copy the overlapping windows.
             torch.bmm(matrix.expand(count, -1, -1), x, out=place[:count])
-        return out.view(h, group, -1, e)[:, :, :length].transpose(0, 1)
+        out = out.view(h, group, -1, e)[:, :, :length].transpose(0, 1)
+        return _by_channels(self._v, self._channels, piece) if is_plain(out) and not out.sum().isfinite() else out
 
 
 def by_band(v: Float[Tensor, "b h n e"], w: Float[Tensor, "h k"]) -> Float[Tensor, "b h n e"]:
-    """The convolution of all tokens by operations that have all derivatives."""
+    """The convolution of all tokens by operations that have all derivatives; NaN passes to all of its window."""
     if 0 in (v.shape[0], v.shape[2]):
         return v * w.sum()
     return (_band(w)[:, None] @ _all_windows(v, w.shape[1])).flatten(2, 3)[:, :, : v.shape[2]]

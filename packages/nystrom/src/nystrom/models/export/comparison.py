@@ -99,8 +99,10 @@ def example(
     groups = {EncoderForMultipleChoice: (3,), EncoderForPairClassification: (2,)}.get(type(model), ())
     generator = torch.Generator().manual_seed(batch * length)
     shape = (batch, *groups, length)
-    ids = torch.randint(0, model.config.vocab_size, shape, generator=generator)
-    segments = torch.randint(0, model.config.type_vocab_size, shape, generator=generator)
+    ids, segments = (
+        torch.randint(0, size, shape, generator=generator, device=generator.device)
+        for size in (model.config.vocab_size, model.config.type_vocab_size)
+    )
     mask = torch.ones_like(ids)
     mask[-1, ..., :left] = 0
     mask[-1, ..., max(length - right, left + 1) :] = 0

@@ -32,7 +32,7 @@ def dropout(x: Float[Tensor, "*shape"], share: float) -> Float[Tensor, "*shape"]
     count = x.numel()
     # `randint`, since an in-place draw has no rule for `torch.vmap` with different draws. It leaves out one of the 2^64
     # values, which changes no probability measurably.
-    draws = torch.randint(-(2**63), 2**63 - 1, (-(-count // _LANES),))
+    draws = torch.randint(-(2**63), 2**63 - 1, (-(-count // _LANES),), device=x.device)
     lanes = draws.view(torch.int16)[:count].view(x.shape)
     kept = (lanes >= dropped - _VALUES // 2).to(x.dtype)
     return x * kept.mul_(_VALUES / (_VALUES - dropped))

@@ -134,8 +134,8 @@ def _kernel_gradient(
         lines, blocks = (part[first : first + group].permute(2, 0, 1) for part in (x, grad))
         windows = F.pad(lines, (half, half + fill)).unfold(2, _WINDOW + size - 1, _WINDOW).flatten(1, 2)
         products = products + F.pad(blocks, (0, fill)).unflatten(2, (-1, _WINDOW)).flatten(1, 2).mT @ windows
-    row = torch.arange(_WINDOW)
-    column = row + torch.arange(size)[:, None]
+    row = torch.arange(_WINDOW, device=x.device)
+    column = row + torch.arange(size, device=x.device)[:, None]
     return products[:, row.expand_as(column), column].sum(-1)[:, None]
 
 
