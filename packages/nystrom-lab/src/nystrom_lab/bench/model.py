@@ -143,7 +143,7 @@ def _sizes_of(model: Path) -> EncoderSizes:
 
     # Registers the configurations of this library.
     import nystrom.models  # noqa: F401
-    from nystrom.models.files.json_object import read_json
+    from nystrom.json_files import read_json
 
     kind = read_json(model / "config.json").get("model_type")
     try:

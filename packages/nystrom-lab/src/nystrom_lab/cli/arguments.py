@@ -5,7 +5,6 @@ Errors that tyro finds in a command line are printed in one line, like all other
 
 import difflib
 import inspect
-import json
 import re
 from collections.abc import Callable, Collection, Mapping
 from contextlib import ExitStack, redirect_stdout, suppress
@@ -17,6 +16,7 @@ from types import MappingProxyType
 from typing import Annotated, Any
 
 from nystrom.command_options import arguments_doc, signature_of
+from nystrom.json_files import read_json
 
 _IN_WORDS = {"INT": "a whole number", "FLOAT": "a number", "FLOAT FLOAT": "two numbers"}
 # No parameter in Python can be called from.
@@ -177,8 +177,8 @@ def attention_of(model: str) -> str:
     """The method of a model of this library that a run starts from; nystrom if there is none."""
     config = Path(model) / "config.json"
     try:
-        named = json.loads(config.read_text(encoding="utf-8")).get("attention", "nystrom")
-    except (OSError, ValueError, AttributeError):
+        named = read_json(config).get("attention", "nystrom")
+    except (OSError, ValueError):
         # What is wrong with the model is said when it is read.
         return "nystrom"
     return named if isinstance(named, str) else "nystrom"

@@ -23,6 +23,7 @@ from nystrom.integrations.bert_names import FAMILIES, longest_input, positions_o
 from nystrom.integrations.convert import convert
 from nystrom.integrations.saving import save_with_attention
 from nystrom.integrations.set_attention import check_attention, set_attention
+from nystrom.json_files import read_json
 from nystrom.models.files.folder import (
     check_fresh,
     copy_sentence_modules,
@@ -30,7 +31,6 @@ from nystrom.models.files.folder import (
     fresh_folder,
     write_card,
 )
-from nystrom.models.files.json_object import read_json
 from nystrom.sums import CARD, SUMS
 from nystrom.whole_files import write_whole
 from nystrom_lab.config import HealOptions, Optimizer, command_line

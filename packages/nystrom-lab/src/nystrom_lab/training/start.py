@@ -10,8 +10,8 @@ from typing import Any
 from transformers import AutoConfig
 
 import nystrom.integrations  # noqa: F401 (registers the methods that config.json may name)
+from nystrom.json_files import read_json
 from nystrom.models import EncoderConfig
-from nystrom.models.files.json_object import read_json
 from nystrom.models.files.loading import check_weights
 from nystrom.models.files.published import PUBLISHED_TYPE
 from nystrom.sums import sha256

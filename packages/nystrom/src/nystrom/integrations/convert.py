@@ -23,9 +23,9 @@ from nystrom.attention.plan import PLAN, read_plan
 from nystrom.command_options import ConvertOptions, taking
 from nystrom.integrations.bert_names import FAMILIES
 from nystrom.integrations.new_model import POSITIONS, attention_choice, from_bert, from_own, one_tensor, with_weights
+from nystrom.json_files import read_json
 from nystrom.models.configuration import POSITION_OFFSET, EncoderConfig
 from nystrom.models.files.folder import check_fresh, copy_sentence_modules, copy_tokenizer, fresh_folder, write_card
-from nystrom.models.files.json_object import read_json
 from nystrom.models.files.loading import check_weights
 from nystrom.models.positions import resize_positions
 

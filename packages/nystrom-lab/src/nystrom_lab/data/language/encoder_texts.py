@@ -15,9 +15,9 @@ from transformers import CONFIG_MAPPING, AutoConfig, AutoModel, PreTrainedModel,
 import nystrom.integrations  # noqa: F401 (registers the methods that config.json may name)
 from nystrom.checks import check_at_least
 from nystrom.integrations.bert_names import more_positions, positions_of
+from nystrom.json_files import read_json
 from nystrom.models.classes import model_class
 from nystrom.models.configuration import EncoderConfig
-from nystrom.models.files.json_object import read_json
 from nystrom.models.files.loading import check_shapes, check_weights, report_held
 from nystrom.models.files.published import PUBLISHED_TYPE
 from nystrom_lab.data.sources.documents import CHECKED, check_text, whole_characters

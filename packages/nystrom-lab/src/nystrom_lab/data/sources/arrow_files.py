@@ -8,13 +8,13 @@
 The package datasets need not be installed.
 """
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from nystrom.json_files import parse_json
 from nystrom_lab.data.sources.source import Wanted, all_as_bytes, find_names
 
 PARQUET = ".parquet"
@@ -141,12 +141,9 @@ def _is_name(name: object) -> bool:
 
 def _read(path: Path) -> dict[str, Any]:
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        return parse_json(path.read_bytes())
     except (OSError, ValueError) as error:
-        raise _broken(path, str(error)) from error
-    if not isinstance(content, dict):
-        raise _broken(path, "it holds no JSON object")
-    return content
+        raise _broken(path, f"it {error}" if isinstance(error, ValueError) else str(error)) from error
 
 
 def _saved_batches(part: SavedPart) -> Iterator[Any]:

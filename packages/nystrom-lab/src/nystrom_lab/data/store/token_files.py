@@ -26,6 +26,7 @@ import numpy as np
 from numpy.lib import format as npy
 from numpy.typing import DTypeLike, NDArray
 
+from nystrom.json_files import parse_json
 from nystrom.whole_files import write_whole
 
 FORMAT, VERSION = "nystrom-tokens", 1
@@ -75,10 +76,10 @@ def read_header(folder: Path, task: str | None = None) -> dict[str, Any]:
             f" prepare what is in this one with {prepare_command(named, source=folder, to=f'data/{named}')}."
         )
     try:
-        header = json.loads(path.read_text(encoding="utf-8"))
-    except (ValueError, RecursionError) as error:
-        raise damaged(path, f"is not JSON ({error})", named) from error
-    if not isinstance(header, dict) or header.get("format") != FORMAT:
+        header = parse_json(path.read_bytes())
+    except ValueError as error:
+        raise damaged(path, str(error), named) from error
+    if header.get("format") != FORMAT:
         raise damaged(path, f"is not the header of a data set in the format {FORMAT}", named)
     if header.get("version") != VERSION:
         raise damaged(path, f"has version {header.get('version')} of the format instead of {VERSION}", named)

@@ -25,8 +25,8 @@ from transformers import CONFIG_MAPPING, AutoConfig, AutoModel, PreTrainedModel
 from nystrom.integrations.bert_names import longest_input
 from nystrom.integrations.convert import convert
 from nystrom.integrations.layer_calls import LayerCall, attend_by, intercepted
+from nystrom.json_files import read_json
 from nystrom.models.configuration import EncoderConfig
-from nystrom.models.files.json_object import read_json
 from nystrom.models.files.loading import check_shapes, check_weights, report_held
 from nystrom.models.positions import Lengthening
 from nystrom_lab.data.language.encoder_texts import Prose, check_encoder, read_prose, tokens_of, windows_of

@@ -22,8 +22,8 @@ from transformers import (
 
 from nystrom.integrations.saving import check_can_be_saved
 from nystrom.integrations.set_attention import check_attention, set_attention
+from nystrom.json_files import read_json
 from nystrom.models import EncoderForSequenceClassification
-from nystrom.models.files.json_object import read_json
 from nystrom.models.files.loading import check_shapes, check_weights, find_folder, report_held
 from nystrom.models.files.published import PUBLISHED_TYPE
 from nystrom_lab.data.language.encoder_texts import check_encoder

@@ -25,7 +25,7 @@ from safetensors import SafetensorError, safe_open
 from torch import nn
 from transformers.utils import CONFIG_NAME, SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME
 
-from nystrom.models.files.json_object import read_json
+from nystrom.json_files import read_json
 from nystrom.sums import check_sums
 
 # The sizes in a config.json by the names that families give them: layers, width, inside the feed-forward blocks,
@@ -108,6 +108,7 @@ def check_weights(folder: Path, *, variant: str | None = None, downloaded: bool 
     Raises:
         ValueError: Not a folder; no weights, or only in other formats; a file that is missing, truncated or elsewhere;
             a config.json of a far larger model; or a weight or buffer that is NaN or infinite.
+        OSError: A file may not be read.
     """
     if not folder.is_dir():
         raise ValueError(f"model is {folder}, which is not a folder; expected one with config.json and safetensors.")
@@ -138,6 +139,9 @@ def check_weights(folder: Path, *, variant: str | None = None, downloaded: bool 
             raise ValueError(f"{folder / index} names {name!r}; expected safetensors files beside it.")
         if not (folder / name).is_file():
             raise ValueError(f"model {folder} lacks {name}, which {index} names: save or fetch the model again.")
+        # A file that may not be read is not damaged; safetensors tells both alike.
+        with (folder / name).open("rb"):
+            pass
         try:
             with safe_open(folder / name, framework="pt") as file:
                 weights += sum(prod(file.get_slice(key).get_shape()) for key in file.keys())  # noqa: SIM118 (no dict)
