@@ -78,7 +78,7 @@ def convert(request: ConvertOptions) -> Conversion:
     check_weights(source)
     config = read_json(source / "config.json")
     kind = config.get("model_type")
-    if kind in FAMILIES:
+    if isinstance(kind, str) and kind in FAMILIES:
         made = from_bert(source, chosen, request.conv_kernel_size)
     elif kind in (EncoderConfig.model_type, "nystromformer"):
         made = from_own(source, chosen, request.conv_kernel_size)
