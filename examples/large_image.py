@@ -10,20 +10,21 @@ output is from that of exact attention.
 
 import argparse
 import statistics
+from pathlib import Path
 
 import torch
 from transformers import AutoModel, ViTConfig
 from transformers.utils import logging
 
-import nystrom.integrations  # noqa: F401 (registers the methods)
 from nystrom.clock import seconds
+from nystrom.integrations.model_loader import load_model
 from nystrom_lab.measure.peak import peak_bytes
 
 
 def main() -> None:
     """Read one picture with each attention."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", help="folder of a ViT of transformers")
+    parser.add_argument("--model", type=Path, help="folder of a ViT of transformers")
     parser.add_argument("--pixels", type=int, default=1024)
     parser.add_argument("--methods", nargs="+", default=["nystrom", "near_far"])
     parser.add_argument("--repeats", type=int, default=3)
@@ -36,7 +37,7 @@ def main() -> None:
         sizes = {"hidden_size": 192, "num_hidden_layers": 6, "num_attention_heads": 3, "intermediate_size": 768}
         model = AutoModel.from_config(ViTConfig(image_size=args.pixels, **sizes))
     else:
-        model = AutoModel.from_pretrained(args.model)
+        model = load_model(args.model)[0].base_model
     # A picture of smooth fields: neighbours are alike, as in pictures of the world.
     coarse = torch.randn(1, 3, 2 + args.pixels // 64, 2 + args.pixels // 64)
     picture = torch.nn.functional.interpolate(coarse, size=(args.pixels, args.pixels), mode="bicubic")

@@ -21,9 +21,8 @@ from pathlib import Path
 
 import torch
 import torch.nn.functional as F
-from transformers import AutoModel
 
-import nystrom.integrations  # noqa: F401 (registers the methods that config.json names)
+from nystrom_lab.data.language.encoder_texts import load_encoder
 from nystrom_lab.data.language.tokenizer import load_tokenizer
 from nystrom_lab.data.sources.corpora import find_corpora
 from nystrom_lab.measure.rows import Row, append_rows, cpu_name
@@ -95,7 +94,7 @@ def main():
     kind = "page" if args.papers is None else "paper"
     ways = [] if args.exact is None else [("first 512 tokens", args.exact, 1), ("windows of 512", args.exact, None)]
     for name, folder, most in [*ways, *((folder.name, folder, 0) for folder in args.models)]:
-        tokenizer, model = load_tokenizer(folder), AutoModel.from_pretrained(folder).eval()
+        tokenizer, model = load_tokenizer(folder), load_encoder(folder).base_model
         if args.papers is None:
             rest, passages, right = pages_of(tokenizer, args.length)
         else:

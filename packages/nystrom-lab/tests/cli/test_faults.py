@@ -1,6 +1,7 @@
 """Every expected fault ends in one line with its exit code; an error of the program keeps its traceback."""
 
 import errno
+import functools
 import json
 import os
 import pickle
@@ -127,7 +128,15 @@ def test_a_full_disk_ends_a_command_in_one_line_that_names_the_output(
     assert code == 1
 
 
-@pytest.mark.parametrize("changes", [{"intermediate_size": 64}, {"num_hidden_layers": 4}, {"num_hidden_layers": 10**6}])
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"intermediate_size": 64},
+        {"num_hidden_layers": 4},
+        {"num_hidden_layers": 10**6},
+        {"more": functools.reduce(lambda inside, _: [inside], range(300), [])},
+    ],
+)
 @pytest.mark.parametrize("command", ["predict", "inspect", "convert"])
 def test_a_model_that_does_not_fit_its_config_ends_in_one_line(command, changes, classifier, prose, tmp_path, capfd):
     folder = shutil.copytree(classifier, tmp_path / "model")
@@ -144,6 +153,38 @@ def test_a_model_that_does_not_fit_its_config_ends_in_one_line(command, changes,
     assert str(folder) in line
     assert "config.json" in line
     assert said.out == ""
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"model_type": ["bert"]}, "is of type ['bert']"),
+        ({"attn_implementation": "someone/kernel"}, "attn_implementation = 'someone/kernel', which a package or down"),
+        ({"auto_map": {"AutoModel": "own.Own"}, "model_type": "own"}, "is of type 'own'"),
+    ],
+)
+@pytest.mark.parametrize("command", ["predict", "inspect", "finetune", "heal", "bench", "reproduce"])
+def test_a_model_that_asks_for_other_code_ends_every_command_in_one_line(
+    command, changes, says, classifier, prose, tmp_path, capfd
+):
+    folder = shutil.copytree(classifier, tmp_path / "model")
+    config = folder / "config.json"
+    config.write_text(json.dumps(json.loads(config.read_text()) | changes))
+    (folder / "own.py").write_text(f"open({str(tmp_path / 'mark')!r}, 'w')\nclass Own: pass\n")
+    (tmp_path / "train.tsv").write_text("text\tlabel\na river\t0\na stone\t1\n")
+    to = ["--to", str(tmp_path / "made")]
+    words = {
+        "predict": ["predict", "--model", str(folder), "--data", str(prose)],
+        "inspect": ["inspect", str(folder), "--texts", str(prose)],
+        "finetune": ["finetune", "--model", str(folder), "--data", str(tmp_path), *to],
+        "heal": ["convert", str(folder), *to, "--heal", str(prose), "--device", "cpu"],
+        "bench": ["bench", "model", "--model", str(folder), *to],
+        "reproduce": ["reproduce", "low-rank", "--model", str(folder), "--texts", str(prose), *to],
+    }[command]
+    assert main(words) == 2
+    (line,) = capfd.readouterr().err.splitlines()
+    assert says in line
+    assert not (tmp_path / "mark").exists()
 
 
 @pytest.mark.parametrize(("name", "content"), [("texts.txt", ""), ("texts.tsv", "text\tlabel\n")])

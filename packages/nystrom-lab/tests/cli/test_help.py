@@ -32,16 +32,19 @@ print(json.dumps(answers))
 """
 
 
-def test_help_and_lists_need_no_slow_import_and_no_extra():
+# Under -OO Python strips the docstrings that the texts of the help come from.
+@pytest.mark.parametrize("flags", [[], pytest.param(["-OO"], marks=pytest.mark.long)], ids=str)
+def test_help_and_lists_need_no_slow_import_and_no_extra(flags):
     questions = ["", "--help", "--version", "methods", "methods --markdown", "training --help"]
     questions += [f"{name} --help" for name in COMMANDS]
-    done = subprocess.run([sys.executable, "-c", CODE, json.dumps(questions)], capture_output=True, text=True)
+    done = subprocess.run([sys.executable, *flags, "-c", CODE, json.dumps(questions)], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     answers = json.loads(done.stdout)
     assert {question: (code, slow) for question, (code, _, slow) in answers.items()} == dict.fromkeys(
         questions, (0, [])
     )
     assert all(f"usage: nystrom {name}" in answers[f"{name} --help"][1] for name in COMMANDS)
+    assert ("strips the texts of this help" in done.stderr) == bool(flags)
 
 
 def said(*words):

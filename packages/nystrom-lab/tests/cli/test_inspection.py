@@ -47,7 +47,7 @@ def test_a_file_that_came_while_the_model_was_inspected_stays(file, tiny_bert, p
 def test_mistakes_end_in_one_line(tiny_bert, prose, tmp_path, capsys):
     bare = shutil.copytree(tiny_bert, tmp_path / "bare", ignore=shutil.ignore_patterns("tokenizer*", "vocab*"))
     for words, says in (
-        ((str(tmp_path), "--texts", str(prose)), "holds no model.safetensors"),
+        ((str(tmp_path), "--texts", str(prose)), "config.json is missing: name a folder in Hugging Face format"),
         ((str(tiny_bert), "--texts", str(prose), "--methods", "nystrm"), "nystrm"),
         (
             (str(tiny_bert), "--texts", str(prose), "--length", "33"),

@@ -73,4 +73,4 @@ def test_the_commands_prepare_and_show(tmp_path, capsys):
     assert main(["data", "show", "text", "--data", to, "--count", "2"]) == 0
     assert capsys.readouterr().out.count("class") == 2
     assert main(["data", "prepare", "retrieval", "--from", str(tmp_path / "gone"), "--to", to]) == 2
-    assert "new_aan_pairs.train.tsv" in capsys.readouterr().err
+    assert "gone, which does not exist" in capsys.readouterr().err

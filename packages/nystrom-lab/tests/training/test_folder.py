@@ -289,7 +289,7 @@ def test_links_in_a_folder_are_not_written_through(run, settings, tmp_path):
 def test_a_damaged_run_json_raises(run, settings, change):
     whole = {"settings": {}, "data": {"folder": "data", "fingerprint": "a"}}
     (run.path / "run.json").write_text(change if isinstance(change, str) else json.dumps(whole | change))
-    with pytest.raises(ValueError, match=r"run.json (is not JSON|does not describe a run)"):
+    with pytest.raises(ValueError, match=r"run.json (is not valid JSON|holds a list|does not describe a run)"):
         hold(run, settings, resume=True)
 
 

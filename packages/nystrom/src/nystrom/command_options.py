@@ -5,6 +5,7 @@ Needs no torch, so a command line knows its options before anything heavy is imp
 
 import functools
 import inspect
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import KW_ONLY, dataclass, fields
 from pathlib import Path
@@ -38,6 +39,9 @@ def signature_of(options: Callable[..., Any]) -> inspect.Signature:
 
 def arguments_doc(options: type) -> str:
     """The fields of an options class and its base classes, as the "Args" section of a docstring."""
+    if sys.flags.optimize > 1:
+        # Python was told to strip docstrings (-OO).
+        return ""
     docs: dict[str, str] = {}
     for kind in options.__mro__[:-1]:
         docs = option_docs(kind) | docs

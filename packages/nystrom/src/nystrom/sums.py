@@ -1,10 +1,10 @@
 """Sizes and SHA-256 sums of the files of a folder, in its `complete.json`: written last, and checked before use."""
 
 import hashlib
-import json
 from pathlib import Path
 
 from nystrom.input_files import open_input, read_input
+from nystrom.json_files import parse_json
 
 SUMS, CARD = "complete.json", "README.md"
 
@@ -23,7 +23,7 @@ def read_sums(folder: Path) -> dict[str, tuple[int, str | None]]:
         ValueError: It is damaged.
     """
     try:
-        written = json.loads(read_input(folder / SUMS).decode())
+        written = parse_json(read_input(folder / SUMS))
         return {name: (size, None) if isinstance(size, int) else (size[0], size[1]) for name, size in written.items()}
     except (ValueError, TypeError, LookupError, AttributeError) as error:
         raise ValueError(f"{SUMS} is damaged") from error

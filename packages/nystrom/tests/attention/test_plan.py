@@ -45,9 +45,9 @@ def test_a_wrong_plan_raises(layers, says):
 @pytest.mark.parametrize(
     ("content", "says"),
     [
-        (None, "which is not a file"),
+        (None, "is missing: nystrom inspect --budget writes a plan"),
         ("{", "not valid JSON"),
-        ("[]", "not an attention plan"),
+        ("[]", "holds a list; expected a JSON object"),
         (json.dumps({"layers": []}), "not an attention plan"),
         (
             json.dumps({"format": "nystrom attention plan", "found": {}, "layers": [{"method": "softmax"}]}),

@@ -646,7 +646,8 @@ def test_a_model_of_sentence_transformers_stays_one(tmp_path):
         ('[{"path": "0_Transformer"}]', "has its encoder in '0_Transformer'; expected it beside this file"),
         ('[{"name": "0"}]', "is not a list of modules with a path each"),
         ("[]", "lists no modules"),
-        ("{", "is not a list of modules"),
+        ("{", "modules.json is not valid JSON"),
+        ('["0"]', "is not a list of modules with a path each"),
     ],
 )
 def test_a_list_of_modules_that_cannot_be_followed_raises(tmp_path, modules, says):

@@ -139,25 +139,17 @@ def find_sizes(model: Path | None, **asked: int | None) -> EncoderSizes:
 
 
 def _sizes_of(model: Path) -> EncoderSizes:
-    from transformers import AutoConfig
+    from nystrom.integrations.model_loader import read_model_config
 
-    # Registers the configurations of this library.
-    import nystrom.models  # noqa: F401
-    from nystrom.models.files.json_object import read_json
-
-    kind = read_json(model / "config.json").get("model_type")
-    try:
-        config = AutoConfig.from_pretrained(model, trust_remote_code=False)
-    except (ValueError, KeyError, OSError) as error:
-        raise ValueError(f"model {model} is of type {kind!r}, which transformers does not know ({error}).") from error
+    config = read_model_config(model)
     found: dict[str, int] = {}
     for name, candidates in _FIELDS.items():
         values = [getattr(config, candidate, None) for candidate in candidates]
         size = next((value for value in values if isinstance(value, int)), None)
         if size is None:
             raise ValueError(
-                f"model {model} is of type {kind!r}, whose config.json has no {' or '.join(candidates)}: name an "
-                "encoder such as BERT, or give the sizes with layers, width, heads and intermediate."
+                f"model {model} is of type {config.model_type!r}, whose config.json has no {' or '.join(candidates)}: "
+                "name an encoder such as BERT, or give the sizes with layers, width, heads and intermediate."
             )
         found[name] = size
     return EncoderSizes(**found)

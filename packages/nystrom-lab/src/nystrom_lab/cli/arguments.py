@@ -5,7 +5,6 @@ Errors that tyro finds in a command line are printed in one line, like all other
 
 import difflib
 import inspect
-import json
 import os
 import re
 import sys
@@ -19,7 +18,8 @@ from types import MappingProxyType
 from typing import Annotated, Any
 
 from nystrom.command_options import arguments_doc, signature_of
-from nystrom.input_files import check_model, check_model_folder, check_regular, read_input
+from nystrom.input_files import check_model, check_model_folder, check_regular
+from nystrom.json_files import read_json
 from nystrom.whole_files import check_place
 
 _IN_WORDS = {"INT": "a whole number", "FLOAT": "a number", "FLOAT FLOAT": "two numbers"}
@@ -213,8 +213,8 @@ def attention_of(model: str) -> str:
     """The method of a model of this library that a run starts from; nystrom if there is none."""
     config = Path(model) / "config.json"
     try:
-        named = json.loads(read_input(config).decode()).get("attention", "nystrom")
-    except (OSError, ValueError, AttributeError):
+        named = read_json(config).get("attention", "nystrom")
+    except (OSError, ValueError):
         # What is wrong with the model is said when it is read.
         return "nystrom"
     return named if isinstance(named, str) else "nystrom"

@@ -23,6 +23,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """
     outputs = [f"--{name}" for name in OUTPUTS]
     words = list(sys.argv[1:] if arguments is None else arguments)
+    if sys.flags.optimize > 1 and (not words or {"-h", "--help"} & {*words}):
+        print(
+            "nystrom: -OO (PYTHONOPTIMIZE=2) strips the texts of this help: start Python without it.", file=sys.stderr
+        )
     for name in COMMANDS:
         if words[: len(name.split())] == name.split():
             lasting = name in LASTING or any(word.partition("=")[0] in outputs for word in words)
@@ -104,7 +108,8 @@ def _overview(within: str) -> str:
 
 def _lines(names: Sequence[str]) -> list[str]:
     width = max(map(len, names))
-    return [f"  {name:{width}}  {(_function(name).__doc__ or '').splitlines()[0].rstrip('.')}" for name in names]
+    docs = {name: (_function(name).__doc__ or "").partition("\n")[0].rstrip(".") for name in names}
+    return [f"  {name:{width}}  {doc}" for name, doc in docs.items()]
 
 
 COMMANDS = {

@@ -7,8 +7,9 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
+from nystrom.json_files import read_json
 from nystrom.whole_files import write_whole
 from nystrom_lab.measure.rows import Row
 from nystrom_lab.report.table import Table
@@ -114,12 +115,11 @@ def read_summary(folder: Path, name: str = SUMMARY) -> Summary | None:
     path = folder / name
     if not path.is_file():
         return None
+    remedy = "run the study again, which rewrites it from its rows"
+    values = read_json(path, remedy=remedy)
     try:
-        values: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
         values["tables"] = [Table(**table) for table in values["tables"]]
         values["verdicts"] = [Verdict(**verdict) for verdict in values["verdicts"]]
         return Summary(**values)
-    except (UnicodeDecodeError, json.JSONDecodeError, KeyError, TypeError) as error:
-        raise ValueError(
-            f"{path} is not a summary of a study ({error}): run the study again, which rewrites it from its rows."
-        ) from error
+    except (KeyError, TypeError) as error:
+        raise ValueError(f"{path} is not a summary of a study ({error}): {remedy}.") from error

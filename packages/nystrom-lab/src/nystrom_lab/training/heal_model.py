@@ -23,13 +23,13 @@ from nystrom.integrations.bert_names import FAMILIES, longest_input, positions_o
 from nystrom.integrations.convert import convert
 from nystrom.integrations.saving import save_with_attention
 from nystrom.integrations.set_attention import check_attention, set_attention
+from nystrom.json_files import read_json
 from nystrom.models.files.folder import (
     copy_sentence_modules,
     copy_tokenizer,
     fresh_folder,
     write_card,
 )
-from nystrom.models.files.json_object import read_json
 from nystrom.sums import CARD, SUMS, find_fault
 from nystrom.temporary import naming, temporary_folder
 from nystrom.whole_files import check_folder, check_fresh, write_whole

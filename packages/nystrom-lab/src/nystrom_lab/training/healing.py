@@ -32,9 +32,9 @@ from transformers import PreTrainedModel
 
 from nystrom.attention.plan import PLAN, AttentionPlan, LayerChoice
 from nystrom.integrations.set_attention import check_attention, set_attention
+from nystrom.json_files import read_json
 from nystrom.models.encoder import EncoderPreTrainedModel
 from nystrom.models.files.folder import SENTENCE_MODULES, sentence_modules
-from nystrom.models.files.json_object import read_json
 from nystrom_lab.training.finite import NotFinite
 
 # Weight w of the distance of embeddings, which is about half the square of their relative error.

@@ -34,6 +34,7 @@ from safetensors import SafetensorError
 
 from nystrom import __version__
 from nystrom.attention.method_names import sized_name
+from nystrom.json_files import parse_json, read_json
 from nystrom.sums import find_fault, read_sums
 from nystrom.whole_files import NotWritten, check_folder, check_no_link, whole_file, write_whole
 from nystrom_lab.config import Resolved
@@ -174,11 +175,8 @@ class RunFolder:
             ValueError: It cannot be read.
         """
         path = self.path / SETTINGS
-        try:
-            content = json.loads(path.read_text(encoding="utf-8"))
-        except ValueError as error:
-            raise ValueError(f"{path} is not JSON ({error}): choose another folder with --to.") from error
-        settings, data = (isinstance(content, dict) and content.get(name) for name in ("settings", "data"))
+        content = read_json(path, remedy="choose another folder with --to")
+        settings, data = (content.get(name) for name in ("settings", "data"))
         named = isinstance(data, dict) and all(isinstance(data.get(name), str) for name in ("folder", "fingerprint"))
         if not named or not isinstance(settings, dict):
             raise ValueError(f"{path} does not describe a run of this library: choose another folder with --to.")
@@ -419,10 +417,9 @@ def _settings_and_data(run: Path) -> tuple[dict[str, Any], str | None]:
 def _read(file: Path) -> dict[str, Any]:
     """The content of a JSON file; empty if it cannot be read."""
     try:
-        content = json.loads(file.read_text(encoding="utf-8"))
+        return parse_json(file.read_bytes())
     except (FileNotFoundError, NotADirectoryError, ValueError):
         return {}
-    return content if isinstance(content, dict) else {}
 
 
 @contextmanager

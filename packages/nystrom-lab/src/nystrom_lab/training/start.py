@@ -5,11 +5,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from transformers import AutoConfig
-
-import nystrom.integrations  # noqa: F401 (registers the methods that config.json may name)
+from nystrom.integrations.model_loader import read_model_config
+from nystrom.json_files import read_json
 from nystrom.models import EncoderConfig
-from nystrom.models.files.json_object import read_json
 from nystrom.models.files.loading import check_weights
 from nystrom.models.files.model_fingerprint import model_fingerprint
 from nystrom.models.files.published import PUBLISHED_TYPE
@@ -67,23 +65,14 @@ def find_start(folder: Path, kinds: Collection[str] | None = None, **changes: An
         expected = "one" if kinds is None else " or ".join(map(repr, kinds))
         raise ValueError(f"model {folder} is of type {kind!r}; expected {expected}.")
     check_weights(folder)
-    if kind in OWN_TYPES:
-        config: Any = EncoderConfig.from_pretrained(folder, **changes)
-    else:
-        try:
-            config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
-        except (ValueError, KeyError, OSError) as error:
-            raise ValueError(
-                f"model {folder} is of type {kind!r}, which transformers does not know ({error})."
-            ) from error
-    return StartModel(folder, model_fingerprint(folder), config)
+    return StartModel(folder, model_fingerprint(folder), read_model_config(folder, **changes))
 
 
 def load_start(folder: Path, kind: Any, **options: Any) -> tuple[Any, dict[str, Any]]:
     """Make the model that is trained, with the weights of a folder.
 
     Args:
-        kind: Its class, or one of transformers' Auto classes.
+        kind: Its class, one of this library.
 
     Returns:
         The model, and transformers' report of missing, unexpected and mismatched weights.

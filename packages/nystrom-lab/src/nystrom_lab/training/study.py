@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from filelock import FileLock
 
+from nystrom.json_files import parse_json
 from nystrom.whole_files import check_no_link, write_whole
 
 if TYPE_CHECKING:
@@ -35,8 +36,8 @@ class _Journal:
         for number, line in enumerate(lines[log_number_from:], log_number_from + 1):
             log: Any = None
             with suppress(ValueError):
-                log = json.loads(line)
-            if not (isinstance(log, dict) and {"op_code", "worker_id"} <= log.keys()):
+                log = parse_json(line)
+            if log is None or not {"op_code", "worker_id"} <= log.keys():
                 raise ValueError(
                     f"{self.file} is damaged in line {number}, or not of a search: choose another folder with --to."
                 )

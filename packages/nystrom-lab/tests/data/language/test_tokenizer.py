@@ -8,6 +8,8 @@ import pytest
 
 from nystrom_lab.data.language.tokenizer import load_tokenizer
 
+DEEP = '{"a": ' + "[" * 5000 + "]" * 5000 + "}"
+
 
 def varint(number):
     """A number as protocol buffers have it."""
@@ -69,6 +71,14 @@ def test_the_package_that_reads_spiece_model_is_named(tmp_path, monkeypatch):
         ({"tokenizer.json": "{}", "tokenizer_config.json": "[]"}, "tokenizer_config.json holds a list"),
         (
             {"tokenizer.json": json.dumps({"version": "1.0"}), "tokenizer_config.json": '{"tokenizer_class": "Magic"}'},
+            "cannot be read",
+        ),
+        ({"vocab.txt": "a", "special_tokens_map.json": DEEP}, "special_tokens_map.json is nested more than"),
+        ({"vocab.txt": "a", "added_tokens.json": DEEP}, "added_tokens.json is nested more than"),
+        ({"vocab.txt": "a", "config.json": DEEP}, "config.json is nested more than"),
+        # The package tokenizers raises no error of its own kind.
+        (
+            {"vocab.json": "{}", "merges.txt": "a", "tokenizer_config.json": '{"tokenizer_class": "RobertaTokenizer"}'},
             "cannot be read",
         ),
     ],

@@ -22,8 +22,8 @@ def test_rows_are_read_in_the_order_of_the_files_and_numbers_become_the_names_of
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        ("state.json", "{", r"state\.json cannot be read \(Expecting property name"),
-        ("state.json", "[]", "it holds no JSON object"),
+        ("state.json", "{", r"state\.json cannot be read \(it is not valid JSON"),
+        ("state.json", "[]", "it holds a list; expected a JSON object"),
         ("state.json", {"_data_files": []}, "it names no files of rows"),
         ("state.json", {"_data_files": [{"filename": "../other.arrow"}]}, "it names no files of rows"),
         ("state.json", {"_data_files": [{"filename": "gone.arrow"}]}, r"gone\.arrow cannot be read"),

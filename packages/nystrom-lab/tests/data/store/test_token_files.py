@@ -166,11 +166,11 @@ def test_a_full_disk_is_one_error_and_leaves_nothing(tmp_path, name, request):
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        (HEADER, b"", r"dataset.json is not JSON"),
-        (HEADER, b'{"format": "nystrom-tok', r"dataset.json is not JSON"),
-        (HEADER, b"\xff\xfe", r"dataset.json is not JSON"),
-        (HEADER, b"[1, 2]", r"is not the header of a data set in the format nystrom-tokens"),
-        (HEADER, b'{"format": "other"}', r"is not the header"),
+        (HEADER, b"", r"dataset.json is not valid JSON"),
+        (HEADER, b'{"format": "nystrom-tok', r"dataset.json is not valid JSON"),
+        (HEADER, b"\xff\xfe", r"dataset.json is not UTF-8"),
+        (HEADER, b"[1, 2]", r"holds a list; expected a JSON object"),
+        (HEADER, b'{"format": "other"}', r"is not the header of a data set in the format nystrom-tokens"),
         (HEADER, b'{"format": "nystrom-tokens", "version": 1, "task": "listops"}', r"has no proper field settings"),
         ("train_tokens.npy", b"", r"train_tokens.npy has 0 bytes instead of 132"),
         ("train_labels.npy", b"x" * 130, r"train_labels.npy does not begin like an array of uint8 of shape \(2,\)"),

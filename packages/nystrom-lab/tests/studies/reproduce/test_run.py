@@ -113,7 +113,7 @@ def test_two_commands_in_one_folder_raise(squares, tmp_path):
 def test_a_damaged_file_of_seconds_is_named_before_anything_is_measured(squares, tmp_path):
     job = job_of(squares, tmp_path)
     (job.folder / "seconds.json").write_text('{"n=0": 0.')
-    with pytest.raises(ValueError, match=r"seconds\.json is damaged .*: delete it"):
+    with pytest.raises(ValueError, match=r"seconds\.json is not valid JSON .*: delete it"):
         run_study(job, lambda line: None)
     assert squares.measured == []
     (job.folder / "seconds.json").unlink()

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from nystrom.attention.method_names import sized_name
 from nystrom.attention.registry import METHODS
 from nystrom.checks import check_names, ranges
-from nystrom.input_files import read_input
+from nystrom.json_files import read_json
 from nystrom.whole_files import write_whole
 
 # Used in configurations in place of a method name; the layers are its only option.
@@ -76,13 +76,8 @@ class AttentionPlan:
 def read_plan(path: Path) -> AttentionPlan:
     """Read a plan from a JSON file; ValueError if it is missing or is not a plan."""
     path = Path(path)
-    if not path.is_file():
-        raise ValueError(f"plan is {path}, which is not a file; nystrom inspect --budget writes one.")
-    try:
-        content = json.loads(read_input(path).decode())
-    except ValueError as error:
-        raise ValueError(f"plan {path} is not valid JSON ({error}); nystrom inspect --budget writes one.") from error
-    if not isinstance(content, dict) or content.get("format") != _FORMAT or not isinstance(content.get("found"), dict):
+    content = read_json(path, remedy="nystrom inspect --budget writes a plan")
+    if content.get("format") != _FORMAT or not isinstance(content.get("found"), dict):
         raise ValueError(f"plan {path} is not an attention plan; nystrom inspect --budget writes one.")
     layers = plan_of_options({LAYERS: content.get(LAYERS)}).layers
     return AttentionPlan(layers, content["found"])

@@ -20,7 +20,7 @@ from transformers import CONFIG_MAPPING
 from transformers.activations import ACT2FN
 
 from nystrom.checks import check_names
-from nystrom.models.files.json_object import read_json
+from nystrom.json_files import read_json
 
 # Buffers that old versions of transformers saved; they hold nothing that was learned.
 _BUFFERS = re.compile(r"embeddings\.(position_ids|token_type_ids)$")

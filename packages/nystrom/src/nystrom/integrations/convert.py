@@ -23,9 +23,9 @@ from nystrom.attention.plan import PLAN, read_plan
 from nystrom.command_options import ConvertOptions, taking
 from nystrom.integrations.bert_names import FAMILIES
 from nystrom.integrations.new_model import POSITIONS, attention_choice, from_bert, from_own, one_tensor, with_weights
+from nystrom.json_files import read_json
 from nystrom.models.configuration import POSITION_OFFSET, EncoderConfig
 from nystrom.models.files.folder import copy_sentence_modules, copy_tokenizer, fresh_folder
-from nystrom.models.files.json_object import read_json
 from nystrom.models.files.loading import check_weights
 from nystrom.models.positions import resize_positions
 from nystrom.whole_files import check_fresh
@@ -79,7 +79,7 @@ def convert(request: ConvertOptions) -> Conversion:
     check_weights(source)
     config = read_json(source / "config.json")
     kind = config.get("model_type")
-    if kind in FAMILIES:
+    if isinstance(kind, str) and kind in FAMILIES:
         made = from_bert(source, chosen, request.conv_kernel_size)
     elif kind in (EncoderConfig.model_type, "nystromformer"):
         made = from_own(source, chosen, request.conv_kernel_size)

@@ -21,8 +21,8 @@ from transformers.utils import CONFIG_NAME
 from nystrom.attention.plan import PLAN
 from nystrom.integrations.attention_interface import SERVED
 from nystrom.integrations.layer_numbers import PLACE
+from nystrom.json_files import read_json
 from nystrom.models.files.folder import SENTENCE_MODULES, sentence_modules, write_card
-from nystrom.models.files.json_object import read_json
 from nystrom.whole_files import write_whole
 
 

@@ -41,6 +41,7 @@ from nystrom.checks import (
     check_flag,
     check_names,
 )
+from nystrom.json_files import read_json
 from nystrom.models.field_checks import (
     check_attention,
     check_dropped_weights,
@@ -53,7 +54,6 @@ from nystrom.models.field_checks import (
     options_of,
 )
 from nystrom.models.files.config_file import OWN_TYPE, as_own, check_config_file
-from nystrom.models.files.json_object import read_json
 from nystrom.models.files.published import check_publishable, write_published
 from nystrom.whole_files import write_whole
 

@@ -94,6 +94,22 @@ def test_onnx_of_nystrom_attention_takes_any_batch_length_and_padding(conv_kerne
     assert [path.name for path in tmp_path.iterdir()] == ["model.onnx"]
 
 
+@pytest.mark.long
+@pytest.mark.filterwarnings("ignore")  # of onnxruntime's own
+def test_an_exported_classifier_is_made_int8_by_onnxruntime(tmp_path):
+    quantization = pytest.importorskip("onnxruntime.quantization")
+    model = make(kind=EncoderForSequenceClassification, num_hidden_layers=1, hidden_size=32)
+    export_onnx(model, tmp_path / "model.onnx", check=False)
+    quantization.quantize_dynamic(tmp_path / "model.onnx", tmp_path / "int8.onnx")
+    ids, mask = draw_batch(3, 20, 4)
+    with torch.no_grad():
+        wanted = model(ids, attention_mask=mask).logits
+    (came,) = run(tmp_path / "int8.onnx", input_ids=ids, attention_mask=mask)
+    # Weights of 8 bits: a few hundredths of the numbers' size.
+    assert_close(came, wanted, rtol=0, atol=0.1 * wanted.abs().max().item())
+    assert not torch.equal(came, wanted)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("attention", [name for name in METHODS if name != "nystrom"])
 def test_onnx_of_every_method_takes_any_batch_length_and_padding(attention, tmp_path):

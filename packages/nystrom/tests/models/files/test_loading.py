@@ -1,11 +1,13 @@
 """A broken or malicious folder ends in one clear error, and no pickle is ever opened."""
 
+import errno
 import json
 import logging
 import os
 import pickle
 import re
 import shutil
+from pathlib import Path
 from unittest.mock import Mock
 
 import pytest
@@ -116,6 +118,19 @@ def test_a_file_that_is_cut_off_is_refused(folder, kept):
     file = folder / "model.safetensors"
     file.write_bytes(file.read_bytes()[:kept])
     with pytest.raises(ValueError, match=r"model.safetensors is not a safetensors file, or is truncated"):
+        EncoderForMaskedLM.from_pretrained(folder)
+
+
+def test_weights_that_may_not_be_read_are_not_told_as_damaged(folder, monkeypatch):
+    opened = Path.open
+
+    def refuse(path, *given, **named):
+        if path.suffix == ".safetensors":
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+        return opened(path, *given, **named)
+
+    monkeypatch.setattr(Path, "open", refuse)
+    with pytest.raises(PermissionError, match=r"Permission denied: '\S+model.safetensors'"):
         EncoderForMaskedLM.from_pretrained(folder)
 
 

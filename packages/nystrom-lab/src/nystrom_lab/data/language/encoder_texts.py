@@ -2,24 +2,18 @@
 
 import hashlib
 import platform
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-import transformers
 from jaxtyping import Int
 from torch import Tensor
-from transformers import CONFIG_MAPPING, AutoConfig, AutoModel, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-import nystrom.integrations  # noqa: F401 (registers the methods that config.json may name)
 from nystrom.checks import check_at_least
 from nystrom.integrations.bert_names import more_positions, positions_of
-from nystrom.models.classes import model_class
-from nystrom.models.configuration import EncoderConfig
-from nystrom.models.files.json_object import read_json
-from nystrom.models.files.loading import check_shapes, check_weights, report_held
-from nystrom.models.files.published import PUBLISHED_TYPE
+from nystrom.integrations.model_loader import load_model, read_model_config
 from nystrom_lab.data.sources.documents import CHECKED, check_text, whole_characters
 from nystrom_lab.data.sources.unpacking import BROKEN, open_unpacked, unreadable
 
@@ -47,38 +41,18 @@ def load_encoder(folder: Path, *, length: int | None = None, decoders: bool = Fa
     """
     if not folder.is_dir():
         raise ValueError(f"model is {folder}, which is not a folder; expected one with config.json and safetensors.")
-    check_weights(folder)
-    content = read_json(folder / "config.json")
-    kind = content.get("model_type")
-    if kind in (EncoderConfig.model_type, PUBLISHED_TYPE):
-        own = EncoderConfig.from_pretrained(folder)
-        _check_before(length, own, folder)
-        return model_class(own, folder).from_pretrained(folder)
-    names = [str(name) for name in content.get("architectures") or ()]
-    causal = content.get("is_decoder") or any(name.endswith(("ForCausalLM", "LMHeadModel")) for name in names)
-    if content.get("is_encoder_decoder") or (causal and not decoders):
+    config = read_model_config(folder)
+    names = config.architectures or ()
+    causal = any(name.endswith(("ForCausalLM", "LMHeadModel")) for name in names)
+    causal = causal or getattr(config, "is_decoder", False)
+    if getattr(config, "is_encoder_decoder", False) or (causal and not decoders):
         raise ValueError(
-            f"model {folder} is a {kind!r} with a decoder, which is causal; expected an encoder such as BERT. Of an "
-            "encoder-decoder, inspect model.get_encoder() with nystrom.inspection.inspect_model."
+            f"model {folder} is a {config.model_type!r} with a decoder, which is causal; expected an encoder such as "
+            "BERT. Of an encoder-decoder, inspect model.get_encoder() with nystrom.inspection.inspect_model."
         )
-    if kind not in CONFIG_MAPPING:
-        raise ValueError(f"model {folder} is of type {kind!r}, which transformers does not know: name another.")
-    _check_before(length, AutoConfig.from_pretrained(folder, trust_remote_code=False), folder)
-    named: Any = getattr(transformers, names[0], None) if names else None
-    model: Any = named or AutoModel
-    with report_held():
-        encoder, report = model.from_pretrained(
-            folder, use_safetensors=True, output_loading_info=True, ignore_mismatched_sizes=True
-        )
-        check_shapes(report, folder)
-        # Where the folder names no class there is nothing but the encoder.
-        check_encoder(encoder, report, folder, new_heads=False)
-    return encoder.eval()
-
-
-def _check_before(length: int | None, config: Any, folder: Path) -> None:
     if length is not None:
         check_length(length, config, folder)
+    return load_model(folder, config=config)[0]
 
 
 def check_length(length: int | None, config: Any, folder: object = "FOLDER") -> int:
@@ -188,25 +162,3 @@ def _read(file: Path, most: int) -> str:
 
 def _python() -> str:
     return ".".join(platform.python_version_tuple()[:2])
-
-
-def check_encoder(model: Any, report: Mapping[str, Any], folder: Path, *, new_heads: bool) -> None:
-    """Check that all weights of a transformers encoder came from its folder; a pooler may be new.
-
-    Args:
-        report: The loading report of transformers (`output_loading_info` with `ignore_mismatched_sizes`).
-        folder: The folder that it was loaded from.
-        new_heads: Whether a head may also be new.
-
-    Raises:
-        ValueError: The first weight that is missing, left over or of the wrong size.
-    """
-    prefix = f"{model.base_model_prefix}."
-    lacking = {*report["missing_keys"], *(name for name, *_ in report["mismatched_keys"])}
-    for name in sorted(lacking | set(report["unexpected_keys"])):
-        inside = name.removeprefix(prefix)
-        whole = name in lacking and (model.base_model is model or not new_heads)
-        if (whole or name.startswith(prefix) or ".layer." in name) and not inside.startswith("pooler."):
-            raise ValueError(
-                f"model {folder} does not fit its config.json, for example in {name}: save or fetch the model again."
-            )

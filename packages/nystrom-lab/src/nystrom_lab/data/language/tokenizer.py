@@ -16,6 +16,10 @@ if TYPE_CHECKING:
 
 _SENTENCEPIECE = "spiece.model"
 _VOCABULARIES = ("tokenizer.json", _SENTENCEPIECE, "vocab.txt", "vocab.json", "sentencepiece.bpe.model")
+_SETTINGS = "tokenizer_config.json"
+# What transformers reads for a tokenizer, some of it without a limit on how deeply it is nested.
+_OBJECTS = (_SETTINGS, "tokenizer.json", "vocab.json", "special_tokens_map.json", "added_tokens.json", "config.json")
+_BROKEN = (ValueError, OSError, KeyError, TypeError, AttributeError)
 
 
 def load_tokenizer(folder: str | Path) -> "PreTrainedTokenizerBase":
@@ -26,7 +30,7 @@ def load_tokenizer(folder: str | Path) -> "PreTrainedTokenizerBase":
     """
     from transformers import AlbertTokenizer, AutoTokenizer
 
-    from nystrom.models.files.json_object import read_json
+    from nystrom.json_files import read_json
 
     path = Path(folder)
     kind: type = AutoTokenizer
@@ -37,21 +41,22 @@ def load_tokenizer(folder: str | Path) -> "PreTrainedTokenizerBase":
                 f"model {folder} holds no tokenizer ({', '.join(_VOCABULARIES)}): copy the files of the tokenizer that "
                 "it was trained with into the folder."
             )
-        settings = path / "tokenizer_config.json"
-        named = read_json(settings).get("tokenizer_class") if settings.is_file() else None
-        if "tokenizer.json" in there:
-            read_json(path / "tokenizer.json")
-        elif _SENTENCEPIECE in there:
+        read = {name: read_json(path / name) for name in _OBJECTS if (path / name).exists()}
+        if "tokenizer.json" not in there and _SENTENCEPIECE in there:
             if find_spec("sentencepiece") is None:
                 raise ValueError(
                     f"the tokenizer of model {folder} is {_SENTENCEPIECE}, which the package sentencepiece reads: "
                     "pip install sentencepiece."
                 )
-            kind = AlbertTokenizer if named is None else AutoTokenizer
+            kind = AlbertTokenizer if read.get(_SETTINGS, {}).get("tokenizer_class") is None else AutoTokenizer
     try:
         return kind.from_pretrained(str(folder), trust_remote_code=False)
-    except (ValueError, OSError, KeyError, TypeError, AttributeError) as error:
-        raise ValueError(f"the tokenizer of model {folder} cannot be read ({error}): fetch it again.") from error
+    except Exception as error:
+        # The package tokenizers raises a plain Exception.
+        if type(error) is not Exception and not isinstance(error, _BROKEN):
+            raise
+        said = " ".join(str(error).split())
+        raise ValueError(f"the tokenizer of model {folder} cannot be read ({said}): fetch it again.") from error
 
 
 def save_tokenizer(tokenizer: "PreTrainedTokenizerBase", folder: Path) -> None:

@@ -8,7 +8,6 @@
 The package datasets need not be installed.
 """
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -16,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from nystrom.input_files import read_input
+from nystrom.json_files import parse_json
 from nystrom_lab.data.sources.source import Wanted, all_as_bytes, find_names
 
 PARQUET = ".parquet"
@@ -142,12 +142,9 @@ def _is_name(name: object) -> bool:
 
 def _read(path: Path) -> dict[str, Any]:
     try:
-        content = json.loads(read_input(path).decode())
+        return parse_json(read_input(path))
     except (OSError, ValueError) as error:
-        raise _broken(path, str(error)) from error
-    if not isinstance(content, dict):
-        raise _broken(path, "it holds no JSON object")
-    return content
+        raise _broken(path, f"it {error}" if isinstance(error, ValueError) else str(error)) from error
 
 
 def _saved_batches(part: SavedPart) -> Iterator[Any]:

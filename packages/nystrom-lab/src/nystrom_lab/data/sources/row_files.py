@@ -19,12 +19,12 @@ carriage return inside a field of tsv; of JSON lines they make times of texts th
 
 import csv
 import io
-import json
 import sys
 from collections.abc import Callable, Generator, Iterator, Sequence
 from pathlib import Path
 from typing import BinaryIO
 
+from nystrom.json_files import parse_json
 from nystrom.progress import Progress
 from nystrom_lab.data.sources.arrow_files import PARQUET, SavedPart, arrow_fields, columns_of, is_arrow
 from nystrom_lab.data.sources.source import Wanted, all_as_bytes, find_names, has_field
@@ -117,7 +117,7 @@ def first_fields(part: RowsPart) -> Sequence[str]:
             pass_byte_order_mark(part, file)
             if (kind := _kind(part)) in _CELLS:
                 return _header(part, _CELLS[kind](part, file))[1]
-            return list(json.loads(next(line for _, line in lines_of(part, file) if not line.isspace())))
+            return list(parse_json(next(line for _, line in lines_of(part, file) if not line.isspace())))
     except (ValueError, StopIteration, TypeError, *BROKEN):
         return []
 
@@ -260,11 +260,6 @@ def _chosen_values(path: Path, file: BinaryIO, wanted: Wanted, may_be_null: str 
 
 def _object(line: bytes) -> dict[str, object]:
     try:
-        row = json.loads(line.decode("utf-8"))
-    except (ValueError, RecursionError) as error:
-        raise ValueError(
-            f"not JSON ({error}): expected one object per line; the file is cut short or of another kind."
-        ) from error
-    if not isinstance(row, dict):
-        raise ValueError(f"{line[:60]!r} is not a JSON object: expected one object per line.")
-    return row
+        return parse_json(line)
+    except ValueError as error:
+        raise ValueError(f"the line {error}: the file is cut short, or does not hold one object per line.") from error

@@ -27,6 +27,7 @@ from numpy.lib import format as npy
 from numpy.typing import DTypeLike, NDArray
 
 from nystrom.input_files import read_input
+from nystrom.json_files import parse_json
 from nystrom.whole_files import write_whole
 
 FORMAT, VERSION = "nystrom-tokens", 1
@@ -76,10 +77,10 @@ def read_header(folder: Path, task: str | None = None) -> dict[str, Any]:
             f" prepare what is in this one with {prepare_command(named, source=folder, to=f'data/{named}')}."
         )
     try:
-        header = json.loads(read_input(path).decode())
-    except (ValueError, RecursionError) as error:
-        raise damaged(path, f"is not JSON ({error})", named) from error
-    if not isinstance(header, dict) or header.get("format") != FORMAT:
+        header = parse_json(read_input(path))
+    except ValueError as error:
+        raise damaged(path, str(error), named) from error
+    if header.get("format") != FORMAT:
         raise damaged(path, f"is not the header of a data set in the format {FORMAT}", named)
     if header.get("version") != VERSION:
         raise damaged(path, f"has version {header.get('version')} of the format instead of {VERSION}", named)

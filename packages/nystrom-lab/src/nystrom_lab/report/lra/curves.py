@@ -8,7 +8,6 @@ band, and the figure names the method: the remaining seeds alone would look like
 """
 
 import csv
-import json
 import math
 import re
 import statistics
@@ -18,6 +17,7 @@ from textwrap import fill
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
 
 from nystrom.checks import check_choice
+from nystrom.json_files import read_json
 from nystrom.whole_files import check_folder, check_new, whole_file
 from nystrom_lab.report.plots.canvas import (
     REFERENCE,
@@ -276,10 +276,10 @@ def _classifying(folder: Path) -> Iterator[tuple[Path, dict[str, Any]]]:
     """
     for path in sorted(folder.glob("*/run.json")):
         try:
-            content: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+            content = read_json(path, remedy="move its folder elsewhere")
             settings = content["settings"]
             classifies = {"task", "preset", "attention"} <= settings.keys() and not settings.get("mask_share")
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
+        except (KeyError, TypeError, AttributeError) as error:
             raise ValueError(f"{path} does not describe a run ({error}): move its folder elsewhere.") from error
         if classifies and (curves := path.with_name("curves.csv")).is_file():
             yield curves, content

@@ -25,12 +25,13 @@ import torch
 import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor
-from transformers import AutoConfig, PreTrainedModel
+from transformers import PreTrainedModel
 
 from nystrom.attention.method_names import read_method
 from nystrom.attention.plan import AttentionPlan, LayerChoice, read_plan
 from nystrom.inspection.budget import choose_plan
 from nystrom.integrations.bert_names import FAMILIES
+from nystrom.integrations.model_loader import read_model_config
 from nystrom.integrations.set_attention import set_attention
 from nystrom_lab.data.language.encoder_texts import load_encoder, tokens_of
 from nystrom_lab.data.language.tokenizer import load_tokenizer
@@ -54,7 +55,7 @@ _ROUNDS, _STRETCH, _CHOSEN_ON, _MOST = 7, 32, 2, 128
 
 def _plan(setting: Setting) -> Plan:
     encoder = find_encoder(setting)
-    kind = AutoConfig.from_pretrained(encoder.folder, trust_remote_code=False).model_type
+    kind = read_model_config(encoder.folder).model_type
     if kind not in FAMILIES:
         raise ValueError(
             f"--model {encoder.folder} is of type {kind!r}, whose positions cannot be lengthened; expected one of "

@@ -20,16 +20,17 @@ from typing import Literal, NamedTuple
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
-from transformers import CONFIG_MAPPING, AutoConfig, AutoModel, PreTrainedModel
+from transformers import AutoModel, PreTrainedModel
 
 from nystrom.integrations.bert_names import longest_input
 from nystrom.integrations.convert import convert
 from nystrom.integrations.layer_calls import LayerCall, attend_by, intercepted
+from nystrom.integrations.model_loader import load_model, read_model_config
 from nystrom.models.configuration import EncoderConfig
-from nystrom.models.files.json_object import read_json
-from nystrom.models.files.loading import check_shapes, check_weights, report_held
+from nystrom.models.encoder import EncoderModel
+from nystrom.models.files.loading import check_weights
 from nystrom.models.positions import Lengthening
-from nystrom_lab.data.language.encoder_texts import Prose, check_encoder, read_prose, tokens_of, windows_of
+from nystrom_lab.data.language.encoder_texts import Prose, read_prose, tokens_of, windows_of
 from nystrom_lab.data.language.tokenizer import load_tokenizer
 from nystrom_lab.studies.reproduce.study import Setting, in_words
 from nystrom_lab.training.run_progress import no_file_bars
@@ -131,23 +132,17 @@ class Encoder:
 
     @cached_property
     def _model(self) -> PreTrainedModel:
-        own = AutoConfig.from_pretrained(self.folder, trust_remote_code=False).model_type == EncoderConfig.model_type
-        with no_file_bars(), report_held():
-            model, report = AutoModel.from_pretrained(
-                self.folder,
-                use_safetensors=True,
-                attn_implementation=None if own else "sdpa",
-                output_loading_info=True,
-                ignore_mismatched_sizes=True,
-            )
-            check_shapes(report, self.folder)
-            check_encoder(model, report, self.folder, new_heads=False)
-        return model.eval()
+        config = read_model_config(self.folder)
+        own = isinstance(config, EncoderConfig)
+        if not own:
+            config._attn_implementation = "sdpa"
+        with no_file_bars():
+            return load_model(self.folder, EncoderModel if own else AutoModel, config=config)[0]
 
     def _initialised(self, seed: int) -> PreTrainedModel:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
-            return AutoModel.from_config(self._model.config, attn_implementation="sdpa").eval()
+            return AutoModel.from_config(self._model.config, attn_implementation="sdpa", trust_remote_code=False).eval()
 
 
 def find_encoder(setting: Setting) -> Encoder:
@@ -180,10 +175,7 @@ def find_folder(model: Path | None) -> tuple[Path, int]:
         folder = Path(import_module(_REAL).get_model_path())
     if not folder.is_dir():
         raise ValueError(f"--model {folder} is not a folder; expected one with config.json and safetensors.")
-    kind = read_json(folder / "config.json").get("model_type")
-    if kind not in CONFIG_MAPPING:
-        raise ValueError(f"--model {folder} is of type {kind!r}, which transformers does not know: name another.")
-    config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
+    config = read_model_config(folder)
     if getattr(config, "is_decoder", False) or getattr(config, "is_encoder_decoder", False):
         raise ValueError(f"--model {folder} is a {config.model_type} with a decoder; expected an encoder.")
     if any(name.endswith(("ForCausalLM", "LMHeadModel")) for name in config.architectures or ()):
@@ -194,7 +186,7 @@ def find_folder(model: Path | None) -> tuple[Path, int]:
 
 def instead_of_bert_base(folder: Path) -> str:
     """For `Plan.differs`: says that a model does not have BERT-base's sizes; "" if it has."""
-    config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
+    config = read_model_config(folder)
     is_base = (config.model_type, config.num_hidden_layers, config.hidden_size) == ("bert", 12, 768)
     return "" if is_base else f"{folder.name} instead of BERT-base"
 

@@ -16,6 +16,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
+from nystrom.json_files import parse_json, read_json
 from nystrom.progress import Progress
 from nystrom.whole_files import check_folder, write_whole
 from nystrom_lab.measure.rows import Row, append_rows, other_setting, read_rows, started_as
@@ -163,23 +164,23 @@ def check_setting(folder: Path, wanted: Mapping[str, str]) -> None:
         return
     if not file.exists():
         return
-    with suppress(UnicodeDecodeError, json.JSONDecodeError):
-        came = json.loads(file.read_text(encoding="utf-8"))
-        if isinstance(came, dict):
-            for name in dict.fromkeys([*wanted, *came]):
-                if came.get(name) != wanted.get(name):
-                    raise ValueError(
-                        f"{folder} holds rows with {name} = {came.get(name)!r}, but {wanted.get(name)!r} was "
-                        "requested: choose another folder with --to."
-                    )
-            return
-    raise ValueError(f"{file} is damaged, so the origin of the rows next to it is unknown: choose another --to.")
+    try:
+        came = parse_json(file.read_bytes())
+    except ValueError as error:
+        raise ValueError(
+            f"{file} is damaged (it {error}), so the origin of the rows next to it is unknown: choose another --to."
+        ) from error
+    for name in dict.fromkeys([*wanted, *came]):
+        if came.get(name) != wanted.get(name):
+            raise ValueError(
+                f"{folder} holds rows with {name} = {came.get(name)!r}, but {wanted.get(name)!r} was "
+                "requested: choose another folder with --to."
+            )
 
 
 def _is_setting(file: Path) -> bool:
     with suppress(OSError, ValueError):
-        content = json.loads(file.read_text(encoding="utf-8"))
-        return isinstance(content, dict) and all(isinstance(value, str) for value in content.values())
+        return all(isinstance(value, str) for value in parse_json(file.read_bytes()).values())
     return False
 
 
@@ -198,10 +199,7 @@ def rows_of(rows: Sequence[Row], name: str) -> list[Row]:
 
 def _seconds(folder: Path) -> dict[str, float]:
     file = folder / SECONDS
-    try:
-        return json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
-    except ValueError as error:
-        raise ValueError(f"{file} is damaged ({error}): delete it; it says how long the parts took.") from error
+    return read_json(file, remedy="delete it; it says how long the parts took") if file.is_file() else {}
 
 
 def _write(file: Path, content: Mapping[str, object]) -> None:

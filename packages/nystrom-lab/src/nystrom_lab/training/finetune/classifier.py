@@ -20,16 +20,16 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
+from nystrom.integrations.model_loader import load_model, read_model_config
 from nystrom.integrations.saving import check_can_be_saved
 from nystrom.integrations.set_attention import check_attention, set_attention
-from nystrom.models import EncoderForSequenceClassification
-from nystrom.models.files.json_object import read_json
-from nystrom.models.files.loading import check_shapes, check_weights, find_folder, report_held
+from nystrom.models import EncoderConfig, EncoderForSequenceClassification
+from nystrom.models.files.loading import find_folder
 from nystrom.models.files.published import PUBLISHED_TYPE
-from nystrom_lab.data.language.encoder_texts import check_encoder
 from nystrom_lab.data.language.tokenizer import load_tokenizer
 from nystrom_lab.training.finetune.finetune_settings import model_name
-from nystrom_lab.training.start import OWN_TYPES, StartModel, find_start, load_start, model_type
+from nystrom_lab.training.run_progress import no_load_report
+from nystrom_lab.training.start import StartModel, find_start, model_type
 
 EXACT = "softmax"
 _DROPOUTS = ("attention_probs_dropout_prob", "attention_dropout")
@@ -136,9 +136,9 @@ def make_classifier(
         for name in _DROPOUTS:
             if hasattr(config, name):
                 setattr(config, name, 0.0)
-    kind, options = _kind_of(start.own)
-    model, report = load_start(start.folder, kind, config=config, ignore_mismatched_sizes=True, **options)
-    check_encoder(model, report, start.folder, new_heads=True)
+    # transformers would log a table of the new head.
+    with no_load_report():
+        model, _ = load_model(start.folder, _kind_of(config), config=config, new_heads=True)
     if not start.own:
         # Their loss is a mean over the batch; the Trainer would otherwise multiply it by parts and processes.
         model.accepts_loss_kwargs = False
@@ -149,11 +149,9 @@ def make_classifier(
     return model
 
 
-def _kind_of(own: bool) -> tuple[Any, dict[str, Any]]:
-    """The class of a classifier of this library, or transformers' Auto class, and its options of loading."""
-    if own:
-        return EncoderForSequenceClassification, {}
-    return AutoModelForSequenceClassification, {"trust_remote_code": False}
+def _kind_of(config: Any) -> Any:
+    """The class of a classifier of this library, or transformers' Auto class."""
+    return EncoderForSequenceClassification if isinstance(config, EncoderConfig) else AutoModelForSequenceClassification
 
 
 def blank_classifier(start: StartClassifier) -> PreTrainedModel:
@@ -164,7 +162,7 @@ def blank_classifier(start: StartClassifier) -> PreTrainedModel:
     """
     if start.own:
         return EncoderForSequenceClassification(start.config)
-    model = AutoModelForSequenceClassification.from_config(start.config)
+    model = AutoModelForSequenceClassification.from_config(start.config, trust_remote_code=False)
     if start.attention != EXACT:
         set_attention(model, start.attention, start.options)
     return model
@@ -190,22 +188,16 @@ def load_classifier(folder: Path) -> PreTrainedModel:
     Raises:
         ValueError: The folder holds no classifier, or a broken one.
     """
-    import nystrom.integrations  # noqa: F401 (registers the methods that config.json may name)
-
-    check_weights(folder)
-    content = read_json(folder / "config.json") if (folder / "config.json").is_file() else {}
-    names = content.get("architectures") or [""]
-    if not str(names[0]).endswith("ForSequenceClassification"):
+    config = read_model_config(folder)
+    name = (config.architectures or ["no model"])[0]
+    if not name.endswith("ForSequenceClassification"):
         raise ValueError(
-            f"model {folder} is not a text classifier (its config.json names {names[0] or 'no model'!r}): name the "
-            "folder best of a run of `nystrom finetune`."
+            f"model {folder} is not a text classifier (its config.json names {name!r}): name the folder best of a run "
+            "of `nystrom finetune`."
         )
-    kind, options = _kind_of(content.get("model_type") in OWN_TYPES)
-    with report_held():
-        model, report = kind.from_pretrained(folder, output_loading_info=True, ignore_mismatched_sizes=True, **options)
-        check_shapes(report, folder)
-        _check_complete(report, folder)
-    return model.eval()
+    model, report = load_model(folder, _kind_of(config), config=config)
+    _check_complete(report, folder)
+    return model
 
 
 def _check_complete(report: Mapping[str, Any], folder: Path) -> None:

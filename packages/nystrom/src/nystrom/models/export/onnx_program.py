@@ -124,6 +124,7 @@ def export_onnx(
         partial = around / to.name
         with progress.doing("writing the file"):
             _name_axes(written)
+            _shape_once(written)
             written.save(partial)
         runs, difference = (), 0.0
         if check:
@@ -255,6 +256,16 @@ def _name_axes(written: torch.onnx.ONNXProgram) -> None:
         for axis, dim in enumerate(() if shape is None else shape):
             if shape is not None and not isinstance(dim, int) and dim.value in names:
                 shape[axis] = names[dim.value]
+
+
+def _shape_once(written: torch.onnx.ONNXProgram) -> None:
+    """Leave the shape of each weight to the weight itself.
+
+    onnxruntime's `quantize_dynamic` transposes weights, finds their shapes again, and refuses those that were written
+    a second time, among the intermediate values.
+    """
+    for value in written.model.graph.initializers.values():
+        value.shape = value.type = None
 
 
 def _root(error: BaseException) -> str:

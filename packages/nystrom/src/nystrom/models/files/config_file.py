@@ -6,7 +6,7 @@ from typing import Any
 
 from transformers.utils import CONFIG_NAME
 
-from nystrom.models.files.json_object import read_json
+from nystrom.json_files import read_json
 from nystrom.models.files.published import PUBLISHED_TYPE, read_published
 
 OWN_TYPE = "nystrom"

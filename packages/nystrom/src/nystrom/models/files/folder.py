@@ -13,8 +13,8 @@ from torch import Tensor
 from transformers.utils import CONFIG_NAME, SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME
 
 from nystrom.input_files import read_input
+from nystrom.json_files import read_json, read_json_array
 from nystrom.models.files.config_file import OWN_TYPE
-from nystrom.models.files.json_object import read_json
 from nystrom.sums import CARD
 from nystrom.temporary import temporary_folder
 from nystrom.whole_files import check_folder, check_fresh, write_whole
@@ -153,13 +153,14 @@ def sentence_modules(listed: Path) -> list[str]:
     """The folders in a modules.json of sentence-transformers, relative to it; ValueError if it is none, or one lies
     outside.
     """
-    try:
-        places = [module["path"] for module in json.loads(read_input(listed).decode())]
-    except (ValueError, TypeError, KeyError) as error:
-        raise ValueError(f"{listed} is not a list of modules with a path each: {error}.") from error
+    modules = read_json_array(listed)
+    named = [module.get("path") for module in modules if isinstance(module, dict)]
+    places = [place for place in named if isinstance(place, str)]
+    if len(places) < len(modules):
+        raise ValueError(f"{listed} is not a list of modules with a path each: save or fetch the model again.")
     root = listed.parent.resolve()
     for place in places:
-        if not isinstance(place, str) or not (root / place).resolve().is_relative_to(root):
+        if not (root / place).resolve().is_relative_to(root):
             raise ValueError(f"{listed} names the module {place!r}; expected a folder inside {listed.parent}.")
     if not places:
         raise ValueError(f"{listed} lists no modules; expected an encoder first.")

@@ -11,22 +11,21 @@ other model the error only mentions it, since its owner has not accepted the pro
 """
 
 import logging
+import math
 import warnings
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from math import prod
 from pathlib import Path
 from typing import Any
 
-import torch
 from huggingface_hub import snapshot_download
 from huggingface_hub.errors import LocalEntryNotFoundError, RepositoryNotFoundError, RevisionNotFoundError
 from safetensors import SafetensorError, safe_open
-from torch import nn
+from torch import Tensor, nn
 from transformers.utils import CONFIG_NAME, SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME
 
 from nystrom.input_files import check_model, check_model_folder
-from nystrom.models.files.json_object import read_json
+from nystrom.json_files import read_json
 from nystrom.sums import check_sums
 
 # The sizes in a config.json by the names that families give them: layers, width, inside the feed-forward blocks,
@@ -44,6 +43,8 @@ _HEADS = ("cls", "sop", "classifier", "pre_classifier", "qa_outputs")
 _OF_DOWNLOAD = ("cache_dir", "force_download", "local_files_only", "revision", "token")
 _PUBLISHED = "uw-madison/nystromformer-"
 _CONVERTED = "refs/pr/1"
+# Numbers up to which torch computes in the thread that asks (at::internal::GRAIN_SIZE).
+_GRAIN = 2**15
 
 
 class SizeMismatchError(ValueError, RuntimeError):
@@ -104,6 +105,7 @@ def check_weights(folder: Path, *, variant: str | None = None, downloaded: bool 
     Raises:
         ValueError: Not a folder; no weights, or only in other formats; a file that is missing, truncated or elsewhere;
             a config.json of a far larger model; or a weight or buffer that is NaN or infinite.
+        OSError: A file may not be read.
     """
     check_model_folder(folder)
     if (folder / "adapter_config.json").is_file():
@@ -133,9 +135,12 @@ def check_weights(folder: Path, *, variant: str | None = None, downloaded: bool 
             raise ValueError(f"{folder / index} names {name!r}; expected safetensors files beside it.")
         if not (folder / name).is_file():
             raise ValueError(f"model {folder} lacks {name}, which {index} names: save or fetch the model again.")
+        # A file that may not be read is not damaged; safetensors tells both alike.
+        with (folder / name).open("rb"):
+            pass
         try:
             with safe_open(folder / name, framework="pt") as file:
-                weights += sum(prod(file.get_slice(key).get_shape()) for key in file.keys())  # noqa: SIM118 (no dict)
+                weights += sum(math.prod(file.get_slice(key).get_shape()) for key in file.keys())  # noqa: SIM118 (no dict)
         except (SafetensorError, OSError) as error:
             raise ValueError(
                 f"{folder / name} is not a safetensors file, or is truncated ({error}): save or fetch the model again."
@@ -152,14 +157,25 @@ def _check_finite(path: Path) -> None:
     with safe_open(path, framework="pt") as file:
         for key in file.keys():  # noqa: SIM118 (no dict)
             tensor = file.get_tensor(key)
-            if tensor.is_floating_point() and tensor.numel():
-                # Both ends are NaN where one number is; of 8 bits torch has no ends.
-                ends = torch.stack((tensor.float() if tensor.element_size() == 1 else tensor).aminmax())
-                if not torch.isfinite(ends).all():
-                    raise ValueError(
-                        f"{path} holds numbers that are not finite, for example in {key}: its training diverged, or "
-                        "the file is damaged; train or fetch the model again."
-                    )
+            if tensor.is_floating_point() and not _is_finite(tensor):
+                raise ValueError(
+                    f"{path} holds numbers that are not finite, for example in {key}: its training diverged, or "
+                    "the file is damaged; train or fetch the model again."
+                )
+
+
+def _is_finite(tensor: Tensor) -> bool:
+    """Whether all numbers are finite, found in this thread alone.
+
+    Larger pieces would start the threads of OpenMP, and a process that has them cannot be forked: a server that loads
+    the model before it forks would have workers that wait for ever.
+    """
+    for piece in tensor.flatten().split(_GRAIN):
+        # Both ends are NaN where one number is; of 8 bits torch has no ends.
+        ends = (piece.float() if piece.element_size() == 1 else piece).aminmax() if piece.numel() else ()
+        if not all(map(math.isfinite, ends)):
+            return False
+    return True
 
 
 def _check_sizes(folder: Path, content: Mapping[str, Any], weights: int) -> None:

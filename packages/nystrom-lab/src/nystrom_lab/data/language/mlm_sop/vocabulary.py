@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 from numpy.typing import NDArray
 
+from nystrom_lab.data.language.tokenizer import load_tokenizer
+
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
@@ -85,15 +87,12 @@ def open_tokenizer(folder: Path) -> "PreTrainedTokenizerBase":
             f"--tokenizer is {folder}, which is not a folder: name the folder of a model or a tokenizer, or make one"
             " with `nystrom tokenizer train`."
         )
-    from transformers import AutoTokenizer
-
     try:
-        tokenizer = AutoTokenizer.from_pretrained(str(folder), trust_remote_code=False, local_files_only=True)
-    except (ValueError, OSError, KeyError, TypeError, AttributeError, ImportError) as error:
-        reason = str(error).strip().split("\n")[0].rstrip(": ")
+        tokenizer = load_tokenizer(folder)
+    except ValueError as error:
         raise ValueError(
-            f"--tokenizer is {folder}, from which no tokenizer can be read ({reason}): name a folder with a"
-            " tokenizer.json, or make one with `nystrom tokenizer train`."
+            f"--tokenizer is {folder}, from which no tokenizer can be read ({str(error).rstrip('.')}): name a folder "
+            "with a tokenizer.json, or make one with `nystrom tokenizer train`."
         ) from error
     if not tokenizer.is_fast:
         raise ValueError(f"--tokenizer is {folder}, whose tokenizer has no tokenizer.json: save it as a fast one.")

@@ -13,9 +13,9 @@ from pathlib import Path
 
 from jaxtyping import Float
 from torch import Tensor
-from transformers import AutoConfig
 
 from nystrom.attention.fused import softmax_rows
+from nystrom.integrations.model_loader import read_model_config
 from nystrom_lab.measure.rows import Row
 from nystrom_lab.studies.reproduce.encoders import Encoder, Weights, find_encoder, instead_of_bert_base
 from nystrom_lab.studies.reproduce.study import Part, Plan, Setting, Size
@@ -106,7 +106,7 @@ def find_heads(setting: Setting, *, small_texts: int = 2) -> RealHeads:
     encoder = find_encoder(setting)
     texts = 10 if setting.size == "paper" else small_texts
     encoder.check_length(LENGTH, texts)
-    heads = int(AutoConfig.from_pretrained(encoder.folder, trust_remote_code=False).num_attention_heads)
+    heads = int(read_model_config(encoder.folder).num_attention_heads)
     return RealHeads(encoder, setting.size, texts, tuple(shown_heads(encoder.layers, heads)))
 
 
