@@ -57,6 +57,8 @@ VARIANTS = {
         {"block_size": 4, "reach": 1, "num_heavy": 2, "num_clusters": 3, "exact_up_to": 0, "num_samples": 5},
         {"block_size": 8, "reach": 1, "num_heavy": 2, "num_clusters": 3, "exact_up_to": 0, **TRITON},
         {"block_size": 4, "reach": 1, "num_heavy": 2, "num_clusters": 3, "exact_up_to": 12},
+        {"block_size": 4, "reach": 1, "num_heavy": 2, "num_clusters": 3, "exact_up_to": 0, "num_selected": 2},
+        {"block_size": 18, "reach": 0, "num_heavy": 0, "num_clusters": 2, "exact_up_to": 0, "num_selected": 3},
         {"block_size": 4, "num_heavy": 2, "num_clusters": 3, "exact_up_to": 0, **CAUSAL},
         {"block_size": 3, "num_heavy": 0, "num_clusters": 1, "exact_up_to": 9, **CAUSAL},
     ],
@@ -95,7 +97,7 @@ POSITIONAL = {name for name, method in METHODS.items() if method.positional}
 
 def is_cross(name, options):
     """Whether queries and keys may be different tokens."""
-    return METHODS[name].cross_attention and not options.get("is_causal")
+    return METHODS[name].cross_attention and not (options.get("is_causal") or options.get("num_selected"))
 
 
 RANDOM = [
@@ -191,7 +193,7 @@ def triton_where_it_is_asked_for(request):
 
 
 # On a CPU, these take torch's operators, on threads of our own, as large inputs do; the others our own loops.
-ON_THREADS = [VARIANTS["nystrom"][1], VARIANTS["near_far"][1]]
+ON_THREADS = [VARIANTS["nystrom"][1], VARIANTS["near_far"][1], VARIANTS["near_far"][7]]
 # These take the loops that attend from many tokens to few, and from few to many, also for small inputs.
 IN_LOOPS = [
     VARIANTS[name][0] for name in ("softmax", "nystrom", "skyformer_softmax", "performer", "linformer", "informer")
@@ -781,6 +783,9 @@ def formula_of(attend, inputs, keep=None, key_keep=None, query_keep=None):
             return reference.softmax(q, k, v)
         chosen = choose(*batch(q, k), None, None, options).cluster[0, 0]
         near = reference.near_keys(places, places, block_size=options.block_size, reach=options.reach)
+        if options.num_selected and len(k) > max(options.num_heavy, m, options.num_selected, options.block_size):
+            sizes = {"num_clusters": m, "block_size": options.block_size, "num_selected": options.num_selected}
+            near = near | reference.selected_keys(q, k, v, cluster=chosen, near=near, places=places, **sizes)
         out = reference.near_far(q, k, v, cluster=chosen, num_clusters=m, near=near if is_self else None)
         r = options.num_samples
         if not r or len(k) <= max(options.num_heavy, m, options.block_size):

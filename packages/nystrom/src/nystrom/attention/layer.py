@@ -216,7 +216,7 @@ class MultiheadAttention(nn.Module):
         out = attend_in_heads(self.heads, q, k, v, masks=masks, conv=self.conv, is_causal=is_causal)
         weights = None
         if weight_queries is not None:
-            weights = self._rows_of(q, k, weight_queries, masks)
+            weights = self._rows_of(q, k, v, weight_queries, masks)
             weights = weights.mean(dim=1) if average_attn_weights else weights
             weights = weights[0] if unbatched else weights
         return self._project_out(out, unbatched), weights
@@ -415,10 +415,12 @@ class MultiheadAttention(nn.Module):
             return out[0]
         return out if self.batch_first else out.transpose(0, 1)
 
-    def _rows_of(self, q: Tensor, k: Tensor, queries: Tensor, masks: Masks) -> Float[Tensor, "b h r s"]:
+    def _rows_of(self, q: Tensor, k: Tensor, v: Tensor, queries: Tensor, masks: Masks) -> Float[Tensor, "b h r s"]:
         assert self._rows is not None, "checked before"
         options = {name: value for name, value in vars(self.heads.options).items() if name != "backend"}
-        q, k = (split_heads(x, self.num_heads) for x in (q, k))
+        q, k, v = (split_heads(x, self.num_heads) for x in (q, k, v))
+        if options.get("num_selected"):
+            options["v"] = v
         return self._rows(q, k, queries, **masks._asdict(), **options)
 
 
@@ -601,6 +603,8 @@ def _check_context(layer: MultiheadAttention) -> None:
             f"a context has no samples and no kernels, but this layer has num_samples={samples} and "
             f"backend={backend!r}: build it with 0 and 'torch'."
         )
+    if selected := layer.heads.options.num_selected:
+        raise ValueError(f"num_selected is {selected}, and a context has no blocks to select keys: build it with 0.")
 
 
 def _check_packed(cu_seqlens: Tensor | None, *others: Tensor | None) -> None:

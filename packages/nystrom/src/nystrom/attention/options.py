@@ -381,6 +381,9 @@ class NearFarOptions:
         exact_up_to: Self-attention of a sequence with at most this many real tokens is exact: up to about 1,024 that is
             faster on a CPU. 0 approximates sequences of any length. In causal attention, the queries of this many first
             tokens, in whole blocks, are exact.
+        num_selected: Keys r that each block of queries selects: of those outside its window that are not heavy, the
+            ones whose cluster would cost it most. They are exact for the block and leave their cluster; 0 for none.
+            For self-attention that is not causal, by torch and on a CPU.
         num_samples: Sampled queries r. A ridge regression on their exact outputs gives a correction for all queries; 0
             for none. Rows of the matrix are then no longer positive.
         scale: Factor on the scores; None means 1 / sqrt(d).
@@ -394,6 +397,7 @@ class NearFarOptions:
     num_clusters: int = 64
     iterations: int = 4
     exact_up_to: int = 1024
+    num_selected: int = 0
     num_samples: int = 0
     scale: float | None = None
     backend: Backend = "auto"
@@ -405,16 +409,24 @@ class NearFarOptions:
         check_at_least("num_clusters", self.num_clusters, 1)
         check_at_least("iterations", self.iterations, 1)
         check_at_least("exact_up_to", self.exact_up_to, 0)
+        check_at_least("num_selected", self.num_selected, 0)
         check_at_least("num_samples", self.num_samples, 0)
         _check_scale(self.scale)
         _check_backend(self.backend, {})
+        if self.num_selected and self.backend == "triton":
+            raise ValueError(
+                f"num_selected is {self.num_selected} and backend is 'triton', which has no kernels for selected keys: "
+                "pass backend='torch' or num_selected=0."
+            )
 
     @property
     def measured_width(self) -> int:
         """The widest head measured with these options, see `nystrom.attention.entry.picks_triton`."""
         for length, width in ((16384, _MEASURED_WIDTH), (32768, 64)):
             largest = near_far_sizes(length)
-            if not self.num_samples and all(getattr(self, name) <= size for name, size in largest.items()):
+            if not (self.num_samples or self.num_selected) and all(
+                getattr(self, name) <= size for name, size in largest.items()
+            ):
                 return width
         return 0
 

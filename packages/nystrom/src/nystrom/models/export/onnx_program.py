@@ -203,6 +203,10 @@ def _check_onnx(model: EncoderPreTrainedModel, opset: int | None, *, runs: bool)
                 f"num_samples is {options.num_samples}, but ONNX has no solver for near_far's correction: "
                 "use 0, or export_program."
             )
+        if heads.method == "near_far" and options.num_selected:
+            raise ValueError(
+                f"num_selected is {options.num_selected}, whose choice is not in ONNX: use 0, or export_program."
+            )
         if heads.method == "near_far" and not options.num_heavy:
             raise ValueError(
                 "num_heavy is 0, but onnxruntime cannot reshape near_far's empty set of heavy keys: use 1 or "
