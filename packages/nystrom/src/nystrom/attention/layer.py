@@ -597,14 +597,12 @@ def _check_context(layer: MultiheadAttention) -> None:
             "the tokens are split across ranks, and a context would hold this rank's keys only: make it from whole "
             "sequences, on a layer in one process."
         )
-    samples, backend = layer.heads.options.num_samples, layer.heads.options.backend
-    if samples or backend == "triton":
+    selected, backend = layer.heads.options.num_selected, layer.heads.options.backend
+    if selected or backend == "triton":
         raise ValueError(
-            f"a context has no samples and no kernels, but this layer has num_samples={samples} and "
+            f"a context has no blocks that select keys and no kernels, but this layer has num_selected={selected} and "
             f"backend={backend!r}: build it with 0 and 'torch'."
         )
-    if selected := layer.heads.options.num_selected:
-        raise ValueError(f"num_selected is {selected}, and a context has no blocks to select keys: build it with 0.")
 
 
 def _check_packed(cu_seqlens: Tensor | None, *others: Tensor | None) -> None:

@@ -384,11 +384,9 @@ class NearFarOptions:
         num_selected: Keys r that each block of queries selects: of those outside its window that are not heavy, the
             ones whose cluster would cost it most. They are exact for the block and leave their cluster; 0 for none.
             For self-attention that is not causal, by torch and on a CPU.
-        num_samples: Sampled queries r. A ridge regression on their exact outputs gives a correction for all queries; 0
-            for none. Rows of the matrix are then no longer positive.
         scale: Factor on the scores; None means 1 / sqrt(d).
-        backend: "torch", "triton" (GPU kernels; torch computes the correction) or "auto" (the kernels where they were
-            measured to be faster).
+        backend: "torch", "triton" (GPU kernels, without selected keys) or "auto" (the kernels where they were measured
+            to be faster).
     """
 
     block_size: int = 64
@@ -398,7 +396,6 @@ class NearFarOptions:
     iterations: int = 4
     exact_up_to: int = 1024
     num_selected: int = 0
-    num_samples: int = 0
     scale: float | None = None
     backend: Backend = "auto"
 
@@ -410,7 +407,6 @@ class NearFarOptions:
         check_at_least("iterations", self.iterations, 1)
         check_at_least("exact_up_to", self.exact_up_to, 0)
         check_at_least("num_selected", self.num_selected, 0)
-        check_at_least("num_samples", self.num_samples, 0)
         _check_scale(self.scale)
         _check_backend(self.backend, {})
         if self.num_selected and self.backend == "triton":
@@ -424,9 +420,7 @@ class NearFarOptions:
         """The widest head measured with these options, see `nystrom.attention.entry.picks_triton`."""
         for length, width in ((16384, _MEASURED_WIDTH), (32768, 64)):
             largest = near_far_sizes(length)
-            if not (self.num_samples or self.num_selected) and all(
-                getattr(self, name) <= size for name, size in largest.items()
-            ):
+            if not self.num_selected and all(getattr(self, name) <= size for name, size in largest.items()):
                 return width
         return 0
 

@@ -327,35 +327,6 @@ def test_what_cannot_select_keys_raises(given, says):
         near_far_attention(*draw(9), num_selected=2, **given)
 
 
-def test_sampled_queries_correct_the_outputs():
-    q, k, v = draw(300, b=1)
-    exact_out = exact(q, k, v, torch.ones(1, 300, dtype=torch.bool))
-    errors = [(near_far_attention(q, k, v, **SMALL, num_samples=r) - exact_out).norm().item() for r in (0, 50, 200)]
-    assert errors[2] < errors[1] < errors[0]
-
-
-def test_nothing_is_corrected_where_the_method_is_exact():
-    q, k, v = draw(40)
-    options = {**SMALL, "reach": 40, "num_samples": 10}
-    torch.testing.assert_close(
-        near_far_attention(q, k, v, **options), exact(q, k, v, torch.ones(2, 40, dtype=torch.bool)), **CLOSE
-    )
-
-
-def test_a_sequence_of_heavy_keys_alone_is_corrected_to_itself():
-    q, k, v = draw(40)
-    keep = torch.ones(2, 40, dtype=torch.bool)
-    keep[0, 3:] = False
-    out = near_far_attention(q, k, v, keep=keep, **SMALL, num_samples=7)
-    torch.testing.assert_close(out[:1], exact(q, k, v, keep)[:1], **CLOSE)
-
-
-def test_corrected_rows_raise():
-    q, k, _ = draw(9)
-    with pytest.raises(ValueError, match="num_samples is 5; expected 0"):
-        near_far_rows(q, k, torch.arange(9), num_samples=5)
-
-
 @pytest.mark.parametrize(
     ("options", "says"),
     [
@@ -364,7 +335,6 @@ def test_corrected_rows_raise():
         ({"num_heavy": -1}, "num_heavy is -1"),
         ({"num_clusters": 0, "exact_up_to": 0}, "num_clusters is 0"),
         ({"iterations": 0}, "iterations is 0"),
-        ({"num_samples": -1}, "num_samples is -1"),
         ({"num_selected": -1}, "num_selected is -1"),
         ({"scale": 0.0}, "scale is 0.0; expected a positive"),
         ({"backend": "cuda"}, "backend is 'cuda'; expected one of 'auto', 'torch', 'triton'"),

@@ -14,7 +14,6 @@ those of its tokens that are not near, and the logarithm of their number added t
   have theirs.
 - `num_selected`: each block of queries sees r more keys exactly, those whose cluster would cost it most, see
   `nystrom.attention.parts.selected_keys`. N(i) then holds them as well; they leave their cluster for that block.
-- `num_samples` adds what the approximation misses, see `nystrom.attention.parts.residual`; rows are then not positive.
 - Cross-attention, where queries and keys are different tokens, has no near tokens: all queries see the same keys.
 - `is_causal`: a query sees only tokens up to itself: those of its block and of the block before, and heavy keys and
   clusters of all earlier ones; see `nystrom.attention.parts.causal`. `reach` and `iterations` are not used, and the
@@ -51,7 +50,6 @@ from nystrom.attention.parts.block_stretches import attend_in_stretches
 from nystrom.attention.parts.causal import attend_causally
 from nystrom.attention.parts.clusters import QUERY_MEANS, Chosen, choose, cluster_sizes, cluster_sums, take_rows
 from nystrom.attention.parts.far_keys import attend_blocks, attend_everywhere
-from nystrom.attention.parts.residual import add_residual
 from nystrom.attention.parts.selected_keys import select_keys
 from nystrom.checks import Backend, check_flag
 from nystrom.landmarks import all_real, take
@@ -89,7 +87,6 @@ def near_far_attention(
     iterations: int = 4,
     exact_up_to: int = 1024,
     num_selected: int = 0,
-    num_samples: int = 0,
     scale: float | None = None,
     backend: Backend = "auto",
     keep: Bool[Tensor, "b n"] | None = None,
@@ -113,7 +110,6 @@ def near_far_attention(
         iterations=iterations,
         exact_up_to=exact_up_to,
         num_selected=num_selected,
-        num_samples=num_samples,
         scale=scale,
         backend=backend,
     )
@@ -141,7 +137,6 @@ def near_far_rows(
     iterations: int = 4,
     exact_up_to: int = 1024,
     num_selected: int = 0,
-    num_samples: int = 0,
     scale: float | None = None,
     keep: Bool[Tensor, "b n"] | None = None,
     key_keep: Bool[Tensor, "b s"] | None = None,
@@ -150,7 +145,7 @@ def near_far_rows(
     """Rows of the attention matrix A, for the queries at r positions: r x s numbers.
 
     The rows times V are the outputs of `near_far_attention` at these queries. They are positive at real keys, zero
-    elsewhere, and sum to one, so `num_samples` must be 0.
+    elsewhere, and sum to one.
 
     Args:
         **usual: Queries, keys, masks and `NearFarOptions`.
@@ -165,14 +160,8 @@ def near_far_rows(
         iterations=iterations,
         exact_up_to=exact_up_to,
         num_selected=num_selected,
-        num_samples=num_samples,
         scale=scale,
     )
-    if num_samples:
-        raise ValueError(
-            f"num_samples is {num_samples}; expected 0: rows corrected by a regression are not weights. Rows of the "
-            "attention without it are those of num_samples=0."
-        )
     if num_selected and v is None:
         raise ValueError(
             f"num_selected is {num_selected}, and v is not given: blocks select keys by their values. Pass v, or "
@@ -245,28 +234,15 @@ def _approximate(
     options: NearFarOptions,
     is_self: bool,
 ) -> Float[Tensor, "b h n e"]:
-    dtype = v.dtype
     if picks_triton(options, q, k, v):
         # The kernels take tokens where and in the dtype they are.
-        out, chosen = _by_kernels(q, k, v, keep, query_keep, options, is_self=is_self)
-        if chosen is None:
-            return out
-        if options.num_samples:
-            q, k, v, out = (at_least_float32(x) for x in (q, k, v, out))
-            chosen = chosen._replace(cluster=chosen.cluster.long())
-    else:
-        # Keys and values are read row by row many times.
-        q, k, v = at_least_float32(q), *(at_least_float32(x).contiguous() for x in (k, v))
-        chosen = choose(q, k, keep, query_keep, options)
-        if is_self:
-            out = _blocks(q, k, v, keep, chosen, options)
-        else:
-            out = attend_everywhere(q, k, v, chosen, options)
-    if not options.num_samples:
-        return out
-    # What is added may pass the largest float16.
-    largest = torch.finfo(dtype).max
-    return add_residual(out, q, k, v, keep, query_keep, chosen, options).clamp(-largest, largest)
+        return _by_kernels(q, k, v, keep, query_keep, options, is_self=is_self)
+    # Keys and values are read row by row many times.
+    q, k, v = at_least_float32(q), *(at_least_float32(x).contiguous() for x in (k, v))
+    chosen = choose(q, k, keep, query_keep, options)
+    if is_self:
+        return _blocks(q, k, v, keep, chosen, options)
+    return attend_everywhere(q, k, v, chosen, options)
 
 
 def _by_kernels(
@@ -278,17 +254,16 @@ def _by_kernels(
     options: NearFarOptions,
     *,
     is_self: bool,
-) -> tuple[Float[Tensor, "b h n e"], Chosen | None]:
-    """Attention by kernels, and the choice where torch needs it, else None; torch chooses keys too wide for kernels."""
+) -> Float[Tensor, "b h n e"]:
+    """Attention by kernels; torch chooses keys too wide for them."""
     from nystrom.gpu.near_far.choice import ChoiceOptions, can_choose, choose_by_kernels
     from nystrom.gpu.near_far.near_far_attention import can_choose_and_attend, choose_and_attend, near_far
 
     scale, block, reach, m = score_scale(q, options.scale), options.block_size, options.reach, options.num_clusters
     choice = ChoiceOptions(QUERY_MEANS, options.num_heavy, m, options.iterations, scale)
     by_kernels, block = can_choose(k.shape[-1], k.dtype), block if is_self else 0
-    if by_kernels and not options.num_samples and can_choose_and_attend():
-        out = choose_and_attend(q, k, v, keep, query_keep, choice, block_size=block, reach=reach, is_self=is_self)
-        return out, None
+    if by_kernels and can_choose_and_attend():
+        return choose_and_attend(q, k, v, keep, query_keep, choice, block_size=block, reach=reach, is_self=is_self)
     if by_kernels:
         chosen = Chosen(*choose_by_kernels(q, k, keep, query_keep, choice))
     else:
@@ -296,7 +271,7 @@ def _by_kernels(
         chosen = choose(at_least_float32(q), at_least_float32(k).contiguous(), keep, query_keep, options)
     starts = keep if is_self else None
     sizes = {"num_clusters": m, "block_size": block, "reach": reach, "scale": scale}
-    return near_far(q, k, v, *chosen, **sizes, keep=starts), chosen
+    return near_far(q, k, v, *chosen, **sizes, keep=starts)
 
 
 def _blocks(
@@ -383,7 +358,6 @@ def _check_causal(q: Tensor, masks: Masks, options: NearFarOptions, group: Group
         )
     wrong = {
         "group is given": group is not None,
-        f"num_samples is {options.num_samples}": options.num_samples,
         "backend is 'triton'": options.backend == "triton",
     }
     for what, is_so in wrong.items():
