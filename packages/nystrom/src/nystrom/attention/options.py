@@ -419,31 +419,42 @@ class NearFarOptions:
     def measured_width(self) -> int:
         """The widest head measured with these options, see `nystrom.attention.entry.picks_triton`."""
         for length, width in ((16384, _MEASURED_WIDTH), (32768, 64)):
-            largest = near_far_sizes(length)
+            largest = near_far_sizes(length, selects=False)
             if not self.num_selected and all(getattr(self, name) <= size for name, size in largest.items()):
                 return width
         return 0
 
 
-def near_far_sizes(n: int, *, is_causal: bool = False) -> dict[str, Any]:
+def near_far_sizes(n: int, *, is_causal: bool = False, selects: bool = True) -> dict[str, Any]:
     r"""Sizes of `near_far` with which its error hardly grows with the length: the square root of n, in time $n^{3/2}$.
 
-    $32 \sqrt{n / 512}$ heavy keys and $80 \sqrt{n / 512}$ clusters in multiples of 8, blocks of 128 and a reach of 16.
-    They are meant as fixed options of a model, for inputs of any length. A causal query sees more tokens exactly, so
-    half the heavy keys and clusters suffice, and the first 2,048 tokens are exact, which takes no longer.
+    $32 \sqrt{n / 2048}$ heavy keys, $88 \sqrt{n / 2048}$ clusters and $120 \sqrt{n / 2048}$ selected keys in multiples
+    of 8, blocks of 64 and a reach of 8; without selected keys $64 \sqrt{n / 2048}$ heavy keys,
+    $160 \sqrt{n / 2048}$ clusters, blocks of 128 and a reach of 16, which take about as long. They are meant as fixed
+    options of a model, for inputs of any length. A causal query sees more tokens exactly, so half the heavy keys and
+    clusters suffice, none are selected, and the first 2,048 tokens are exact, which takes no longer.
 
     Args:
         n: Tokens of the longest input.
         is_causal: Whether the sizes are for causal attention.
+        selects: Whether blocks of queries select keys, which makes self-attention on a CPU nearer. False for what does
+            not support it: kernels of a GPU, ranks, contexts, ONNX and cross-attention.
 
     Returns:
         Options of `near_far_attention`.
     """
     check_at_least("n", n, 1)
     check_flag("is_causal", is_causal)
+    check_flag("selects", selects)
     growth = math.sqrt(max(n, 512) / 512) / (2 if is_causal else 1)
-    heavy, clusters = (8 * math.ceil(size * growth / 8) for size in (32, 80))
-    sizes = {"block_size": 128, "reach": 16, "num_heavy": heavy, "num_clusters": clusters}
+
+    def grown(size: int) -> int:
+        return 8 * math.ceil(size * growth / 8)
+
+    if selects and not is_causal:
+        sizes = {"num_heavy": grown(16), "num_clusters": grown(44), "num_selected": grown(60)}
+        return {"block_size": 64, "reach": 8, **sizes}
+    sizes = {"block_size": 128, "reach": 16, "num_heavy": grown(32), "num_clusters": grown(80)}
     return sizes | ({"exact_up_to": 2048} if is_causal else {})
 
 

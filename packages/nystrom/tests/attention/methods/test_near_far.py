@@ -369,9 +369,13 @@ def test_sequences_of_few_tokens_are_exact_whatever_stands_beside_them(lengths):
 
 
 def test_sizes_grow_as_the_square_root_of_the_length():
-    sizes = near_far_sizes(2048)
-    assert sizes == {"block_size": 128, "reach": 16, "num_heavy": 64, "num_clusters": 160}
-    assert near_far_sizes(8192)["num_clusters"] == 320
+    sizes = {"block_size": 64, "reach": 8, "num_heavy": 32, "num_clusters": 88, "num_selected": 120}
+    assert near_far_sizes(2048) == sizes
+    without = {"block_size": 128, "reach": 16, "num_heavy": 64, "num_clusters": 160}
+    assert near_far_sizes(2048, selects=False) == without
+    assert [near_far_sizes(8192, selects=yes)["num_clusters"] for yes in (True, False)] == [176, 320]
     assert near_far_sizes(1) == near_far_sizes(512)
+    with pytest.raises(ValueError, match="selects is 1; expected True or False"):
+        near_far_sizes(9, selects=1)
     with pytest.raises(ValueError, match="n is 0; expected a whole number of at least 1"):
         near_far_sizes(0)
