@@ -229,8 +229,8 @@ def of_tokens(found, exact, real):
         {"block_size": 16, "reach": 3, "num_heavy": 4, "num_clusters": 1, "exact_up_to": 0},
         {"block_size": 7, "reach": 20, "num_heavy": 2, "num_clusters": 1, "exact_up_to": 0},
         {"block_size": 1, "reach": 0, "num_heavy": 4, "num_clusters": 1, "exact_up_to": 0},
-        {"block_size": 16, "reach": 3, "num_heavy": 4, "num_clusters": 2, "exact_up_to": 0, "num_selected": 24},
-        {"block_size": 16, "reach": 3, "num_heavy": 4, "num_clusters": 2, "exact_up_to": 0, "num_selected": 9},
+        {"block_size": 32, "reach": 3, "num_heavy": 0, "num_clusters": 1, "exact_up_to": 0, "num_selected": 12},
+        {"block_size": 32, "reach": 0, "num_heavy": 0, "num_clusters": 2, "exact_up_to": 0, "num_selected": 20},
     ],
     ids=str,
 )
@@ -242,8 +242,12 @@ def test_a_large_value_or_gradient_leaves_no_trace_where_it_has_no_weight(
     inputs = [x.detach().float() for x in draw(96, b=1, d=8, e=8)]
     q, k, v = inputs
     q[..., 0] += 4
-    # All blocks may select it, and for all its weight must be a normal number, which 60 leaves to few.
-    k[:, :, 40, 0] -= 40 if "num_selected" in options else 60
+    k[:, :, 40, 0] -= 60
+    if "num_selected" in options:
+        # The first half of each block attends to that key, so that the block selects it, and the other half does not;
+        # the weight is a normal number for all.
+        k[:, :, 40, 0] += 20
+        q[:, :, ((torch.arange(96) - 5 * masked) // 16) % 2 == 0, 0] -= 8
     v[:, :, 40] *= size
     grad = draw(96, b=1, e=8, seed=1)[2].detach().float()
     grad[:, :, 38:43] *= size
