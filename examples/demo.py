@@ -77,7 +77,7 @@ def longer(folder: Path, n: int, **how: Any) -> EncoderModel:
 
 def attend(model: EncoderModel, method: str, n: int) -> EncoderModel:
     """Let a model attend by a method, with what it needs for n tokens."""
-    options = {"nystrom": {"num_landmarks": 64}, "near_far": near_far_sizes(n)}.get(method, {})
+    options = {"nystrom": {"num_landmarks": 64}, "near_far": near_far_sizes(n, selects=False)}.get(method, {})
     set_attention(model, "sdpa" if method == "softmax" else method, options)
     return model
 

@@ -135,9 +135,9 @@ def test_the_sizes_of_auto_are_those_of_the_guide():
         assert [options(num_landmarks=m + more).measured_width for more in (0, 1)] == [128, 0]
         assert f"{m} {words}" in GUIDE
     assert "heads of up to 128 channels | 64 at 512 to 32,768 tokens; 128 at 16,384 |" in GUIDE
-    widths = [NearFarOptions(**near_far_sizes(n)).measured_width for n in (16384, 32768, 65536)]
+    widths = [NearFarOptions(**near_far_sizes(n, selects=False)).measured_width for n in (16384, 32768, 65536)]
     assert widths == [128, 64, 0]
     assert (
-        "up to the sizes of `near_far_sizes(32768)`, with heads of more than 64 channels of `near_far_sizes(16384)`"
-        in GUIDE
+        "up to the sizes of `near_far_sizes(32768, selects=False)`, with heads of more than 64 channels of those for "
+        "16,384" in GUIDE
     )

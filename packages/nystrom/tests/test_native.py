@@ -1,5 +1,6 @@
 import os
 import shutil
+from unittest import mock
 
 import pytest
 import torch
@@ -13,6 +14,7 @@ from nystrom.attention.options import NearFarOptions
 from nystrom.attention.parts.block_stretches import attend_in_stretches
 from nystrom.attention.parts.clusters import Chosen, choose, nearest_cluster
 from nystrom.attention.parts.far_keys import attend_blocks
+from nystrom.attention.parts.selected_keys import select_keys
 from nystrom.attention.skip import depthwise_skip
 from nystrom.landmarks import group_means, segment_means, segments
 from nystrom.linalg.pinv import iterate, start_value
@@ -51,6 +53,10 @@ def draw(n, d, e, options, real, dtype, layout):
         # Fewer keys than clusters, and no key at all
         (288, 16, 16, NearFarOptions(num_clusters=40, num_heavy=20, block_size=48, reach=24), 3),
         (160, 16, 16, NearFarOptions(num_clusters=4, num_heavy=2, block_size=20, reach=7), 0),
+        # Blocks that select keys, with a rest of queries, and more than there are
+        (1600, 16, 12, NearFarOptions(num_clusters=60, num_heavy=9, block_size=40, reach=7, num_selected=19), 1510),
+        (96, 16, 16, NearFarOptions(num_clusters=7, num_heavy=0, block_size=32, reach=7, num_selected=99), 60),
+        (160, 16, 16, NearFarOptions(num_clusters=4, num_heavy=2, block_size=20, reach=7, num_selected=3), 0),
     ],
 )
 @pytest.mark.parametrize("layout", LAYOUTS)
@@ -58,7 +64,15 @@ def draw(n, d, e, options, real, dtype, layout):
 def test_blocks_are_the_plain_form_with_its_gradients(n, d, e, options, real, layout, dtype):
     inputs, chosen = draw(n, d, e, options, real, dtype, layout)
     q, k, v = (x.detach().double().requires_grad_() for x in inputs)
-    out, expected = attend_in_stretches(*inputs, chosen, options), attend_blocks(q, k, v, chosen, options)
+    selected = None
+    if options.num_selected:
+        tokens = (*(x.detach() for x in inputs), (torch.arange(n) < real).expand(ROWS, -1), chosen, options)
+        selected = select_keys(*tokens)
+        with mock.patch.dict("os.environ", NYSTROM_NATIVE="0"):
+            # The same keys in another order
+            assert torch.equal(select_keys(*tokens).sort().values, selected.sort().values)
+    out = attend_in_stretches(*inputs, chosen, options, selected)
+    expected = attend_blocks(q, k, v, chosen, options, selected)
     grad = torch.randn(out.shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
     # Rounding of sums of up to 1,600 terms
     share = 1e-12 if dtype == torch.float64 else 1e-5

@@ -63,23 +63,23 @@ static inline Vec exp_of(Vec x) {
     return x < floor ? zero : result;
 }
 
-// C = A B, or A^T B, or that added to C: rows of C a multiple of STRIP, columns of PAIR.
-template <bool TRANSPOSED = false, bool ADD = false>
+// C = A B, or A^T B, or that added to C: rows of C a multiple of STRIP, or of R at a time, columns of PAIR.
+template <bool TRANSPOSED = false, bool ADD = false, int R = ROWS>
 static void product(const REAL* a, int64_t lda, const REAL* b, int64_t ldb, REAL* c, int64_t ldc, int64_t rows,
                     int64_t depth, int64_t columns) {
     for (int64_t j = 0; j < columns; j += PAIR) {
-        for (int64_t i0 = 0; i0 < rows; i0 += ROWS) {
-            Vec sum[ROWS][2] = {};
+        for (int64_t i0 = 0; i0 < rows; i0 += R) {
+            Vec sum[R][2] = {};
             const REAL* left = a + i0 * (TRANSPOSED ? 1 : lda);
             for (int64_t k = 0; k < depth; k++) {
                 Vec first = load(b + k * ldb + j), second = load(b + k * ldb + j + N);
-                for (int i = 0; i < ROWS; i++) {
+                for (int i = 0; i < R; i++) {
                     REAL factor = TRANSPOSED ? left[k * lda + i] : left[i * lda + k];
                     sum[i][0] += factor * first;
                     sum[i][1] += factor * second;
                 }
             }
-            for (int i = 0; i < ROWS; i++) {
+            for (int i = 0; i < R; i++) {
                 REAL* to = c + (i0 + i) * ldc + j;
                 store(to, ADD ? load(to) + sum[i][0] : sum[i][0]);
                 store(to + N, ADD ? load(to + N) + sum[i][1] : sum[i][1]);
@@ -109,24 +109,76 @@ struct Blocks {
     Rows q, k, v, out, grad, of_q, of_k, of_v;
     const int64_t *heavy, *cluster;
     const uint8_t* found;
-    int64_t tokens, d, e, heavies, clusters, size, reach;
+    int64_t* selected;
+    const uint8_t* real;
+    int64_t tokens, d, e, heavies, clusters, size, reach, selects;
     double scale;
 };
 
-// The keys of each block: its window, heavy keys, clusters.
+// The tokens of each cluster, one after the other in slots, and the sums of the values of TOGETHER of them.
+struct InClusters {
+    static constexpr int64_t TOGETHER = 8;
+    const int64_t t, e, m;
+    std::vector<int64_t> begin, end, token, slot;
+    Numbers sums;
+    std::vector<uint8_t> is_out;
+    std::vector<int32_t> out;
+
+    InClusters(int64_t t, int64_t e, int64_t m) : t(t), e(e), m(m), begin(m), end(m), slot(t) {}
+
+    void start(const int64_t* cluster, const REAL* v, int64_t step) {
+        std::fill(end.begin(), end.end(), 0);
+        for (int64_t p = 0; p < t; p++)
+            if (cluster[p] < m) end[cluster[p]] += 1;
+        int64_t slots = 0;
+        for (int64_t c = 0; c < m; c++) {
+            begin[c] = slots, slots += up(end[c], TOGETHER);
+            end[c] = begin[c];
+        }
+        token.assign(slots, -1), is_out.assign(slots, 0), out.assign(slots / TOGETHER, 0), sums.assign(slots / TOGETHER * e, 0);
+        for (int64_t p = 0; p < t; p++) {
+            slot[p] = -1;
+            if (cluster[p] >= m) continue;
+            slot[p] = end[cluster[p]]++;
+            token[slot[p]] = p;
+            add(&sums[slot[p] / TOGETHER * e], v + p * step, e);
+        }
+    }
+    void mark(int64_t p, bool is) {
+        is_out[slot[p]] = is, out[slot[p] / TOGETHER] += is ? 1 : -1;
+    }
+    // Call `all` for each group of a cluster of which no token is out, and `one` for each token of the others that is not.
+    template <class All, class One>
+    void visit(int64_t c, All all, One one) const {
+        for (int64_t i = begin[c]; i < end[c]; i += TOGETHER) {
+            if (!out[i / TOGETHER]) all(i / TOGETHER);
+            else
+                for (int64_t j = i; j < std::min(i + TOGETHER, end[c]); j++)
+                    if (!is_out[j]) one(token[j]);
+        }
+    }
+};
+
+// The keys of each block: its window, heavy keys, clusters, and those that it selects.
 struct Head {
+    // Keys that are copied at a time: together they fill lines of the cache.
+    static constexpr int64_t COPIED = 16;
     const Blocks& s;
     const bool back;
     const int64_t t = s.tokens, d = s.d, e = s.e, m = s.clusters, blocks = t / s.size, groups = (blocks + GROUP - 1) / GROUP;
-    const int64_t heavy = s.size + 2 * s.reach, far = heavy + s.heavies, length = far + m;
+    const int64_t heavy = s.size + 2 * s.reach, far = heavy + s.heavies, picked = far + m, length = picked + s.selects;
     const int64_t L = up(length, PAIR), D = up(d, PAIR), E = up(e, PAIR), tall = up(s.size, STRIP);
     Numbers keys_t, values, keys, values_t, bias, count, left, means, before, after, later, nothing, mean;
+    InClusters members;
+    std::vector<int64_t> marked;
+    std::vector<uint8_t> loses;
     const REAL *k, *v;
-    const int64_t *cluster, *heavy_at;
+    const int64_t *cluster, *heavy_at, *selected;
 
     Head(const Blocks& s, bool back)
         : s(s), back(back), keys_t(d * L), values(L * E), keys(back * L * D), values_t(back * e * L), bias(L, NONE),
-          count(m), left(m), means(m * d), before(m * e), after(GROUP * m * e), later(groups * m * e), nothing(std::max(d, e)), mean(e) {}
+          count(m), left(m), means(m * d), before(m * e), after(GROUP * m * e), later(groups * m * e), nothing(std::max(d, e)), mean(e),
+          members(s.selects ? t : 0, e, s.selects ? m : 0), loses(m) {}
 
     int64_t first(int64_t block) const { return std::max<int64_t>(0, block * s.size - s.reach); }
     int64_t last(int64_t block) const { return std::min(t, (block + 1) * s.size + s.reach); }
@@ -140,16 +192,41 @@ struct Head {
         for (int64_t p = start; p < stop; p++)
             if (cluster[p] < m) add(of_v + p * s.of_v.token, &sums[cluster[p] * e], e);
     }
-    void put(int64_t i, const REAL* key, const REAL* value) {
-        for (int64_t j = 0; j < d; j++) keys_t[j * L + i] = key[j];
+    void put_value(int64_t i, const REAL* value) {
         memcpy(&values[i * E], value, e * sizeof(REAL));
         if (!back) return;
-        memcpy(&keys[i * D], key, d * sizeof(REAL));
         for (int64_t j = 0; j < e; j++) values_t[j * L + i] = value[j];
     }
+    void put(int64_t i, const REAL* key, const REAL* value) {
+        for (int64_t j = 0; j < d; j++) keys_t[j * L + i] = key[j];
+        if (back) memcpy(&keys[i * D], key, d * sizeof(REAL));
+        put_value(i, value);
+    }
+    // The tokens at_of(0) ... as keys from i on; zeros for those outside the sequence.
+    template <class At>
+    void put_tokens(int64_t i, int64_t size, At at_of) {
+        const REAL *key[COPIED], *value[COPIED];
+        for (int64_t start = 0; start < size; start += COPIED) {
+            const int64_t number = std::min(COPIED, size - start), here = i + start;
+            for (int64_t c = 0; c < number; c++) {
+                const int64_t p = at_of(start + c);
+                const bool there = p >= 0 && p < t;
+                key[c] = there ? k + p * s.k.token : nothing.data(), value[c] = there ? v + p * s.v.token : nothing.data();
+                bias[here + c] = there && cluster[p] < m ? 0 : NONE;
+                if (there && cluster[p] < m) left[cluster[p]] -= 1;
+                memcpy(&values[(here + c) * E], value[c], e * sizeof(REAL));
+                if (back) memcpy(&keys[(here + c) * D], key[c], d * sizeof(REAL));
+            }
+            for (int64_t j = 0; j < d; j++)
+                for (int64_t c = 0; c < number; c++) keys_t[j * L + here + c] = key[c][j];
+            for (int64_t j = 0; back && j < e; j++)
+                for (int64_t c = 0; c < number; c++) values_t[j * L + here + c] = value[c][j];
+        }
+    }
 
-    void start(int64_t row) {
+    void start_clusters(int64_t row) {
         k = s.k.of(row), v = s.v.of(row), cluster = s.cluster + row * t, heavy_at = s.heavy + row * s.heavies;
+        selected = s.selected + row * blocks * s.selects;
         const uint8_t* found = s.found + row * s.heavies;
         for (Numbers* x : {&count, &means, &before}) std::fill(x->begin(), x->end(), 0);
         bool any = false;
@@ -158,15 +235,22 @@ struct Head {
             any = true, count[cluster[p]] += 1;
             add(&means[cluster[p] * d], k + p * s.k.token, d);
         }
-        for (int64_t i = 0; i < s.heavies; i++) {
-            any |= found[i];
-            put(heavy + i, k + heavy_at[i] * s.k.token, v + heavy_at[i] * s.v.token);
-            bias[heavy + i] = found[i] ? 0 : NONE;
-        }
+        for (int64_t i = 0; i < s.heavies; i++) any |= found[i];
         // A softmax over nothing may be NaN.
         if (!any) count[0] = 1;
         for (int64_t c = 0; c < m; c++)
             for (int64_t j = 0; j < d; j++) means[c * d + j] /= std::max<REAL>(count[c], 1);
+        if (s.selects) members.start(cluster, v, s.v.token);
+        marked.clear();
+    }
+
+    void start(int64_t row) {
+        start_clusters(row);
+        for (int64_t i = 0; i < s.heavies; i++) {
+            put(heavy + i, k + heavy_at[i] * s.k.token, v + heavy_at[i] * s.v.token);
+            bias[heavy + i] = s.found[row * s.heavies + i] ? 0 : NONE;
+        }
+        for (int64_t c = 0; c < m; c++) put(far + c, &means[c * d], nothing.data());
         // The values after the windows of each group, summed from the end: nothing is subtracted.
         int64_t stop = t;
         for (int64_t g = groups - 1; g >= 0; g--) {
@@ -177,6 +261,20 @@ struct Head {
             gather(here, from, stop);
             stop = from;
         }
+    }
+
+    // The keys that the block selects; its clusters that lose any are marked.
+    void select(int64_t block) {
+        const int64_t* chosen = selected + block * s.selects;
+        for (int64_t p : marked) members.mark(p, false);
+        marked.clear();
+        std::fill(loses.begin(), loses.end(), 0);
+        put_tokens(picked, s.selects, [&](int64_t i) { return chosen[i]; });
+        for (int64_t p = first(block); p < last(block); p++)
+            if (cluster[p] < m) marked.push_back(p);
+        for (int64_t i = 0; i < s.selects; i++)
+            if (chosen[i] >= 0) marked.push_back(chosen[i]), loses[cluster[chosen[i]]] = 1;
+        for (int64_t p : marked) members.mark(p, true);
     }
 
     void fill(int64_t block) {
@@ -190,21 +288,128 @@ struct Head {
         }
         if (block) gather(before.data(), first(block - 1), first(block));
         left = count;
-        for (int64_t i = 0; i < heavy; i++) {
-            const int64_t p = from + i;
-            const bool there = p >= 0 && p < t;
-            put(i, there ? k + p * s.k.token : nothing.data(), there ? v + p * s.v.token : nothing.data());
-            bias[i] = there && cluster[p] < m ? 0 : NONE;
-            if (there && cluster[p] < m) left[cluster[p]] -= 1;
-        }
+        put_tokens(0, heavy, [&](int64_t i) { return from + i; });
+        if (s.selects) select(block);
         for (int64_t c = 0; c < m; c++) {
             const REAL *a = &before[c * e], *b = &after[((block - begin) * m + c) * e], number = std::max<REAL>(left[c], 1);
-            for (int64_t j = 0; j < e; j++) mean[j] = (a[j] + b[j]) / number;
-            put(far + c, &means[c * d], mean.data());
+            if (loses[c]) {
+                // Summed anew: nothing is subtracted.
+                std::fill(mean.begin(), mean.end(), 0);
+                members.visit(c, [&](int64_t group) { add(mean.data(), &members.sums[group * e], e); },
+                              [&](int64_t p) { add(mean.data(), v + p * s.v.token, e); });
+                for (int64_t j = 0; j < e; j++) mean[j] /= number;
+            } else {
+                for (int64_t j = 0; j < e; j++) mean[j] = (a[j] + b[j]) / number;
+            }
+            put_value(far + c, mean.data());
             bias[far + c] = std::log(left[c]);
         }
     }
 };
+
+// The keys that each block selects, see `selected_keys`.
+extern "C" void blocks_select(const Blocks* given, int64_t begin, int64_t end) {
+    constexpr int64_t QUERIES = 16, FOUR = 4, PLACES = 1 << 30;
+    const Blocks& s = *given;
+    Head h(s, false);
+    const int64_t t = h.t, d = h.d, e = h.e, m = h.m, r = s.selects, number = 4 * r, F = up(s.heavies + m, PAIR);
+    const int64_t stretches = (s.size + QUERIES - 1) / QUERIES, P = up(stretches, FOUR);
+    const auto level = [](REAL x) { return (int64_t)std::nearbyint((x > -4194304 ? x < 4194304 ? x : (REAL)4194304 : (REAL)-4194304) * 1024); };
+    const auto log_of = [](REAL x) {
+        return std::log(std::min(std::max(x, std::numeric_limits<REAL>::min()), std::numeric_limits<REAL>::max()));
+    };
+    Numbers far_t(d * F), bias(F, NONE), q(P * d), scores(P * F), total(P), value(e), distance(t), spread(m), panels, found, best, far(F);
+    std::vector<int64_t> at(m), clusters, keys;
+    for (int64_t row = begin; row < end; row++) {
+        h.start_clusters(row);
+        const InClusters& in = h.members;
+        int64_t size = 0, widest = 0;
+        for (int64_t c = 0; c < m; c++) {
+            const int64_t wide = up(in.end[c] - in.begin[c], PAIR);
+            at[c] = size, size += wide * d, widest = std::max(widest, wide);
+        }
+        panels.assign(size, 0), found.resize(P * widest), best.resize(widest);
+        for (int64_t i = 0; i < s.heavies; i++) {
+            for (int64_t j = 0; j < d; j++) far_t[j * F + i] = h.k[h.heavy_at[i] * s.k.token + j];
+            bias[i] = s.found[row * s.heavies + i] ? 0 : NONE;
+        }
+        for (int64_t c = 0; c < m; c++) {
+            const int64_t first = in.begin[c], count = in.end[c] - first, wide = up(count, PAIR);
+            for (int64_t j = 0; j < d; j++) far_t[j * F + s.heavies + c] = h.means[c * d + j];
+            bias[s.heavies + c] = std::log(h.count[c]);
+            std::fill(value.begin(), value.end(), 0);
+            for (int64_t i = first; i < in.end[c]; i += InClusters::TOGETHER) add(value.data(), &in.sums[i / InClusters::TOGETHER * e], e);
+            for (int64_t j = 0; j < e; j++) value[j] /= std::max<int64_t>(count, 1);
+            REAL sum = 0;
+            for (int64_t i = 0; i < count; i++) {
+                const int64_t p = in.token[first + i];
+                REAL off = 0;
+                for (int64_t j = 0; j < e; j++) off += std::abs(h.v[p * s.v.token + j] - value[j]);
+                distance[p] = log_of(off), sum += off;
+                for (int64_t j = 0; j < d; j++) panels[at[c] + j * wide + i] = h.k[p * s.k.token + j];
+            }
+            spread[c] = log_of(sum / std::max<int64_t>(count, 1));
+        }
+        for (int64_t block = 0; block < h.blocks; block++) {
+            // The means of the real queries of each stretch, and the sum of the softmax of each.
+            std::fill(q.begin(), q.end(), 0);
+            for (int64_t i = 0; i < stretches; i++) {
+                const int64_t first = block * s.size + i * QUERIES, last = std::min(first + QUERIES, (block + 1) * s.size);
+                int64_t count = 0;
+                for (int64_t p = first; p < last; p++) {
+                    if (!s.real[row * t + p]) continue;
+                    count += 1;
+                    add(&q[i * d], s.q.of(row) + p * s.q.token, d);
+                }
+                for (int64_t j = 0; j < d; j++) q[i * d + j] *= (REAL)s.scale / std::max<int64_t>(count, 1);
+                total[i] = count ? 0 : -NONE;
+            }
+            product<false, false, FOUR>(q.data(), d, far_t.data(), F, scores.data(), F, P, d, F);
+            for (int64_t c = 0; c < m; c++) far[c] = NONE;
+            for (int64_t i = 0; i < stretches; i++) {
+                const REAL* x = &scores[i * F];
+                Vec largest = load(x) + load(bias.data()), sum = {};
+                for (int64_t j = 0; j < F; j += N) {
+                    const Vec here = load(x + j) + load(&bias[j]);
+                    largest = here > largest ? here : largest;
+                }
+                const REAL top = reduce(largest, [](REAL a, REAL b) { return a > b ? a : b; });
+                for (int64_t j = 0; j < F; j += N) sum += exp_of(load(x + j) + load(&bias[j]) - top);
+                total[i] += top + std::log(reduce(sum, std::plus<REAL>()));
+                for (int64_t c = 0; c < m; c++) far[c] = std::max(far[c], x[s.heavies + c] - total[i]);
+            }
+            // A heap of the clusters, of which each key holds the loss and, counted down, the number.
+            clusters.clear(), keys.clear();
+            for (int64_t c = 0; c < m; c++)
+                if (in.end[c] > in.begin[c]) clusters.push_back(level(far[c] + spread[c]) * PLACES + PLACES - 1 - c);
+            std::make_heap(clusters.begin(), clusters.end());
+            for (int64_t seen = 0; seen < number && !clusters.empty();) {
+                std::pop_heap(clusters.begin(), clusters.end());
+                const int64_t c = PLACES - 1 - (clusters.back() & (PLACES - 1)), wide = up(in.end[c] - in.begin[c], PAIR);
+                clusters.pop_back();
+                const int64_t count = std::min(number - seen, in.end[c] - in.begin[c]), columns = up(count, PAIR);
+                seen += count;
+                product<false, false, FOUR>(q.data(), d, &panels[at[c]], wide, found.data(), wide, P, d, columns);
+                for (int64_t j = 0; j < columns; j += N) {
+                    Vec most = load(&found[j]) - total[0];
+                    for (int64_t i = 1; i < stretches; i++) {
+                        const Vec here = load(&found[i * wide + j]) - total[i];
+                        most = here > most ? here : most;
+                    }
+                    store(&best[j], most);
+                }
+                for (int64_t i = 0; i < count; i++) {
+                    const int64_t p = in.token[in.begin[c] + i];
+                    if (p < h.first(block) || p >= h.last(block)) keys.push_back(level(best[i] + distance[p]) * PLACES + PLACES - 1 - p);
+                }
+            }
+            const int64_t some = std::min<int64_t>(r, keys.size());
+            if (some < (int64_t)keys.size()) std::nth_element(keys.begin(), keys.begin() + some, keys.end(), std::greater<int64_t>());
+            int64_t* to = s.selected + (row * h.blocks + block) * r;
+            for (int64_t i = 0; i < r; i++) to[i] = i < some ? PLACES - 1 - (keys[i] & (PLACES - 1)) : -1;
+        }
+    }
+}
 
 extern "C" void blocks_forward(const Blocks* given, int64_t begin, int64_t end) {
     const Blocks& s = *given;
@@ -236,11 +441,12 @@ extern "C" void blocks_backward(const Blocks* given, int64_t begin, int64_t end)
     const int64_t L = h.L, D = h.D, E = h.E, d = h.d, e = h.e, m = h.m, me = m * e;
     Numbers q(h.tall * D), grad(h.tall * E), weights(h.tall * L), of_scores(h.tall * L), of_q(h.tall * D), of_keys(L * D),
         of_values(L * E), heavy_k(s.heavies * d), heavy_v(s.heavies * e), of_means(m * d), shares(GROUP * me), given_now(me),
-        run(me), totals(h.groups * me);
+        run(me), totals(h.groups * me), of_groups;
     for (int64_t row = begin; row < end; row++) {
         REAL *of_k = s.of_k.of(row), *of_v = s.of_v.of(row);
         h.start(row);
         for (Numbers* x : {&heavy_k, &heavy_v, &of_means, &given_now, &totals}) std::fill(x->begin(), x->end(), 0);
+        of_groups.assign(h.members.sums.size(), 0);
         for (int64_t p = 0; p < h.t; p++) {
             std::fill_n(of_k + p * s.of_k.token, d, 0);
             std::fill_n(of_v + p * s.of_v.token, e, 0);
@@ -276,6 +482,12 @@ extern "C" void blocks_backward(const Blocks* given, int64_t begin, int64_t end)
                 add(of_k + p * s.of_k.token, &of_keys[i * D], d);
                 add(of_v + p * s.of_v.token, &of_values[i * E], e);
             }
+            for (int64_t i = 0; i < s.selects; i++) {
+                const int64_t p = h.selected[block * s.selects + i];
+                if (p < 0) continue;
+                add(of_k + p * s.of_k.token, &of_keys[(h.picked + i) * D], d);
+                add(of_v + p * s.of_v.token, &of_values[(h.picked + i) * E], e);
+            }
             for (int64_t i = 0; i < s.heavies; i++) {
                 add(&heavy_k[i * d], &of_keys[(h.heavy + i) * D], d);
                 add(&heavy_v[i * e], &of_values[(h.heavy + i) * E], e);
@@ -284,6 +496,10 @@ extern "C" void blocks_backward(const Blocks* given, int64_t begin, int64_t end)
             for (int64_t c = 0; c < m; c++) {
                 add(&of_means[c * d], &of_keys[(h.far + c) * D], d);
                 for (int64_t j = 0; j < e; j++) share[c * e + j] = of_values[(h.far + c) * E + j] / std::max<REAL>(h.left[c], 1);
+                if (!h.loses[c]) continue;
+                h.members.visit(c, [&](int64_t group) { add(&of_groups[group * e], share + c * e, e); },
+                                [&](int64_t p) { add(of_v + p * s.of_v.token, share + c * e, e); });
+                std::fill_n(share + c * e, e, 0);
             }
             // A block gives to the tokens after its window, then to those before it; by groups, from the end.
             add(given_now.data(), share, me);
@@ -304,6 +520,7 @@ extern "C" void blocks_backward(const Blocks* given, int64_t begin, int64_t end)
         for (int64_t p = 0; p < h.t; p++) {
             const int64_t c = h.cluster[p];
             if (c < m) add(of_k + p * s.of_k.token, &of_means[c * d], d, 1 / std::max<REAL>(h.count[c], 1));
+            if (c < m && s.selects) add(of_v + p * s.of_v.token, &of_groups[h.members.slot[p] / InClusters::TOGETHER * e], e);
         }
         for (int64_t i = 0; i < s.heavies; i++) {
             add(of_k + h.heavy_at[i] * s.of_k.token, &heavy_k[i * d], d);

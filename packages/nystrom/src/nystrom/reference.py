@@ -298,6 +298,50 @@ def near_far(
     return torch.where(exact, _scale(q) * q @ k.T, _scale(q) * q @ means.T).softmax(dim=1) @ v
 
 
+def selected_keys(
+    q: Queries,
+    k: Keys,
+    v: Values,
+    *,
+    cluster: Int[Tensor, " s"],
+    num_clusters: int,
+    near: Bool[Tensor, "n s"],
+    places: Int[Tensor, " n"],
+    block_size: int,
+    num_selected: int,
+) -> Bool[Tensor, "n s"]:
+    r"""The keys that the block of each query selects in `near_far`, where they count as near (ours).
+
+    Those with the largest $\max_t e^{c\, \bar q_t^\top k_j} / Z_t \cdot \|v_j - \nu(j)\|_1$ among 4 candidates for
+    each: $\bar q_t$ are the means of 16 queries, $Z_t$ the sums of their softmax over heavy keys and clusters, $\nu(j)$
+    is the mean value of the cluster of j. Candidates are the keys of the clusters with the largest loss, their mean
+    keys and mean distances in its place. Logarithms are compared in steps of 1 / 1024; of equal ones, the first wins.
+    """
+    heavy, selected = cluster == num_clusters, torch.zeros_like(near)
+    groups = [torch.nonzero(cluster == a)[:, 0] for a in range(num_clusters)]
+    groups = [group for group in groups if len(group)]
+    sizes = torch.tensor([float(len(group)) for group in groups], dtype=q.dtype, device=q.device)
+    means = torch.stack([k[group].mean(dim=0) for group in groups]) if groups else k[:0]
+    distance = (v - _group_means(v, torch.where(heavy, -1, cluster))).abs().sum(dim=1).clamp(min=1e-300)
+    for block in places.div(block_size, rounding_mode="floor").unique():
+        inside = places.div(block_size, rounding_mode="floor") == block
+        stretch = (places % block_size).div(16, rounding_mode="floor")
+        asks = torch.stack([_scale(q) * q[inside & (stretch == t)].mean(dim=0) for t in stretch[inside].unique()])
+        seen = torch.cat([asks @ k[heavy].T, asks @ means.T + sizes.log()], dim=1).logsumexp(dim=1, keepdim=True)
+        spread = torch.stack([distance[group].mean() for group in groups]) if groups else distance[:0]
+        order = _first((asks @ means.T - seen).amax(dim=0) + spread.log())
+        candidates = torch.cat([groups[a] for a in order] + [cluster[:0]])[: 4 * num_selected].sort().values
+        candidates = candidates[~near[inside][0, candidates]]
+        loss = (asks @ k[candidates].T - seen).amax(dim=0) + distance[candidates].log()
+        selected[:, candidates[_first(loss)[:num_selected]]] |= inside[:, None]
+    return selected
+
+
+def _first(loss: Float[Tensor, " s"]) -> Int[Tensor, " s"]:
+    """The order of losses, the largest first."""
+    return (1024 * loss).round().argsort(descending=True, stable=True)
+
+
 def near_far_causal(q: Queries, k: Keys, v: Values, *, groups: Int[Tensor, "n s"]) -> Out:
     r"""Softmax of $c\, q_i^\top \mu_i(j)$ over the keys $j \le i$ (ours).
 

@@ -149,7 +149,7 @@ CALLS = {
     "near_far": lambda *x, **masks: near_far_attention(*x, **masks),
     "near_far approximate": lambda *x, **masks: near_far_attention(*x, exact_up_to=0, **masks),
     # Beyond 256 clusters torch chooses.
-    "near_far growing": lambda *x, **masks: near_far_attention(*x, **near_far_sizes(8192), **masks),
+    "near_far growing": lambda *x, **masks: near_far_attention(*x, **near_far_sizes(8192, selects=False), **masks),
 }
 
 

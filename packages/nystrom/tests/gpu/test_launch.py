@@ -197,7 +197,7 @@ def test_what_counts_as_measured(triton, cuda, capability, measured, monkeypatch
         ("skyformer", {"num_landmarks": 129}),
         ("skyformer", {"kernel": "laplace"}),
         ("near_far", {"num_clusters": 641}),
-        ("near_far", {"num_samples": 4}),
+        ("near_far", {"num_selected": 4}),
     ],
 )
 def test_auto_means_torch_for_options_that_were_not_measured(name, options, monkeypatch):

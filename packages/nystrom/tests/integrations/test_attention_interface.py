@@ -326,12 +326,12 @@ def test_cross_attention_of_equal_lengths_keeps_all_queries(layer, elsewhere):
 @pytest.mark.parametrize(
     ("config", "wanted"),
     [
-        (BertConfig(max_position_embeddings=2048), near_far_sizes(2048)),
+        (BertConfig(max_position_embeddings=2048), near_far_sizes(2048, selects=False)),
         # RoBERTa's table begins with two rows that no token has.
-        (RobertaConfig(max_position_embeddings=514), near_far_sizes(512)),
+        (RobertaConfig(max_position_embeddings=514), near_far_sizes(512, selects=False)),
         (ViTConfig(), {}),
         (SimpleNamespace(max_position_embeddings=-1), {}),
-        (SimpleNamespace(max_position_embeddings=2048), near_far_sizes(2048)),
+        (SimpleNamespace(max_position_embeddings=2048), near_far_sizes(2048, selects=False)),
     ],
     ids=["bert", "roberta", "vit", "no limit", "not of transformers"],
 )

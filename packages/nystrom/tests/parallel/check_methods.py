@@ -28,7 +28,6 @@ VARIANTS = {
     "near_far": [
         {"block_size": 4, "reach": 1, "num_heavy": 2, "num_clusters": 3, "exact_up_to": 0},
         {"block_size": 2, "reach": 5, "num_heavy": 0, "num_clusters": 2, "exact_up_to": 0, "iterations": 2},
-        {"block_size": 4, "reach": 1, "num_heavy": 2, "num_clusters": 3, "exact_up_to": 0, "num_samples": 5},
         {"block_size": 30, "reach": 0, "num_heavy": 3, "num_clusters": 1, "exact_up_to": 0},
         # One of the masked sequences is shorter, and then all are.
         {"block_size": 4, "reach": 1, "num_heavy": 2, "num_clusters": 3, "exact_up_to": 16},

@@ -110,7 +110,7 @@ _OURS = {
 
 def _growing(n: int) -> Mapping[str, object]:
     """near_far with sizes that grow as the square root of n."""
-    return {**near_far_sizes(n), "exact_up_to": 0}
+    return {**near_far_sizes(n, selects=False), "exact_up_to": 0}
 
 
 CONTENDERS: dict[str, Contender] = {

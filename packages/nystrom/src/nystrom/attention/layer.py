@@ -217,7 +217,7 @@ class MultiheadAttention(nn.Module):
         out = attend_in_heads(self.heads, q, k, v, masks=masks, conv=self.conv, is_causal=is_causal)
         weights = None
         if weight_queries is not None:
-            weights = self._rows_of(q, k, weight_queries, masks)
+            weights = self._rows_of(q, k, v, weight_queries, masks)
             weights = weights.mean(dim=1) if average_attn_weights else weights
             weights = weights[0] if unbatched else weights
         return self._project_out(out, unbatched), weights
@@ -416,10 +416,12 @@ class MultiheadAttention(nn.Module):
             return out[0]
         return out if self.batch_first else out.transpose(0, 1)
 
-    def _rows_of(self, q: Tensor, k: Tensor, queries: Tensor, masks: Masks) -> Float[Tensor, "b h r s"]:
+    def _rows_of(self, q: Tensor, k: Tensor, v: Tensor, queries: Tensor, masks: Masks) -> Float[Tensor, "b h r s"]:
         assert self._rows is not None, "checked before"
         options = {name: value for name, value in vars(self.heads.options).items() if name != "backend"}
-        q, k = (split_heads(x, self.num_heads) for x in (q, k))
+        q, k, v = (split_heads(x, self.num_heads) for x in (q, k, v))
+        if options.get("num_selected"):
+            options["v"] = v
         return self._rows(q, k, queries, **masks._asdict(), **options)
 
 
@@ -596,10 +598,10 @@ def _check_context(layer: MultiheadAttention) -> None:
             "the tokens are split across ranks, and a context would hold this rank's keys only: make it from whole "
             "sequences, on a layer in one process."
         )
-    samples, backend = layer.heads.options.num_samples, layer.heads.options.backend
-    if samples or backend == "triton":
+    selected, backend = layer.heads.options.num_selected, layer.heads.options.backend
+    if selected or backend == "triton":
         raise ValueError(
-            f"a context has no samples and no kernels, but this layer has num_samples={samples} and "
+            f"a context has no blocks that select keys and no kernels, but this layer has num_selected={selected} and "
             f"backend={backend!r}: build it with 0 and 'torch'."
         )
 

@@ -381,11 +381,12 @@ class NearFarOptions:
         exact_up_to: Self-attention of a sequence with at most this many real tokens is exact: up to about 1,024 that is
             faster on a CPU. 0 approximates sequences of any length. In causal attention, the queries of this many first
             tokens, in whole blocks, are exact.
-        num_samples: Sampled queries r. A ridge regression on their exact outputs gives a correction for all queries; 0
-            for none. Rows of the matrix are then no longer positive.
+        num_selected: Keys r that each block of queries selects: of those outside its window that are not heavy, the
+            ones whose cluster would cost it most. They are exact for the block and leave their cluster; 0 for none.
+            For self-attention that is not causal, by torch and on a CPU.
         scale: Factor on the scores; None means 1 / sqrt(d).
-        backend: "torch", "triton" (GPU kernels; torch computes the correction) or "auto" (the kernels where they were
-            measured to be faster).
+        backend: "torch", "triton" (GPU kernels, without selected keys) or "auto" (the kernels where they were measured
+            to be faster).
     """
 
     block_size: int = 64
@@ -394,7 +395,7 @@ class NearFarOptions:
     num_clusters: int = 64
     iterations: int = 4
     exact_up_to: int = 1024
-    num_samples: int = 0
+    num_selected: int = 0
     scale: float | None = None
     backend: Backend = "auto"
 
@@ -405,39 +406,55 @@ class NearFarOptions:
         check_at_least("num_clusters", self.num_clusters, 1)
         check_at_least("iterations", self.iterations, 1)
         check_at_least("exact_up_to", self.exact_up_to, 0)
-        check_at_least("num_samples", self.num_samples, 0)
+        check_at_least("num_selected", self.num_selected, 0)
         _check_scale(self.scale)
         _check_backend(self.backend, {})
+        if self.num_selected and self.backend == "triton":
+            raise ValueError(
+                f"num_selected is {self.num_selected} and backend is 'triton', which has no kernels for selected keys: "
+                "pass backend='torch' or num_selected=0."
+            )
 
     @property
     def measured_width(self) -> int:
         """The widest head measured with these options, see `nystrom.attention.entry.picks_triton`."""
         for length, width in ((16384, _MEASURED_WIDTH), (32768, 64)):
-            largest = near_far_sizes(length)
-            if not self.num_samples and all(getattr(self, name) <= size for name, size in largest.items()):
+            largest = near_far_sizes(length, selects=False)
+            if not self.num_selected and all(getattr(self, name) <= size for name, size in largest.items()):
                 return width
         return 0
 
 
-def near_far_sizes(n: int, *, is_causal: bool = False) -> dict[str, Any]:
+def near_far_sizes(n: int, *, is_causal: bool = False, selects: bool = True) -> dict[str, Any]:
     r"""Sizes of `near_far` with which its error hardly grows with the length: the square root of n, in time $n^{3/2}$.
 
-    $32 \sqrt{n / 512}$ heavy keys and $80 \sqrt{n / 512}$ clusters in multiples of 8, blocks of 128 and a reach of 16.
-    They are meant as fixed options of a model, for inputs of any length. A causal query sees more tokens exactly, so
-    half the heavy keys and clusters suffice, and the first 2,048 tokens are exact, which takes no longer.
+    $32 \sqrt{n / 2048}$ heavy keys, $88 \sqrt{n / 2048}$ clusters and $120 \sqrt{n / 2048}$ selected keys in multiples
+    of 8, blocks of 64 and a reach of 8; without selected keys $64 \sqrt{n / 2048}$ heavy keys,
+    $160 \sqrt{n / 2048}$ clusters, blocks of 128 and a reach of 16, which take about as long. They are meant as fixed
+    options of a model, for inputs of any length. A causal query sees more tokens exactly, so half the heavy keys and
+    clusters suffice, none are selected, and the first 2,048 tokens are exact, which takes no longer.
 
     Args:
         n: Tokens of the longest input.
         is_causal: Whether the sizes are for causal attention.
+        selects: Whether blocks of queries select keys, which makes self-attention on a CPU nearer. False for what does
+            not support it: kernels of a GPU, ranks, contexts, ONNX and cross-attention.
 
     Returns:
         Options of `near_far_attention`.
     """
     check_at_least("n", n, 1)
     check_flag("is_causal", is_causal)
+    check_flag("selects", selects)
     growth = math.sqrt(max(n, 512) / 512) / (2 if is_causal else 1)
-    heavy, clusters = (8 * math.ceil(size * growth / 8) for size in (32, 80))
-    sizes = {"block_size": 128, "reach": 16, "num_heavy": heavy, "num_clusters": clusters}
+
+    def grown(size: int) -> int:
+        return 8 * math.ceil(size * growth / 8)
+
+    if selects and not is_causal:
+        sizes = {"num_heavy": grown(16), "num_clusters": grown(44), "num_selected": grown(60)}
+        return {"block_size": 64, "reach": 8, **sizes}
+    sizes = {"block_size": 128, "reach": 16, "num_heavy": grown(32), "num_clusters": grown(80)}
     return sizes | ({"exact_up_to": 2048} if is_causal else {})
 
 

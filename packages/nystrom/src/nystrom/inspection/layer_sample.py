@@ -165,7 +165,9 @@ def _sample_heads(
     for candidate in candidates:
         if METHODS[candidate.method].rows:
             function = ROWS[candidate.method]
-            theirs = function(q, k, queries, **masks, **candidate.options)[0]
+            # Blocks select keys by their values.
+            values = {"v": v} if candidate.options.get("num_selected") else {}
+            theirs = function(q, k, queries, **masks, **values, **candidate.options)[0]
             variation[candidate.name] = 0.5 * (theirs - rows).abs().sum(dim=-1)
         if candidate.method == "nystrom":
             factors = nystrom_factors(q, k, **masks, **candidate.options)

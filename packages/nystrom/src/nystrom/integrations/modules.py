@@ -41,10 +41,12 @@ def default_options(method: str, longest: int | None = None, *, is_causal: bool 
     """Default options for a trained model, where they differ from the method's own defaults.
 
     "reformer" keeps separate keys, with which the layers were trained, and "near_far" gets the sizes of
-    `near_far_sizes` for the longest input, in tokens; None if that has no limit or it is unknown.
+    `near_far_sizes` for the longest input, in tokens, without selected keys; None if that has no limit or it is
+    unknown.
     """
     if method == "near_far" and longest:
-        return near_far_sizes(longest, is_causal=is_causal)
+        # A model may run on a GPU, on ranks or as ONNX, and may have cross-attention: without selected keys.
+        return near_far_sizes(longest, is_causal=is_causal, selects=False)
     return {"shared_qk": False} if method == "reformer" else {}
 
 

@@ -27,19 +27,19 @@ def real(s, *lengths):
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("sampled", [False, True])
+@pytest.mark.parametrize("selecting", [False, True])
 @pytest.mark.parametrize("scale", [None, 0.9])
-def test_it_is_the_plain_formula_with_its_gradients(scale, sampled):
+def test_it_is_the_plain_formula_with_its_gradients(scale, selecting):
     q, k, v = draw(7, 40)
     keep, options = real(40, 40, 17), NearFarOptions(scale=scale, **SIZES)
-    queries, factor = q if sampled else None, 1 if scale is None else scale * 4**0.5
+    queries, factor = q if selecting else None, 1 if scale is None else scale * 4**0.5
     context = near_far_context(k, v, queries=queries, key_keep=keep, scale=scale, **SIZES)
     torch.testing.assert_close(context.sizes.sum(-1), torch.tensor([[40] * 3, [17] * 3]))
     out = context(q)
     found = torch.autograd.grad(out.sin().sum(), (q, k, v))
     for i, count in enumerate((40, 17)):
         one = [q[i : i + 1], k[i : i + 1, :, :count], v[i : i + 1, :, :count]]
-        chosen = choose(one[0] if sampled else None, one[1], None, None, options, ordered=False)
+        chosen = choose(one[0] if selecting else None, one[1], None, None, options, ordered=False)
         heads = [
             reference.near_far(
                 factor * one[0][0, h], one[1][0, h], one[2][0, h], cluster=chosen.cluster[0, h], num_clusters=5
@@ -214,9 +214,9 @@ def test_what_does_not_fit_raises_by_name():
     layer = MultiheadAttention(12, 3, method="near_far", self_attention=False)
     cut = copy.deepcopy(layer)
     cut.heads.group = "a group"
-    sampled, triton = (
+    selecting, triton = (
         MultiheadAttention(12, 3, method="near_far", self_attention=False, **options)
-        for options in ({"num_samples": 8}, {"backend": "triton"})
+        for options in ({"num_selected": 8}, {"backend": "triton"})
     )
     own, memory = MultiheadAttention(12, 3, method="near_far", self_attention=True), torch.randn(2, 9, 12)
     kept = layer.context(memory)
@@ -235,8 +235,8 @@ def test_what_does_not_fit_raises_by_name():
         (lambda: MultiheadAttention(12, 3, method="nystrom").context(memory), "method='nystrom'.*build it with"),
         (lambda: own.context(memory), "self_attention=True.*build it with"),
         (lambda: LayerContext(own, **kept.state_dict()), "self_attention=True.*build it with"),
-        (lambda: sampled.context(memory), "no samples and no kernels, but .* num_samples=8 and backend='auto'"),
-        (lambda: triton.context(memory), "num_samples=0 and backend='triton'.*build it with 0 and 'torch'"),
+        (lambda: selecting.context(memory), "no blocks that select .* num_selected=8 and backend='auto'"),
+        (lambda: triton.context(memory), "num_selected=0 and backend='triton'.*build it with 0 and 'torch'"),
         (lambda: cut.context(memory), "the tokens are split across ranks"),
         (lambda: LayerContext(cut, **kept.state_dict()), "the tokens are split across ranks"),
     ):  # fmt: skip

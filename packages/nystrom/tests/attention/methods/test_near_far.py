@@ -18,6 +18,8 @@ OPTIONS = [
     {**SMALL, "reach": 0, "num_clusters": 1},
     {**SMALL, "block_size": 1, "iterations": 1},
     {**SMALL, "scale": 0.9, "num_heavy": 9},
+    {**SMALL, "num_selected": 3},
+    {**SMALL, "scale": 0.9, "num_heavy": 0, "reach": 0, "num_selected": 8},
 ]
 # float64 rounding of sums over some dozens of tokens
 CLOSE = {"rtol": 1e-11, "atol": 1e-12}
@@ -32,6 +34,10 @@ def definition(q, k, v, options, **masks):
         near = reference.near_keys(places, places, block_size=sizes.block_size, reach=sizes.reach) if is_self else None
         # Another factor on the scores is one on the queries.
         q = q if sizes.scale is None else sizes.scale * q.shape[1] ** 0.5 * q
+        if sizes.num_selected:
+            how = {"num_clusters": sizes.num_clusters, "block_size": sizes.block_size}
+            how |= {"num_selected": sizes.num_selected, "cluster": cluster, "near": near, "places": places}
+            near = near | reference.selected_keys(q, k, v, **how)
         return reference.near_far(q, k, v, cluster=cluster, num_clusters=sizes.num_clusters, near=near)
 
     return reference.by_sequence(formula, q, k, v, **masks)
@@ -107,6 +113,7 @@ def test_a_layer_of_cross_attention_has_no_near_tokens():
     reach=st.integers(0, 12),
     num_heavy=st.integers(0, 9),
     num_clusters=st.integers(1, 9),
+    num_selected=st.integers(0, 9),
     iterations=st.integers(1, 4),
     masked=st.booleans(),
     seed=st.integers(0, 2**31),
@@ -115,7 +122,7 @@ def test_rows_are_positive_and_sum_to_one_and_give_the_outputs(n, masked, seed, 
     q, k, v = draw(n, seed=seed)
     keep = torch.rand(2, n, generator=torch.Generator().manual_seed(seed)) < 0.7 if masked else None
     options["exact_up_to"] = 0
-    rows = near_far_rows(q, k, torch.arange(n), keep=keep, **options)
+    rows = near_far_rows(q, k, torch.arange(n), v=v, keep=keep, **options)
     real = torch.ones(2, n, dtype=torch.bool) if keep is None else keep
     pairs = (real[:, None, :, None] & real[:, None, None]).expand_as(rows)
     assert (rows[pairs] > 0).all()
@@ -150,6 +157,8 @@ def exact(q, k, v, keep):
         # 23 real tokens
         pytest.param({**SMALL, "num_heavy": 22}, id="all-but-one-heavy"),
         pytest.param({**SMALL, "num_clusters": 40}, id="one-key-a-cluster"),
+        pytest.param({**SMALL, "num_selected": 20}, id="all-selected"),
+        pytest.param({**SMALL, "num_clusters": 40, "num_selected": 2}, id="one-key-a-cluster-or-selected"),
     ],
 )
 def test_exact_limits_are_met_by_a_short_sequence_among_long_ones(options):
@@ -167,24 +176,28 @@ def test_equal_keys_are_exact():
     torch.testing.assert_close(near_far_attention(q, k, v, **SMALL), exact(q, k, v, keep), **CLOSE)
 
 
-def test_a_near_or_heavy_key_does_not_count_in_its_cluster():
+@pytest.mark.parametrize("num_selected", [0, 2])
+def test_a_near_heavy_or_selected_key_does_not_count_in_its_cluster(num_selected):
     """One far token of a large value, alone in its cluster, is lost or doubled by any error in the counts."""
-    q, k, v = draw(40)
+    (q, k, v), options = draw(40), SMALL | {"num_selected": num_selected}
     values = torch.zeros_like(v)
     for place in (0, 17, 39):
         values.zero_()[:, :, place] = 1e6
-        rows = near_far_rows(q, k, torch.arange(40), **SMALL)[..., place]
-        torch.testing.assert_close(near_far_attention(q, k, values, **SMALL)[..., 0], 1e6 * rows, rtol=1e-9, atol=1e-9)
+        rows = near_far_rows(q, k, torch.arange(40), v=values, **options)[..., place]
+        out = near_far_attention(q, k, values, **options)
+        torch.testing.assert_close(out[..., 0], 1e6 * rows, rtol=1e-9, atol=1e-9)
 
 
-def test_long_sequences_in_many_stretches_are_the_plain_form():
+@pytest.mark.parametrize("num_selected", [0, 6])
+def test_long_sequences_in_many_stretches_are_the_plain_form(num_selected):
     inputs = draw(1003, b=1, h=3, d=16, e=24)
     options = {"block_size": 8, "reach": 3, "num_heavy": 5, "num_clusters": 64, "exact_up_to": 0}
+    options["num_selected"] = num_selected
     keep = torch.arange(1003)[None] > 6
     for mask in (None, keep):
         out = near_far_attention(*inputs, keep=mask, **options)
         # rows of a matrix, without blocks and stretches
-        rows = near_far_rows(*inputs[:2], torch.arange(1003), keep=mask, **options)
+        rows = near_far_rows(*inputs[:2], torch.arange(1003), v=inputs[2], keep=mask, **options)
         torch.testing.assert_close(out, rows @ inputs[2], **CLOSE)
         found, expected = (torch.autograd.grad(x.square().sum(), inputs) for x in (out, rows @ inputs[2]))
         for x, y in zip(found, expected, strict=True):
@@ -216,6 +229,8 @@ def of_tokens(found, exact, real):
         {"block_size": 16, "reach": 3, "num_heavy": 4, "num_clusters": 1, "exact_up_to": 0},
         {"block_size": 7, "reach": 20, "num_heavy": 2, "num_clusters": 1, "exact_up_to": 0},
         {"block_size": 1, "reach": 0, "num_heavy": 4, "num_clusters": 1, "exact_up_to": 0},
+        {"block_size": 32, "reach": 3, "num_heavy": 0, "num_clusters": 1, "exact_up_to": 0, "num_selected": 12},
+        {"block_size": 32, "reach": 0, "num_heavy": 0, "num_clusters": 2, "exact_up_to": 0, "num_selected": 20},
     ],
     ids=str,
 )
@@ -228,6 +243,11 @@ def test_a_large_value_or_gradient_leaves_no_trace_where_it_has_no_weight(
     q, k, v = inputs
     q[..., 0] += 4
     k[:, :, 40, 0] -= 60
+    if "num_selected" in options:
+        # The first half of each block attends to that key, so that the block selects it, and the other half does not;
+        # the weight is a normal number for all.
+        k[:, :, 40, 0] += 20
+        q[:, :, ((torch.arange(96) - 5 * masked) // 16) % 2 == 0, 0] -= 8
     v[:, :, 40] *= size
     grad = draw(96, b=1, e=8, seed=1)[2].detach().float()
     grad[:, :, 38:43] *= size
@@ -236,7 +256,7 @@ def test_a_large_value_or_gradient_leaves_no_trace_where_it_has_no_weight(
     keep = None if keep is None else keep[None]
 
     def dense(q, k, v):
-        return near_far_rows(q, k, torch.arange(96), keep=keep, **options) @ v
+        return near_far_rows(q, k, torch.arange(96), v=v, keep=keep, **options) @ v
 
     def results(attend, dtype):
         leaves = [x.to(dtype).requires_grad_() for x in inputs]
@@ -251,33 +271,64 @@ def test_a_large_value_or_gradient_leaves_no_trace_where_it_has_no_weight(
         assert of_tokens(mine, wanted, real) <= allowed
 
 
-def test_sampled_queries_correct_the_outputs():
-    q, k, v = draw(300, b=1)
-    exact_out = exact(q, k, v, torch.ones(1, 300, dtype=torch.bool))
-    errors = [(near_far_attention(q, k, v, **SMALL, num_samples=r) - exact_out).norm().item() for r in (0, 50, 200)]
-    assert errors[2] < errors[1] < errors[0]
+def selected_rows(q, k, v, options, **masks):
+    """Which keys each query sees as in exact attention, by the ratio of their weights to that of the heaviest key."""
+    rows = near_far_rows(q, k, torch.arange(q.shape[2]), v=v, **masks, **options)
+    scores = q @ k.mT / q.shape[-1] ** 0.5
+    own = torch.diagonal(rows.log() - scores, dim1=-2, dim2=-1)[..., None]
+    return (rows.log() - scores - own).abs() < 1e-9
 
 
-def test_nothing_is_corrected_where_the_method_is_exact():
-    q, k, v = draw(40)
-    options = {**SMALL, "reach": 40, "num_samples": 10}
-    torch.testing.assert_close(
-        near_far_attention(q, k, v, **options), exact(q, k, v, torch.ones(2, 40, dtype=torch.bool)), **CLOSE
-    )
+def test_a_block_selects_the_keys_with_the_largest_loss():
+    """A far key to which one block alone attends, with a value of its own; all other keys are alike."""
+    q, k, v = (x.detach() * 0.1 for x in draw(64, b=1, h=1))
+    q[:, :, 40:44, 0], k[:, :, 9, 0], v[:, :, 9] = 9, 3, 20
+    # Candidates are the first 12 of one cluster.
+    seen = selected_rows(q, k, v, {**SMALL, "num_heavy": 0, "num_clusters": 1, "num_selected": 3})[0, 0]
+    assert seen[40:44, 9].all()
+    near = torch.arange(64)[:, None] // 4 * 4 - torch.arange(64)
+    assert (seen & ((near > 2) | (near < -5))).sum(dim=1).tolist() == [3] * 64
 
 
-def test_a_sequence_of_heavy_keys_alone_is_corrected_to_itself():
-    q, k, v = draw(40)
-    keep = torch.ones(2, 40, dtype=torch.bool)
-    keep[0, 3:] = False
-    out = near_far_attention(q, k, v, keep=keep, **SMALL, num_samples=7)
-    torch.testing.assert_close(out[:1], exact(q, k, v, keep)[:1], **CLOSE)
+def test_padding_queries_of_a_block_ask_for_nothing():
+    q, k, v = (x.detach() for x in draw(64, b=1))
+    options = {**SMALL, "block_size": 32, "num_selected": 3}
+    keep = torch.arange(64)[None] < 33
+    out = near_far_attention(q, k, v, keep=keep, **options)
+    q[:, :, 33:], k[:, :, 33:], v[:, :, 33:] = math.nan, math.inf, 1e300
+    torch.testing.assert_close(near_far_attention(q, k, v, keep=keep, **options), out, rtol=0, atol=0)
 
 
-def test_corrected_rows_raise():
+def test_rows_of_selected_keys_need_the_values():
     q, k, _ = draw(9)
-    with pytest.raises(ValueError, match="num_samples is 5; expected 0"):
-        near_far_rows(q, k, torch.arange(9), num_samples=5)
+    with pytest.raises(ValueError, match=r"num_selected is 2, and v is not given: .* Pass v, or num_selected=0"):
+        near_far_rows(q, k, torch.arange(9), num_selected=2)
+
+
+def test_rows_of_a_layer_with_selected_keys_give_its_outputs():
+    torch.manual_seed(0)
+    layer = MultiheadAttention(8, 2, method="near_far", **SMALL, num_selected=3).double().eval()
+    x = torch.randn(1, 50, 8, dtype=torch.float64)
+    y, rows = layer(x, x, x, need_weights=True, weight_queries=torch.arange(50), average_attn_weights=False)
+    values = torch.nn.functional.linear(x, layer.in_proj_weight[16:], layer.in_proj_bias[16:])
+    heads = (rows @ values.unflatten(2, (2, 4)).transpose(1, 2)).transpose(1, 2).flatten(2)
+    torch.testing.assert_close(layer.out_proj(heads), y, **CLOSE)
+
+
+@pytest.mark.refuses
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        ({"is_causal": True}, "num_selected is 2, and is_causal is True: leave one of them out"),
+        ({"group": object()}, "num_selected is 2, and group is given: leave one of them out"),
+        ({"key_keep": None}, "key_keep cannot be honoured: num_selected is self-attention.*Pass keep, or num_sel"),
+        ({"backend": "triton"}, "num_selected is 2 and backend is 'triton', .* pass backend='torch' or num_sel"),
+    ],
+)
+def test_what_cannot_select_keys_raises(given, says):
+    given = {name: torch.ones(2, 9, dtype=torch.bool) if name == "key_keep" else each for name, each in given.items()}
+    with pytest.raises(ValueError, match=says):
+        near_far_attention(*draw(9), num_selected=2, **given)
 
 
 @pytest.mark.parametrize(
@@ -288,7 +339,7 @@ def test_corrected_rows_raise():
         ({"num_heavy": -1}, "num_heavy is -1"),
         ({"num_clusters": 0, "exact_up_to": 0}, "num_clusters is 0"),
         ({"iterations": 0}, "iterations is 0"),
-        ({"num_samples": -1}, "num_samples is -1"),
+        ({"num_selected": -1}, "num_selected is -1"),
         ({"scale": 0.0}, "scale is 0.0; expected a positive"),
         ({"backend": "cuda"}, "backend is 'cuda'; expected one of 'auto', 'torch', 'triton'"),
     ],
@@ -322,9 +373,13 @@ def test_sequences_of_few_tokens_are_exact_whatever_stands_beside_them(lengths):
 
 
 def test_sizes_grow_as_the_square_root_of_the_length():
-    sizes = near_far_sizes(2048)
-    assert sizes == {"block_size": 128, "reach": 16, "num_heavy": 64, "num_clusters": 160}
-    assert near_far_sizes(8192)["num_clusters"] == 320
+    sizes = {"block_size": 64, "reach": 8, "num_heavy": 32, "num_clusters": 88, "num_selected": 120}
+    assert near_far_sizes(2048) == sizes
+    without = {"block_size": 128, "reach": 16, "num_heavy": 64, "num_clusters": 160}
+    assert near_far_sizes(2048, selects=False) == without
+    assert [near_far_sizes(8192, selects=yes)["num_clusters"] for yes in (True, False)] == [176, 320]
     assert near_far_sizes(1) == near_far_sizes(512)
+    with pytest.raises(ValueError, match="selects is 1; expected True or False"):
+        near_far_sizes(9, selects=1)
     with pytest.raises(ValueError, match="n is 0; expected a whole number of at least 1"):
         near_far_sizes(0)

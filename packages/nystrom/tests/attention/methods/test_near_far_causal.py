@@ -153,7 +153,7 @@ def test_the_work_of_a_training_step_is_linear():
 @pytest.mark.parametrize(
     ("given", "says"),
     [
-        ({"num_samples": 3}, "num_samples is 3"),
+        ({"num_selected": 3}, "num_selected is 3"),
         ({"backend": "triton"}, "backend is 'triton'"),
         ({"group": object()}, "group is given"),
         ({"is_causal": 1}, "is_causal"),
@@ -304,7 +304,7 @@ def test_a_million_tokens_are_read_in_constant_memory():
         (lambda layer, x: near_far_sizes(9, is_causal="yes"), "is_causal is 'yes'"),
         (lambda layer, x: layer.new_cache(2).reorder(torch.tensor([0])), "expected 2 whole numbers"),
         (lambda layer, x: layer.new_cache(2).reorder(torch.tensor([0, 2])), "expected numbers from 0 to 1"),
-        (lambda layer, x: build(num_samples=2).new_cache(2), "num_samples is 2"),
+        (lambda layer, x: build(num_selected=2).new_cache(2), "num_selected is 2"),
         (lambda layer, x: build(backend="triton").new_cache(2), "backend is 'triton'"),
         (lambda layer, x: build(conv_kernel_size=3).new_cache(2), "the layer has a skip"),
         (lambda layer, x: build(self_attention=False).new_cache(2), "self_attention=False"),

@@ -120,7 +120,7 @@ def order_of(slide: Slide, name: str, g: torch.Generator) -> Int[Tensor, " n"]:
 # Errors.
 
 _METHODS: dict[str, Callable[..., Tensor]] = {
-    NEAR_FAR: lambda q, k, v: near_far_attention(q, k, v, **near_far_sizes(q.shape[2])),
+    NEAR_FAR: lambda q, k, v: near_far_attention(q, k, v, **near_far_sizes(q.shape[2], selects=False)),
     "nystrom-256": partial(nystrom_attention, num_landmarks=256),
 }
 
@@ -223,7 +223,7 @@ def _batch(bags: Sequence[tuple[Tensor, int]]) -> tuple[Tensor, Tensor, Tensor]:
 def _layers(n: int) -> dict[str, Callable[[Tensor], Tensor]]:
     torch.manual_seed(0)
     ours, torchs = NystromAttention(512, 8, num_landmarks=256), nn.MultiheadAttention(512, 8, batch_first=True)
-    near = MultiheadAttention(512, 8, method="near_far", **near_far_sizes(n))
+    near = MultiheadAttention(512, 8, method="near_far", **near_far_sizes(n, selects=False))
     layers: dict[str, Callable[[Tensor], Tensor]] = {
         OURS: lambda x: ours(x)[0],
         NEAR_FAR: lambda x: near(x)[0],

@@ -49,8 +49,8 @@ class NearFarCache(nn.Module):
         super().__init__()
         for name, size in (("batch", batch), ("num_heads", num_heads), ("head_dim", head_dim)):
             check_at_least(name, size, 1)
-        if options.num_samples:
-            raise ValueError(f"num_samples is {options.num_samples}; expected 0: a causal query has no samples.")
+        if options.num_selected:
+            raise ValueError(f"num_selected is {options.num_selected}; expected 0: a causal query selects no keys.")
         if options.backend == "triton":
             raise ValueError("backend is 'triton', which has no kernels for a cache: pass backend='torch'.")
         self.options, self.num_heads, self.head_dim = options, num_heads, head_dim

@@ -12,14 +12,16 @@ those of its tokens that are not near, and the logarithm of their number added t
   and `reach` more on either side. Padding at either end changes nothing; holes inside count as positions.
 - Heavy keys and clusters: see `nystrom.attention.parts.clusters`. The choice has no gradient; means, counts and scores
   have theirs.
-- `num_samples` adds what the approximation misses, see `nystrom.attention.parts.residual`; rows are then not positive.
+- `num_selected`: each block of queries sees r more keys exactly, those whose cluster would cost it most, see
+  `nystrom.attention.parts.selected_keys`. N(i) then holds them as well; they leave their cluster for that block.
 - Cross-attention, where queries and keys are different tokens, has no near tokens: all queries see the same keys.
 - `is_causal`: a query sees only tokens up to itself: those of its block and of the block before, and heavy keys and
   clusters of all earlier ones; see `nystrom.attention.parts.causal`. `reach` and `iterations` are not used, and the
   queries of the first `exact_up_to` tokens, in whole blocks, are exact.
 
-**Exact limit.** Exact attention, if all keys are near or heavy, or each cluster holds one key; and self-attention of at
-most `exact_up_to` real tokens, where exact attention is faster. Each sequence is decided by itself.
+**Exact limit.** Exact attention, if all keys are near, heavy or selected, or each cluster holds one key; and
+self-attention of at most `exact_up_to` real tokens, where exact attention is faster. Each sequence is decided by
+itself.
 
 New here: clusters of all far keys, excluding those near or heavy, in one softmax with the exact keys; and the sampled
 k-means.
@@ -30,6 +32,8 @@ clustered attention (clusters of queries, their top keys exact; Vyas et al. 2020
 (attention within clusters; Roy et al. 2021, arXiv:2003.05997), MuSe (clusters of queries and keys, with dipoles;
 Mitchell and Kersting 2025, arXiv:2509.10406) and WildCat (a weighted coreset of the keys).
 """
+
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -46,7 +50,7 @@ from nystrom.attention.parts.block_stretches import attend_in_stretches
 from nystrom.attention.parts.causal import attend_causally
 from nystrom.attention.parts.clusters import QUERY_MEANS, Chosen, choose, cluster_sizes, cluster_sums, take_rows
 from nystrom.attention.parts.far_keys import attend_blocks, attend_everywhere
-from nystrom.attention.parts.residual import add_residual
+from nystrom.attention.parts.selected_keys import select_keys
 from nystrom.checks import Backend, check_flag
 from nystrom.landmarks import all_real, take
 from nystrom.native import runs_in_stretches
@@ -82,7 +86,7 @@ def near_far_attention(
     num_clusters: int = 64,
     iterations: int = 4,
     exact_up_to: int = 1024,
-    num_samples: int = 0,
+    num_selected: int = 0,
     scale: float | None = None,
     backend: Backend = "auto",
     keep: Bool[Tensor, "b n"] | None = None,
@@ -105,12 +109,13 @@ def near_far_attention(
         num_clusters=num_clusters,
         iterations=iterations,
         exact_up_to=exact_up_to,
-        num_samples=num_samples,
+        num_selected=num_selected,
         scale=scale,
         backend=backend,
     )
     masks = Masks(keep, key_keep, query_keep, cu_seqlens)
     check_flag("is_causal", is_causal)
+    _check_selected(masks, options, is_causal=is_causal, group=group)
     if is_causal:
         _check_causal(q, masks, options, group)
         return attend(_causal, q, k, v, masks, options, same_tokens=_CAUSAL)
@@ -124,13 +129,14 @@ def near_far_rows(
     k: Float[Tensor, "b h s d"],
     queries: Int[Tensor, " r"],
     *,
+    v: Float[Tensor, "b h s e"] | None = None,
     block_size: int = 64,
     reach: int = 8,
     num_heavy: int = 48,
     num_clusters: int = 64,
     iterations: int = 4,
     exact_up_to: int = 1024,
-    num_samples: int = 0,
+    num_selected: int = 0,
     scale: float | None = None,
     keep: Bool[Tensor, "b n"] | None = None,
     key_keep: Bool[Tensor, "b s"] | None = None,
@@ -139,11 +145,12 @@ def near_far_rows(
     """Rows of the attention matrix A, for the queries at r positions: r x s numbers.
 
     The rows times V are the outputs of `near_far_attention` at these queries. They are positive at real keys, zero
-    elsewhere, and sum to one, so `num_samples` must be 0.
+    elsewhere, and sum to one.
 
     Args:
         **usual: Queries, keys, masks and `NearFarOptions`.
         queries: Positions of the queries, 0 ... n - 1.
+        v: Values, by which blocks select keys; for `num_selected` alone.
     """
     options = NearFarOptions(
         block_size=block_size,
@@ -152,30 +159,33 @@ def near_far_rows(
         num_clusters=num_clusters,
         iterations=iterations,
         exact_up_to=exact_up_to,
-        num_samples=num_samples,
+        num_selected=num_selected,
         scale=scale,
     )
-    if num_samples:
+    if num_selected and v is None:
         raise ValueError(
-            f"num_samples is {num_samples}; expected 0: rows corrected by a regression are not weights. Rows of the "
-            "attention without it are those of num_samples=0."
+            f"num_selected is {num_selected}, and v is not given: blocks select keys by their values. Pass v, or "
+            "num_selected=0."
         )
-    masks = Masks(keep, key_keep, query_keep)
-    keep, query_keep = check_inputs(q, k, k, masks)
+    masks, v = Masks(keep, key_keep, query_keep), k if v is None else v
+    keep, query_keep = check_inputs(q, k, v, masks)
     check_positions("queries", queries, q)
     if masks.is_self:
         check_same_tokens(_NEEDS_SAME_TOKENS, q, k, masks)
-    q, k = (at_least_float32(x) for x in cast_for_autocast(q, k))
+    _check_selected(masks, options)
+    q, k, v = (at_least_float32(x) for x in cast_for_autocast(q, k, v))
     if not all((q.shape[0], len(queries), k.shape[2])):
         return q.new_zeros(*q.shape[:2], len(queries), k.shape[2])
     with without_autocast(q):
-        q, k = zero_masked(q, query_keep), zero_masked(k, keep)
+        q, k, v = zero_masked(q, query_keep), zero_masked(k, keep), zero_masked(v, keep)
         chosen = choose(q, k, keep, query_keep, options)
         factor, real = score_scale(q, scale), all_real(k) if keep is None else keep
         scaled_rows = factor * q[:, :, queries]
         exact = (chosen.cluster == num_clusters)[:, :, None]
         if masks.is_self:
             exact = exact | _near(real, queries, options)[:, None]
+        if num_selected:
+            exact = exact | _selected(_moved(q, k, v, keep, chosen, options), queries, k.shape[1], k.shape[2], options)
         # A key of no cluster takes the zeros behind the last one.
         sizes = cluster_sizes(k, chosen.cluster, num_clusters).clamp(min=1)[..., None]
         means = F.pad(cluster_sums(k, chosen.cluster, num_clusters) / sizes, (0, 0, 0, 1))
@@ -201,7 +211,8 @@ def _near_far(
     if options.backend == "triton":
         check_backend_device(options.backend, q.device)
     s, exact_up_to = k.shape[2], options.exact_up_to if is_self else 0
-    most = max(options.num_heavy, options.num_clusters, *((options.block_size, exact_up_to) if is_self else ()))
+    of_self = (options.block_size, options.num_selected, exact_up_to) if is_self else ()
+    most = max(options.num_heavy, options.num_clusters, *of_self)
     if is_number(s) and s <= most:
         exact = exact_one_by_one if is_self else fused_softmax
         return exact(q, k, v, keep=keep, scale=options.scale)
@@ -223,28 +234,15 @@ def _approximate(
     options: NearFarOptions,
     is_self: bool,
 ) -> Float[Tensor, "b h n e"]:
-    dtype = v.dtype
     if picks_triton(options, q, k, v):
         # The kernels take tokens where and in the dtype they are.
-        out, chosen = _by_kernels(q, k, v, keep, query_keep, options, is_self=is_self)
-        if chosen is None:
-            return out
-        if options.num_samples:
-            q, k, v, out = (at_least_float32(x) for x in (q, k, v, out))
-            chosen = chosen._replace(cluster=chosen.cluster.long())
-    else:
-        # Keys and values are read row by row many times.
-        q, k, v = at_least_float32(q), *(at_least_float32(x).contiguous() for x in (k, v))
-        chosen = choose(q, k, keep, query_keep, options)
-        if is_self:
-            out = _blocks(q, k, v, keep, chosen, options)
-        else:
-            out = attend_everywhere(q, k, v, chosen, options)
-    if not options.num_samples:
-        return out
-    # What is added may pass the largest float16.
-    largest = torch.finfo(dtype).max
-    return add_residual(out, q, k, v, keep, query_keep, chosen, options).clamp(-largest, largest)
+        return _by_kernels(q, k, v, keep, query_keep, options, is_self=is_self)
+    # Keys and values are read row by row many times.
+    q, k, v = at_least_float32(q), *(at_least_float32(x).contiguous() for x in (k, v))
+    chosen = choose(q, k, keep, query_keep, options)
+    if is_self:
+        return _blocks(q, k, v, keep, chosen, options)
+    return attend_everywhere(q, k, v, chosen, options)
 
 
 def _by_kernels(
@@ -256,17 +254,16 @@ def _by_kernels(
     options: NearFarOptions,
     *,
     is_self: bool,
-) -> tuple[Float[Tensor, "b h n e"], Chosen | None]:
-    """Attention by kernels, and the choice where torch needs it, else None; torch chooses keys too wide for kernels."""
+) -> Float[Tensor, "b h n e"]:
+    """Attention by kernels; torch chooses keys too wide for them."""
     from nystrom.gpu.near_far.choice import ChoiceOptions, can_choose, choose_by_kernels
     from nystrom.gpu.near_far.near_far_attention import can_choose_and_attend, choose_and_attend, near_far
 
     scale, block, reach, m = score_scale(q, options.scale), options.block_size, options.reach, options.num_clusters
     choice = ChoiceOptions(QUERY_MEANS, options.num_heavy, m, options.iterations, scale)
     by_kernels, block = can_choose(k.shape[-1], k.dtype), block if is_self else 0
-    if by_kernels and not options.num_samples and can_choose_and_attend():
-        out = choose_and_attend(q, k, v, keep, query_keep, choice, block_size=block, reach=reach, is_self=is_self)
-        return out, None
+    if by_kernels and can_choose_and_attend():
+        return choose_and_attend(q, k, v, keep, query_keep, choice, block_size=block, reach=reach, is_self=is_self)
     if by_kernels:
         chosen = Chosen(*choose_by_kernels(q, k, keep, query_keep, choice))
     else:
@@ -274,7 +271,7 @@ def _by_kernels(
         chosen = choose(at_least_float32(q), at_least_float32(k).contiguous(), keep, query_keep, options)
     starts = keep if is_self else None
     sizes = {"num_clusters": m, "block_size": block, "reach": reach, "scale": scale}
-    return near_far(q, k, v, *chosen, **sizes, keep=starts), chosen
+    return near_far(q, k, v, *chosen, **sizes, keep=starts)
 
 
 def _blocks(
@@ -288,21 +285,68 @@ def _blocks(
     """Self-attention, on tokens that are moved so that the first real one begins a block."""
     # A compiler takes one call, and a GPU needs no stretches.
     attend_rows = attend_in_stretches if runs_in_stretches(q, k, v) else attend_blocks
+    tokens = _moved(q, k, v, keep, chosen, options)
+    out = attend_rows(tokens.q, tokens.k, tokens.v, tokens.chosen, options, _select(tokens, options))
+    if tokens.first is None:
+        return without_padding(out.unflatten(0, q.shape[:2]), q.shape[2])
+    back = (torch.arange(q.shape[2], device=q.device) - tokens.first[:, None]).clamp(min=0)
+    return take_rows(out, back).unflatten(0, q.shape[:2])
+
+
+class _Tokens(NamedTuple):
+    """Tokens of self-attention, one head per row, the first real one at the begin of a block, in whole blocks."""
+
+    q: Float[Tensor, "r t d"]
+    k: Float[Tensor, "r t d"]
+    v: Float[Tensor, "r t e"]
+    real: Bool[Tensor, "r t"] | None  # Of the real queries; None if that is not asked for
+    chosen: Chosen
+    first: Int[Tensor, " r"] | None  # The first real token of each row; None if no token has moved
+
+
+def _moved(
+    q: Float[Tensor, "b h n d"],
+    k: Float[Tensor, "b h n d"],
+    v: Float[Tensor, "b h n e"],
+    keep: Bool[Tensor, "b n"] | None,
+    chosen: Chosen,
+    options: NearFarOptions,
+) -> _Tokens:
     (b, h, n), size, m = q.shape[:3], options.block_size, options.num_clusters
     q, k, v, heavy, found, cluster = (x.flatten(0, 1) for x in (q, k, v, *chosen))
     if keep is None:
+        real = pad_to_blocks(torch.ones_like(cluster, dtype=torch.bool)[..., None], size)[..., 0]
         q, k, v = (pad_to_blocks(x, size) for x in (q, k, v))
         cluster = pad_to_blocks((cluster - m)[..., None], size)[..., 0] + m
-        out = attend_rows(q, k, v, Chosen(heavy, found, cluster), options)
-        return without_padding(out.unflatten(0, (b, h)), n)
-    row = torch.arange(cluster.shape[0], device=q.device) // h
+        return _Tokens(q, k, v, real if options.num_selected else None, Chosen(heavy, found, cluster), None)
+    row = torch.arange(b * h, device=q.device) // h
     positions, real, first, _ = (x[row] for x in from_first_real(keep, size))
     q, k, v = (torch.where(real[..., None], take_rows(x, positions), 0.0) for x in (q, k, v))
     cluster = torch.where(real, cluster.gather(1, positions), m)
     heavy = (heavy - first[:, None]).clamp(min=0, max=n - 1)
-    out = attend_rows(q, k, v, Chosen(heavy, found, cluster), options)
-    back = (torch.arange(n, device=q.device) - first[:, None]).clamp(min=0)
-    return take_rows(out, back).unflatten(0, (b, h))
+    return _Tokens(q, k, v, real, Chosen(heavy, found, cluster), first)
+
+
+def _select(tokens: _Tokens, options: NearFarOptions) -> Int[Tensor, "r l s"] | None:
+    """The places of the keys that each block selects, see `select_keys`."""
+    if tokens.real is None or not options.num_selected:
+        return None
+    return select_keys(tokens.q, tokens.k, tokens.v, tokens.real, tokens.chosen, options)
+
+
+def _check_selected(masks: Masks, options: NearFarOptions, *, is_causal: bool = False, group: Group = None) -> None:
+    """Raise for what blocks that select keys do not support."""
+    if not options.num_selected:
+        return
+    if not masks.is_self and masks.keep is None:
+        name = "key_keep" if masks.query_keep is None else "query_keep"
+        raise ValueError(
+            f"{name} cannot be honoured: num_selected is self-attention, where a block selects keys of its own "
+            "tokens. Pass keep, or num_selected=0."
+        )
+    for what, is_so in {"is_causal is True": is_causal, "group is given": group is not None}.items():
+        if is_so:
+            raise ValueError(f"num_selected is {options.num_selected}, and {what}: leave one of them out.")
 
 
 def _check_causal(q: Tensor, masks: Masks, options: NearFarOptions, group: Group) -> None:
@@ -314,7 +358,6 @@ def _check_causal(q: Tensor, masks: Masks, options: NearFarOptions, group: Group
         )
     wrong = {
         "group is given": group is not None,
-        f"num_samples is {options.num_samples}": options.num_samples,
         "backend is 'triton'": options.backend == "triton",
     }
     for what, is_so in wrong.items():
@@ -367,3 +410,17 @@ def _near(real: Bool[Tensor, "b s"], queries: Int[Tensor, " r"], options: NearFa
     start = (queries - first).div(options.block_size, rounding_mode="floor") * options.block_size
     offset = (here - first)[:, None] - start[:, :, None]
     return (offset >= -options.reach) & (offset < options.block_size + options.reach)
+
+
+def _selected(
+    tokens: _Tokens, queries: Int[Tensor, " r"], heads: int, n: int, options: NearFarOptions
+) -> Bool[Tensor, "b h r n"]:
+    """Which of the n tokens the block of a query selects."""
+    places = _select(tokens, options)
+    assert places is not None
+    first = torch.zeros_like(places[:, :1, 0]) if tokens.first is None else tokens.first[:, None]
+    block = ((queries - first) // options.block_size).clamp(min=0, max=places.shape[1] - 1)
+    places = take_rows(places, block)
+    places = torch.where(places >= 0, places + first[..., None], n)
+    exact = torch.zeros_like(places[..., :1], dtype=torch.bool).expand(-1, -1, n + 1).scatter(2, places, True)
+    return exact[..., :n].unflatten(0, (-1, heads))

@@ -6,10 +6,14 @@ gradient $G$ of its output $O$, the gradient of the scores is
 $\mathrm{d}S = P \circ (G V^\top - \mathrm{rowsum}(G \circ O))$. The gradient of a cluster's mean value goes to its
 tokens outside the window, see `outside_sums`.
 
+Blocks that select keys are computed here only by the loops of `native`; torch computes a stretch of them by the plain
+form, and its gradient by autograd.
+
 If a graph of the backward pass is recorded, and inside `torch.vmap`, the plain form is used.
 """
 
 import ctypes
+from collections.abc import Callable, Iterator
 
 import torch
 import torch.nn.functional as F
@@ -19,7 +23,7 @@ from nystrom.attention.fused import bias_of
 from nystrom.attention.options import NearFarOptions
 from nystrom.attention.parts.band import add_windows, some_windows
 from nystrom.attention.parts.clusters import Chosen, cluster_sums, in_one_matrix, open_sizes, take_rows
-from nystrom.attention.parts.far_keys import attend_blocks
+from nystrom.attention.parts.far_keys import attend_blocks, attend_with_bias, far_keys, keys_of_selecting_blocks
 from nystrom.attention.parts.outside_sums import OutsideSums
 from nystrom.attention.parts.stretches import cut, in_threads, num_parts
 from nystrom.autograd_modes import for_one_gradient, known_signature, needs_graph, pull_back
@@ -34,9 +38,11 @@ _MOST = 2**19
 _GROUP = 16
 
 
-def attend_in_stretches(q: Tensor, k: Tensor, v: Tensor, chosen: Chosen, options: NearFarOptions) -> Tensor:
+def attend_in_stretches(
+    q: Tensor, k: Tensor, v: Tensor, chosen: Chosen, options: NearFarOptions, selected: Tensor | None = None
+) -> Tensor:
     """The result of `attend_blocks`, from the same arguments."""
-    return _Blocks.apply(q, k, v, *chosen, options)
+    return _Blocks.apply(q, k, v, *chosen, selected, options)
 
 
 class _Stretches:
@@ -108,17 +114,28 @@ class _Blocks(torch.autograd.Function):
     @staticmethod
     @known_signature
     def forward(
-        q: Tensor, k: Tensor, v: Tensor, heavy: Tensor, found: Tensor, cluster: Tensor, options: NearFarOptions
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        heavy: Tensor,
+        found: Tensor,
+        cluster: Tensor,
+        selected: Tensor | None,
+        options: NearFarOptions,
     ) -> Tensor:
         # In the layout of the queries: a model puts the heads side by side again.
         out = room_like(q) if q.shape[-1] == v.shape[-1] else v.new_empty(*q.shape[:2], v.shape[-1])
         if runs_natively(q, k, v):
-            _run("blocks_forward", Chosen(heavy, found, cluster), options, q=q, k=k, v=v, out=out)
+            _run("blocks_forward", Chosen(heavy, found, cluster), selected, options, q=q, k=k, v=v, out=out)
             return out
 
         def attend(rows: slice) -> None:
             chosen = Chosen(heavy[rows], found[rows], cluster[rows])
-            _attend_rows(out[rows], q[rows], k[rows], v[rows], chosen, options)
+            if selected is None:
+                _attend_rows(out[rows], q[rows], k[rows], v[rows], chosen, options)
+                return
+            for place, some in _selecting(q[rows], k[rows], v[rows], chosen, selected[rows], options):
+                out[rows, place] = some(q[rows, place], k[rows], v[rows])
 
         in_threads(attend, cut(len(q), num_parts(q, k, v)))
         return out
@@ -131,32 +148,40 @@ class _Blocks(torch.autograd.Function):
     @staticmethod
     @for_one_gradient
     def backward(ctx, *grads: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
-        (grad,), (q, k, v, heavy, found, cluster, out), options = grads, ctx.saved_tensors, ctx.options
-        chosen = Chosen(heavy, found, cluster)
+        (grad,), (q, k, v, heavy, found, cluster, selected, out), options = grads, ctx.saved_tensors, ctx.options
+        chosen, nothing = Chosen(heavy, found, cluster), (None,) * 5
         if needs_graph(grad):
-            gradients = pull_back(lambda q, k, v: attend_blocks(q, k, v, chosen, options), (q, k, v), grad)
-            return *gradients, None, None, None, None
+            gradients = pull_back(lambda q, k, v: attend_blocks(q, k, v, chosen, options, selected), (q, k, v), grad)
+            return *gradients, *nothing
         of_q, of_k, of_v = (room_like(x) for x in (q, k, v))
         if runs_natively(q, k, v, grad):
             tensors = {"q": q, "k": k, "v": v, "out": out, "grad": grad, "of_q": of_q, "of_k": of_k, "of_v": of_v}
-            _run("blocks_backward", chosen, options, **tensors)
-            return of_q, of_k, of_v, None, None, None, None
+            _run("blocks_backward", chosen, selected, options, **tensors)
+            return of_q, of_k, of_v, *nothing
 
         def differentiate(rows: slice) -> None:
             chosen = Chosen(heavy[rows], found[rows], cluster[rows])
+            if selected is not None:
+                of_k[rows], of_v[rows] = 0, 0
+                for place, some in _selecting(q[rows], k[rows], v[rows], chosen, selected[rows], options):
+                    parts = pull_back(some, (q[rows, place], k[rows], v[rows]), grad[rows, place])
+                    of_q[rows, place] = parts[0]
+                    of_k[rows] += parts[1]
+                    of_v[rows] += parts[2]
+                return
             parts = _gradients(grad[rows], q[rows], k[rows], v[rows], chosen, out[rows], options, of_q[rows])
             for whole, part in zip((of_k, of_v), parts, strict=True):
                 whole[rows].copy_(part)
 
         in_threads(differentiate, cut(len(q), num_parts(grad, q, k, v)))
-        return of_q, of_k, of_v, None, None, None, None
+        return of_q, of_k, of_v, *nothing
 
     @staticmethod
     def vmap(info, in_dims, *inputs):  # pyright: ignore[reportIncompatibleMethodOverride]
         *tensors, options = inputs
 
-        def plain(q, k, v, *chosen):
-            return attend_blocks(q, k, v, Chosen(*chosen), options)
+        def plain(q, k, v, heavy, found, cluster, selected):
+            return attend_blocks(q, k, v, Chosen(heavy, found, cluster), options, selected)
 
         return torch.vmap(plain, in_dims[:-1])(*tensors), 0
 
@@ -166,22 +191,57 @@ class _NativeBlocks(ctypes.Structure):
 
     _fields_ = (
         *((name, Rows) for name in ("q", "k", "v", "out", "grad", "of_q", "of_k", "of_v")),
-        *((name, ctypes.c_void_p) for name in ("heavy", "cluster", "found")),
-        *((name, ctypes.c_int64) for name in ("tokens", "d", "e", "heavies", "clusters", "size", "reach")),
+        *((name, ctypes.c_void_p) for name in ("heavy", "cluster", "found", "selected", "real")),
+        *((name, ctypes.c_int64) for name in ("tokens", "d", "e", "heavies", "clusters", "size", "reach", "selects")),
         ("scale", ctypes.c_double),
     )
 
 
-def _run(name: str, chosen: Chosen, options: NearFarOptions, **tensors: Tensor) -> None:
-    """Call a loop, which writes into the memory of `out`, or of the gradients."""
+def _selecting(
+    q: Tensor, k: Tensor, v: Tensor, chosen: Chosen, selected: Tensor, options: NearFarOptions
+) -> Iterator[tuple[slice, Callable[..., Tensor]]]:
+    """The places of some blocks that select keys, and their attention, a function of their queries and all tokens."""
+    size, scale = options.block_size, score_scale(q, options.scale)
+    length = size + 2 * options.reach + selected.shape[2] + options.num_heavy + options.num_clusters
+    step = max(1, min(max(_FEWEST, k.numel() // 2), _MOST) // (len(q) * length * max(q.shape[2], v.shape[2])))
+    for first in range(0, selected.shape[1], step):
+        some = selected[:, first : first + step]
+
+        def attend(q: Tensor, k: Tensor, v: Tensor, first: int = first, some: Tensor = some) -> Tensor:
+            far = far_keys(k, v, chosen, options)
+            keys = keys_of_selecting_blocks(k, v, chosen.cluster, far, some, first, options)
+            return attend_with_bias(cut_blocks(q, size), keys, scale).flatten(1, 2)
+
+        yield slice(first * size, (first + some.shape[1]) * size), attend
+
+
+def select_by_loops(q: Tensor, k: Tensor, v: Tensor, real: Tensor, chosen: Chosen, options: NearFarOptions) -> Tensor:
+    """The result of `selected_keys.select_keys`, from the same arguments."""
+    selected = q.new_empty(len(q), q.shape[1] // options.block_size, options.num_selected, dtype=torch.long)
+    _run("blocks_select", chosen, selected, options, real, q=q, k=k, v=v)
+    return selected
+
+
+def _run(
+    name: str,
+    chosen: Chosen,
+    selected: Tensor | None,
+    options: NearFarOptions,
+    real: Tensor | None = None,
+    **tensors: Tensor,
+) -> None:
+    """Call a loop, which writes into the memory of `out`, of the gradients, or of `selected`."""
     tensors, whole = {name: dense(x) for name, x in tensors.items()}, Chosen(*(packed(x) for x in chosen))
     q, v = tensors["q"], tensors["v"]
     sizes = q.shape[1], q.shape[2], v.shape[2], whole.heavy.shape[1]
+    selected, real = (None if x is None else packed(x) for x in (selected, real))
     arguments = _NativeBlocks(
         *(Rows.of(tensors.get(name)) for name in ("q", "k", "v", "out", "grad", "of_q", "of_k", "of_v")),
         *(x.data_ptr() for x in (whole.heavy, whole.cluster, whole.found)),
+        *(None if x is None else x.data_ptr() for x in (selected, real)),
         *sizes,
         *(options.num_clusters, options.block_size, options.reach),
+        0 if selected is None else selected.shape[2],
         score_scale(q, options.scale),
     )
     run(name, arguments, len(q), *tensors.values(), *whole)

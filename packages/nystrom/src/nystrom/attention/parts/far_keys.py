@@ -1,7 +1,8 @@
 r"""Attention of blocks of queries to the tokens around them, heavy keys and clusters of the rest.
 
 A cluster acts as one key: the mean of its keys, with the mean of the values of its far tokens, and the logarithm of
-their number as a bias. So no token counts twice. `outside_sums` computes the sums over tokens outside a block's window.
+their number as a bias. So no token counts twice. `outside_sums` computes the sums over tokens outside a block's window,
+`sums_without` those over tokens that a block neither has in its window nor selects.
 """
 
 from typing import NamedTuple
@@ -16,6 +17,7 @@ from nystrom.attention.options import NearFarOptions
 from nystrom.attention.parts.band import windows
 from nystrom.attention.parts.clusters import Chosen, cluster_sizes, cluster_sums, open_sizes, take_rows
 from nystrom.attention.parts.outside_sums import sums_outside
+from nystrom.attention.parts.sums_without import sums_without
 from nystrom.shapes import cut_blocks, score_scale
 
 
@@ -44,12 +46,18 @@ def attend_blocks(
     v: Float[Tensor, "b t e"],
     chosen: Chosen,
     options: NearFarOptions,
+    selected: Int[Tensor, "b l r"] | None = None,
 ) -> Float[Tensor, "b t e"]:
     """Self-attention of a whole number of blocks, one head per row, in float32 or float64.
 
-    The first real token is at place 0; queries, keys and values are zeros where they are not real.
+    The first real token is at place 0; queries, keys and values are zeros where they are not real. `selected` are the
+    places of the keys that each block selects, -1 for none.
     """
-    keys = keys_of_blocks(k, v, chosen.cluster, far_keys(k, v, chosen, options), options)
+    far = far_keys(k, v, chosen, options)
+    if selected is None:
+        keys = keys_of_blocks(k, v, chosen.cluster, far, options)
+    else:
+        keys = keys_of_selecting_blocks(k, v, chosen.cluster, far, selected, 0, options)
     return attend_with_bias(cut_blocks(q, options.block_size), keys, score_scale(q, options.scale)).flatten(1, 2)
 
 
@@ -109,16 +117,56 @@ def keys_of_blocks(
     inside = windows((cluster - m)[..., None], size, reach)[..., 0] + m
     left = far.sizes[:, None] - cluster_sizes(near_k, inside, m)
     values = sums_outside(near_v, inside, size, m)
-    values = (values if beyond is None else values + beyond[:, None]) / left.clamp(min=1)[..., None]
-    blocks = (-1, near_k.shape[1], -1, -1)
+    values = values if beyond is None else values + beyond[:, None]
+    return _with_far(near_k, near_v, inside < m, far, left, values)
+
+
+def keys_of_selecting_blocks(
+    k: Float[Tensor, "b t d"],
+    v: Float[Tensor, "b t e"],
+    cluster: Int[Tensor, "b t"],
+    far: FarKeys,
+    selected: Int[Tensor, "b l r"],
+    first: int,
+    options: NearFarOptions,
+) -> SeenKeys:
+    """`keys_of_blocks` of the blocks from `first` on, and the keys that they select, without these in their clusters.
+
+    A selected key is neither near nor heavy; -1 stands for none.
+    """
+    size, reach, m, t = options.block_size, options.reach, options.num_clusters, k.shape[1]
+    begin = (first + torch.arange(selected.shape[1], device=k.device)) * size
+    near = begin[:, None] + torch.arange(-reach, size + reach, device=k.device)
+    places = torch.cat([near.expand(len(k), -1, -1), selected], dim=2)
+    there = (places >= 0) & (places < t)
+    flat = places.clamp(0, t - 1).flatten(1)
+    inside = torch.where(there, cluster.gather(1, flat).view_as(places), m)
+    keys, values = (take_rows(x, flat).unflatten(1, places.shape[1:]) for x in (k, v))
+    left = far.sizes[:, None] - cluster_sizes(keys, inside, m)
+    sums = sums_without(v, cluster, torch.where(there, places, t), m)
+    return _with_far(keys, values, inside < m, far, left, sums)
+
+
+def _with_far(
+    keys: Float[Tensor, "b l x d"],
+    values: Float[Tensor, "b l x e"],
+    counts: Bool[Tensor, "b l x"],
+    far: FarKeys,
+    left: Float[Tensor, "b l m"],
+    sums: Float[Tensor, "b l m e"],
+) -> SeenKeys:
+    """Keys of each block and the far ones, of which the block sees `left` tokens with these sums of values.
+
+    A token without a cluster does not count: it is either heavy, and counts among the heavy keys, or not real.
+    """
+    blocks = (-1, keys.shape[1], -1, -1)
     shared = torch.cat([far.keys, far.means], dim=1)[:, None].expand(blocks)
-    heavy = far.values[:, None].expand(blocks)
-    # A token without a cluster is either heavy, and counts among the heavy keys, or not real.
-    near_bias, heavy_bias = bias_of(inside < m, k.dtype), bias_of(far.found, k.dtype)[:, None].expand(blocks[:3])
+    heavy, means = far.values[:, None].expand(blocks), sums / left.clamp(min=1)[..., None]
+    bias, heavy_bias = bias_of(counts, keys.dtype), bias_of(far.found, keys.dtype)[:, None].expand(blocks[:3])
     return SeenKeys(
-        torch.cat([near_k, shared], dim=2),
-        torch.cat([near_v, heavy, values], dim=2),
-        torch.cat([near_bias, heavy_bias, left.log()], dim=2),
+        torch.cat([keys, shared], dim=2),
+        torch.cat([values, heavy, means], dim=2),
+        torch.cat([bias, heavy_bias, left.log()], dim=2),
     )
 
 

@@ -4,8 +4,8 @@ Both take `input_ids` and `attention_mask` (and, if requested, `token_type_ids`)
 that of the position table if there is one, padded or not, and return the model's outputs, without a loss. All attention
 methods of the library can be exported; `nystrom.models.export.words` rewrites operations that ONNX lacks.
 
-Not in ONNX: the "ridge" and "exact" inverses (it has neither a solver nor singular values), near_far with `num_samples`
-(a solver again) or without heavy keys, and weights other than float32. All of these raise before any work is done.
+Not in ONNX: the "ridge" and "exact" inverses (it has neither a solver nor singular values), near_far with
+`num_selected` or without heavy keys, and weights other than float32. All of these raise before any work is done.
 
 After writing, onnxruntime runs the file on batch sizes and lengths other than those of the export, with padding, and
 the results are compared with the model; a file that differs is not kept.
@@ -199,10 +199,9 @@ def _check_onnx(model: EncoderPreTrainedModel, opset: int | None, *, runs: bool)
                 f"pinv is {options.pinv!r}, but ONNX has neither a solver nor singular values: use 'iterative', or "
                 "export_program."
             )
-        if heads.method == "near_far" and options.num_samples:
+        if heads.method == "near_far" and options.num_selected:
             raise ValueError(
-                f"num_samples is {options.num_samples}, but ONNX has no solver for near_far's correction: "
-                "use 0, or export_program."
+                f"num_selected is {options.num_selected}, whose choice is not in ONNX: use 0, or export_program."
             )
         if heads.method == "near_far" and not options.num_heavy:
             raise ValueError(

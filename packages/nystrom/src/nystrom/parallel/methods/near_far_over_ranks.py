@@ -32,12 +32,10 @@ from nystrom.attention.parts.clusters import (
 )
 from nystrom.attention.parts.far_keys import FarKeys, attend_far, attend_with_bias, keys_of_blocks
 from nystrom.attention.parts.order import NOT_REAL, first_in_order, in_order
-from nystrom.attention.parts.residual import sampled_queries, spread_residual
 from nystrom.landmarks import middle_of_some, places_of_middle
 from nystrom.landmarks import take as take_places
 from nystrom.parallel.communication import Ranks
 from nystrom.parallel.halo import with_halo
-from nystrom.parallel.joined_softmax import joined_softmax
 from nystrom.parallel.positions_over_ranks import Tokens, find, segment_means, take, take_first
 from nystrom.precision import at_least_float32
 from nystrom.shapes import cut_blocks, score_scale
@@ -78,19 +76,11 @@ def _approximate(
     options: NearFarOptions,
     is_self: bool,
 ) -> Float[Tensor, "b h n e"]:
-    largest = torch.finfo(v.dtype).max
     q, k, v = at_least_float32(q), *(at_least_float32(x).contiguous() for x in (k, v))
     with torch.no_grad():
         mine = _choose(ranks, queries, keys, q, k, options)
-    far, sizes, sums = _far_keys(ranks, k, v, mine, options)
-    out = _blocks(ranks, keys, q, k, v, mine, far, options) if is_self else attend_far(q, far, options)
-    if not options.num_samples:
-        return out
-    scale, wanted = score_scale(q, options.scale), sampled_queries(queries.count, options.num_samples)
-    sampled = take(ranks, queries, q, wanted)
-    exact, _ = joined_softmax(ranks, keys, sampled, k, v, scale=scale)
-    missed = exact - take(ranks, queries, out, wanted)
-    return spread_residual(out, q, sampled, missed, sizes, sums, scale).clamp(-largest, largest)
+    far = _far_keys(ranks, k, v, mine, options)
+    return _blocks(ranks, keys, q, k, v, mine, far, options) if is_self else attend_far(q, far, options)
 
 
 class _Mine(NamedTuple):
@@ -151,18 +141,17 @@ def _heaviest(
 
 def _far_keys(
     ranks: Ranks, k: Float[Tensor, "b h s d"], v: Float[Tensor, "b h s e"], mine: _Mine, options: NearFarOptions
-) -> tuple[FarKeys, Float[Tensor, "b h m"], Float[Tensor, "b h m d"]]:
-    """Heavy keys and clusters across all ranks; also the sizes of the clusters and the sums of their keys."""
+) -> FarKeys:
+    """Heavy keys and clusters across all ranks."""
     m, tokens = options.num_clusters, torch.cat([k, v, torch.ones_like(k[..., :1])], dim=-1)
     heavy = torch.where(mine.owned[..., None], take_rows(tokens, mine.heavy), 0.0)
     both = ranks.sum(torch.cat([heavy, cluster_sums(tokens, mine.cluster, m)], dim=2))
     heavy, sums = both.split((options.num_heavy, m), dim=2)
     heavy_keys, heavy_values, _ = heavy.split((k.shape[-1], v.shape[-1], 1), dim=-1)
     keys, values, sizes = sums.split((k.shape[-1], v.shape[-1], 1), dim=-1)
-    sizes = sizes[..., 0].detach()
-    count = open_where_empty(sizes, mine.found)
+    count = open_where_empty(sizes[..., 0].detach(), mine.found)
     means = keys / count.clamp(min=1)[..., None]
-    return FarKeys(heavy_keys, heavy_values, mine.found, count, means, values), sizes, keys
+    return FarKeys(heavy_keys, heavy_values, mine.found, count, means, values)
 
 
 def _blocks(
