@@ -178,8 +178,6 @@ def test_the_readme_runs_in_its_order_as_pasted(tmp_path):
 
 
 @pytest.mark.readme
-# torch's own code generator imports a part of torch that is deprecated.
-@pytest.mark.filterwarnings("ignore:.*torch.jit.script_method.*:DeprecationWarning")
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_python_blocks_run(page, tmp_path, monkeypatch):

@@ -304,8 +304,6 @@ def test_compiled_methods_run_at_more_lengths_than_a_function_may_have_graphs(tm
 
 
 @pytest.mark.slow
-# torch's own, as it imports its compiler.
-@pytest.mark.filterwarnings("ignore:.*torch.jit.script_method.*:DeprecationWarning")
 def test_compiled_methods_run_by_the_compiler_itself(tmp_path):
     rows = run_efficiency(**SMALL | {"methods": ("nystrom-compiled-4",), "repeats": 1}, to=tmp_path)
     assert {row.note for row in rows} == {""}

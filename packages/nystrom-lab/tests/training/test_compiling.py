@@ -130,8 +130,6 @@ def test_every_method_trains_in_one_graph(method, backend):
 
 
 @pytest.mark.slow
-# torch's own code generator imports a part of torch that is deprecated.
-@pytest.mark.filterwarnings("ignore:.*torch.jit.script_method.*:DeprecationWarning")
 def test_inductor_gives_the_result_of_the_plain_run(small_run, tmp_path, backend, weights):
     backend("inductor")
     changes = {"steps": 3, "dropout": 0.0, "threads": 1}

@@ -1403,8 +1403,6 @@ def test_compiles_for_one_length_where_nothing_is_trained(name, backend):
 
 
 @pytest.mark.slow
-# torch's own code generator imports a part of torch that is deprecated.
-@pytest.mark.filterwarnings("ignore:.*torch.jit.script_method.*:DeprecationWarning")
 @every_exact_case
 def test_inductor_gives_the_same(name, backend):
     attend = build(name, {**VARIANTS[name][0], **backend})
@@ -1451,9 +1449,8 @@ def test_gradients_are_right(name, options, masked):
     assert torch.autograd.gradcheck(lambda q, k, v: attend(q, k, v, keep=keep), inputs, fast_mode=fast)
 
 
-# torch's fused call is mapped one by one, and its forward derivatives import a part of torch that is deprecated.
+# torch's fused call is mapped one by one.
 mapped_one_by_one = pytest.mark.filterwarnings("ignore:There is a performance drop:UserWarning")
-forward_derivatives = pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated:DeprecationWarning")
 
 
 def second_derivatives(loss, x, way):
@@ -1479,7 +1476,6 @@ def second_derivatives(loss, x, way):
 
 
 @mapped_one_by_one
-@forward_derivatives
 @cases_with_one_of_triton
 @pytest.mark.parametrize("masked", [False, True])
 def test_second_derivatives_are_right_or_raise(name, options, masked):
@@ -1518,7 +1514,6 @@ def test_second_derivatives_are_right_or_raise(name, options, masked):
 
 
 @mapped_one_by_one
-@forward_derivatives
 @cases_of_torch
 def test_forward_mode_is_right_or_refused_by_name(name, options):
     inputs, ways = draw(14, 9, b=1, h=1, d=2, e=2), draw(15, 9, b=1, h=1, d=2, e=2)

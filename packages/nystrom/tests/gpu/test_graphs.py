@@ -267,8 +267,6 @@ def test_a_compiler_does_not_ask_for_a_capture(monkeypatch):
     torch.compiler.reset()
 
 
-# torch.func.jvp imports a part of torch that is deprecated.
-@pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated:DeprecationWarning")
 def test_auto_means_torch_in_transforms_and_exports(monkeypatch):
     monkeypatch.setattr(entry, "_is_measured", lambda device: True)
     options = NystromOptions(num_landmarks=4)
@@ -333,8 +331,6 @@ def assert_same_bits(found, wanted):
     assert all(map(torch.equal, found, wanted))
 
 
-# torch's own code generator imports a part of torch that is deprecated.
-@pytest.mark.filterwarnings("ignore:.*torch.jit.script_method.*:DeprecationWarning")
 @pytest.mark.gpu
 @masked_and_not
 @pytest.mark.parametrize("name", FULL)

@@ -227,8 +227,6 @@ WAYS = {
 }
 
 
-# torch.func.jvp imports a part of torch that is deprecated.
-@pytest.mark.filterwarnings("ignore:.*torch.jit.script.*:DeprecationWarning")
 @pytest.mark.parametrize("way", WAYS)
 def test_derivatives_that_are_not_there_raise_by_every_way(way):
     with pytest.raises(NotImplementedError, match=GONE):

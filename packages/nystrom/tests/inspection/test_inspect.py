@@ -199,7 +199,6 @@ def test_the_encoder_of_an_encoder_decoder_is_served_and_the_whole_raises():
     assert model.config._attn_implementation == "sdpa"
 
 
-@pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated:DeprecationWarning")
 def test_models_that_no_method_can_serve_raise_and_stay_as_they_were(batch, sizes):
     cases = [
         (AutoModel.from_config(GPT2Config(vocab_size=40, n_embd=16, n_layer=1, n_head=2)), "causal"),

@@ -285,6 +285,16 @@ class EitherLayer(Layer):
         """Attend to one sequence, or to another."""
 
 
+class CachedLayer(Layer):
+    def forward(self, hidden_states, attention_mask=None, cache=None):
+        """Attend to one sequence, whose first tokens are in a cache: as transformers names it from 5.24 on."""
+
+
+class LayerWithPast(Layer):
+    def forward(self, hidden_states, attention_mask=None, past_key_values=None):
+        """Attend to one sequence, whose first tokens are in a cache: as transformers names it up to 5.23."""
+
+
 class OtherLayer(Layer):
     def forward(self, hidden_states, encoder_hidden_states, attention_mask=None):
         """Attend to another sequence."""
@@ -321,6 +331,18 @@ def test_cross_attention_of_equal_lengths_keeps_all_queries(layer, elsewhere):
         "nystrom", layer, q + 5 * ~keep[:, None, :, None], k, v, keep[:, None, None], num_landmarks=3
     )
     assert ((few - other)[keep].abs().max() > 1e-3) == elsewhere
+
+
+@pytest.mark.parametrize("kind", [CachedLayer, LayerWithPast])
+def test_queries_that_follow_those_of_a_cache_are_the_last_keys_and_masked_like_them(kind):
+    g = torch.Generator().manual_seed(0)
+    q, k, v = (torch.randn(2, 4, n, 8, generator=g) for n in (9, 12, 12))
+    keep = torch.arange(12) < torch.tensor([[12], [8]])
+    out, other = (
+        attend_layer("nystrom", kind(), queries, k, v, keep[:, None, None], num_landmarks=3)[0]
+        for queries in (q, q + 5 * ~keep[:, None, 3:, None])
+    )
+    assert torch.equal(out[keep[:, 3:]], other[keep[:, 3:]])
 
 
 @pytest.mark.parametrize(
@@ -385,8 +407,9 @@ def test_a_model_gives_masked_tokens_the_states_of_exact_attention():
     assert_close(run(near, **text()), run(exact, **text()), **CLOSE)
 
 
-# PEFT asks for an attribute by a name that transformers is giving up.
+# PEFT asks for an attribute, and passes the cache, by names that transformers is giving up.
 @pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")
+@pytest.mark.filterwarnings("ignore:`past_key_values` is deprecated:FutureWarning")
 @pytest.mark.parametrize("method", ["nystrom", "near_far"])
 def test_a_prefix_of_peft_keeps_what_padding_holds_from_real_tokens(method):
     peft = pytest.importorskip("peft")

@@ -1,5 +1,7 @@
 """Decoders of transformers with near_far: prompts by its causal form, what follows exactly over the cache."""
 
+import inspect
+
 import pytest
 import torch
 from torch.testing import assert_close
@@ -61,7 +63,10 @@ def ids(b=2, n=60):
 
 
 @torch.no_grad()
-def logits(model, tokens, **named):
+def logits(model, tokens, cache=None, **named):
+    if cache is not None:
+        # The name from transformers 5.24 on, and the one before.
+        named["cache" if "cache" in inspect.signature(model.forward).parameters else "past_key_values"] = cache
     return model(input_ids=tokens, **named).logits
 
 
@@ -110,14 +115,14 @@ def test_left_padding_changes_nothing(family):
 def test_what_follows_is_exact_over_the_cache(family):
     near, exact, tokens = make(family), make(family, "sdpa"), ids()
     cache = DynamicCache()
-    logits(near, tokens[:, :40], past_key_values=cache)
+    logits(near, tokens[:, :40], cache=cache)
     copies = [DynamicCache(), DynamicCache()]
     for copy in copies:
         for number, layer in enumerate(cache.layers):
             copy.update(layer.keys.clone(), layer.values.clone(), number)
-    wanted = logits(exact, tokens[:, 40:], past_key_values=copies[0])
-    assert_close(logits(near, tokens[:, 40:], past_key_values=copies[1]), wanted, rtol=1e-4, atol=1e-5)
-    one_by_one = [logits(near, tokens[:, i : i + 1], past_key_values=cache) for i in range(40, 60)]
+    wanted = logits(exact, tokens[:, 40:], cache=copies[0])
+    assert_close(logits(near, tokens[:, 40:], cache=copies[1]), wanted, rtol=1e-4, atol=1e-5)
+    one_by_one = [logits(near, tokens[:, i : i + 1], cache=cache) for i in range(40, 60)]
     assert_close(torch.cat(one_by_one, dim=1), wanted, rtol=1e-4, atol=1e-5)
 
 
@@ -134,7 +139,7 @@ def test_generate_works_with_left_padding_and_beams(family):
 
 def test_a_static_cache_reads_exactly():
     near, exact, tokens = make("llama"), make("llama", "sdpa"), ids(n=40)
-    outs = [logits(m, tokens, past_key_values=StaticCache(m.config, max_cache_len=64)) for m in (near, exact)]
+    outs = [logits(m, tokens, cache=StaticCache(m.config, max_cache_len=64)) for m in (near, exact)]
     assert_close(outs[0], outs[1], rtol=1e-4, atol=1e-5)
 
 

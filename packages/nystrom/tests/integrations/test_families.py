@@ -149,8 +149,6 @@ CLOSE = {"rtol": 0, "atol": 1e-4}
 pytestmark = [
     # LASR's convolution.
     pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel lengths"),
-    # DeBERTa's code, under some versions of torch.
-    pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated:DeprecationWarning"),
 ]
 
 

@@ -6,10 +6,12 @@ from torch.testing import assert_close
 from transformers import CONFIG_MAPPING, AutoModel, Gemma3TextConfig, GemmaConfig
 from transformers.masking_utils import (
     and_masks,
+    bidirectional_mask_function,
     blockwise_overlay,
     causal_mask_function,
     or_masks,
-    packed_sequence_compatibility_function,
+    packed_sequence_mask_function,
+    remap_positions_for_packed_sequence,
 )
 
 from nystrom.integrations import check_attention
@@ -141,17 +143,31 @@ def test_a_causal_layer_raises_under_a_mask_that_lets_it_see_all_tokens():
     assert attend_layer("near_far", layer, q[:, :, :1], k, k, row)[0].isfinite().all()
 
 
+def in_packed(pattern, *, outside):
+    """A pattern inside packed sequences; `outside`: they are kept apart last, as from transformers 5.24 on."""
+    apart = packed_sequence_mask_function(torch.zeros(1, 30, dtype=torch.long))
+    inside = remap_positions_for_packed_sequence(pattern, torch.arange(30)[None])
+    return and_masks(inside, apart) if outside else and_masks(apart, inside)
+
+
+ASKED = {"batch_size": 1, "q_length": 30, "kv_length": 30, "config": GemmaConfig(**GEMMA), "attention_mask": None}
+
+
 @pytest.mark.refuses
-@pytest.mark.parametrize("packed", [False, True])
-def test_blocks_raise_also_inside_packed_sequences(packed):
-    blocks = or_masks(causal_mask_function, blockwise_overlay(torch.zeros(1, 30, dtype=torch.long)))
-    numbers, positions = torch.zeros(1, 30, dtype=torch.long), torch.arange(30)[None]
-    asked = {"batch_size": 1, "q_length": 30, "kv_length": 30, "config": GemmaConfig(**GEMMA), "attention_mask": None}
-    for pattern in (blocks, and_masks(blocks, causal_mask_function)):
-        if packed:
-            pattern = packed_sequence_compatibility_function(pattern, positions, numbers)
+def test_blocks_raise_also_inside_packed_sequences_and_beside_them():
+    see_each_other = blockwise_overlay(torch.zeros(1, 30, dtype=torch.long))
+    blocks = or_masks(causal_mask_function, see_each_other)
+    beside = or_masks(remap_positions_for_packed_sequence(causal_mask_function, torch.arange(30)[None]), see_each_other)
+    apart = packed_sequence_mask_function(torch.zeros(1, 30, dtype=torch.long))
+    both = (blocks, and_masks(blocks, causal_mask_function))
+    packed = [in_packed(pattern, outside=outside) for pattern in both for outside in (False, True)]
+    for pattern in (*both, *packed, and_masks(beside, apart)):
         with pytest.raises(ValueError, match="custom mask pattern, such as blocks, which near_far attention cannot"):
-            make_mask("near_far", mask_function=pattern, **asked)
-    plain = packed_sequence_compatibility_function(causal_mask_function, positions, numbers)
-    # The numbers of causal sequences are told from those of others by their type.
-    assert make_mask("near_far", mask_function=plain, **asked).dtype == torch.int32
+            make_mask("near_far", mask_function=pattern, **ASKED)
+
+
+@pytest.mark.parametrize("outside", [False, True])
+def test_the_numbers_of_causal_sequences_are_told_from_those_of_others_by_their_type(outside):
+    for pattern, told in ((causal_mask_function, torch.int32), (bidirectional_mask_function, torch.int64)):
+        packed = in_packed(pattern, outside=outside)
+        assert make_mask("near_far", mask_function=packed, **ASKED).dtype == told

@@ -22,7 +22,6 @@ from transformers import (
     DetrConfig,
     EncoderDecoderModel,
     FalconConfig,
-    GPTJConfig,
     GPTNeoConfig,
     MegatronBertConfig,
     MPNetConfig,
@@ -153,9 +152,9 @@ def test_a_model_whose_attention_asks_for_none_by_name_raises_where_it_is_made_a
 
 
 @pytest.mark.refuses
-@pytest.mark.parametrize("kind", [GPTJConfig, GPTNeoConfig, FalconConfig])
+@pytest.mark.parametrize("kind", [GPTNeoConfig, FalconConfig])
 def test_a_model_that_picks_its_attention_from_a_table_of_its_own_raises_by_name(kind, tmp_path):
-    config = kind(**SIZES, vocab_size=64, rotary_dim=8, attention_types=[[["global"], SIZES["num_hidden_layers"]]])
+    config = kind(**SIZES, vocab_size=64, attention_types=[[["global"], SIZES["num_hidden_layers"]]])
     exact = AutoModelForCausalLM.from_config(config, attn_implementation="eager")
     exact.save_pretrained(tmp_path)
     says = f"{type(exact).__name__} has attention of its own.*would change nothing"

@@ -21,9 +21,6 @@ from nystrom.inspection import inspect_model
 from nystrom.integrations import check_attention, set_attention
 from nystrom.models import EncoderConfig, EncoderModel
 
-# DeBERTa's code, under some versions of torch.
-pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated:DeprecationWarning")
-
 SIZES = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 48, "vocab_size": 64}
 IDS = {"input_ids": torch.randint(3, 60, (2, 21), generator=torch.Generator().manual_seed(1))}
 # float32 through four layers.

@@ -59,8 +59,6 @@ def test_the_gradients_of_float32_are_those_of_float64(n, size, monkeypatch):
     assert_close(single[1].double(), double[1], rtol=1e-4, atol=1e-3)
 
 
-# torch.func.jvp imports a part of torch that is deprecated.
-@pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated:DeprecationWarning")
 @pytest.mark.parametrize("size", [5, 15])
 def test_float32_has_forward_derivatives_of_values_and_of_gradients(size):
     conv, x = ShortConvolution(3, size), torch.randn(2, 40, 3)
