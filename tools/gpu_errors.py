@@ -91,7 +91,7 @@ def write_model_errors(
     methods: Sequence[str],
     lengths: Sequence[int],
     dtype: str = "bfloat16",
-    sizes: EncoderSizes = EncoderSizes(),
+    sizes: EncoderSizes | None = None,
     seed: int = 0,
 ) -> list[Row]:
     """Rows of the error of an encoder's last hidden states, written to errors.csv after each length.
@@ -102,12 +102,13 @@ def write_model_errors(
         methods: As in `nystrom bench model`, without weights of their own; the first is exact.
         lengths: Numbers of tokens.
         dtype: Of weights and activations.
-        sizes: Sizes of the encoder.
+        sizes: Sizes of the encoder; None for BERT-base.
         seed: Of weights and tokens.
 
     Raises:
         ValueError: No such device, or a method with weights of its own.
     """
+    sizes = sizes or EncoderSizes()
     place, path, find = find_device(device), to / "errors.csv", encoder_finder(sizes, seed)
     blank = Row(
         study="gpu errors", quantity="relative error of hidden states", method="", value=0.0, dtype=dtype, seed=seed,
@@ -125,7 +126,7 @@ def write_model_errors(
             with torch.no_grad():
                 found = call.forward().float()
             exact = exact or (found, call.leaves)
-            if not all(map(torch.equal, call.leaves, exact[1])) or len(call.leaves) != len(exact[1]):
+            if len(call.leaves) != len(exact[1]) or not all(map(torch.equal, call.leaves, exact[1])):
                 raise ValueError(f"method {name!r} has weights of its own, so its hidden states are those of another.")
             error = float((found - exact[0]).norm() / exact[0].norm())
             note = "" if torch.tensor(error).isfinite() else "not finite"
