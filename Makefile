@@ -105,7 +105,7 @@ layers: $(VENV)/.dev  ## which package may import which
 readme: $(VENV)/.dev  ## the code blocks of README and docs, and the examples
 	$(BIN)/python -m pytest -n auto --dist worksteal -m readme
 
-gpu:  ## on a machine with a GPU: tests, errors, tables, tiles and runs, 25 minutes; goes on where it was
+gpu:  ## on a machine with a GPU: tests, models, near_far, then tables, 13 minutes a call; goes on where it was
 	$(PYTHON) tools/measure_gpu.py --to runs/gpu
 
 check: lint types layers docs whole readme shapes bare  ## all that a change must pass

@@ -3,11 +3,15 @@
 Outputs and gradients of nystrom, near_far and skyformer at growing scores, in every dtype, and in float32 with TF32. A
 row has the relative error of one tensor, in the Frobenius norm. near_far chooses keys in the dtype, and another choice
 counts as an error. Rows are written after each dtype, and dtypes that the file has are not measured again.
+
+`write_model_errors` compares the last hidden states of a whole encoder with those of exact attention. Its weights are
+random, which makes attention nearly even: such errors show whether a model computes what it should, and no more.
 """
 
 import argparse
 import sys
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -15,7 +19,10 @@ from torch import Tensor
 
 from nystrom.attention.functions import FUNCTIONS
 from nystrom.attention.method_names import size_options
-from nystrom_lab.measure.rows import Row, append_rows, cpu_name, read_rows
+from nystrom_lab.bench.inputs import Sizes, make_inputs
+from nystrom_lab.bench.model import EncoderSizes, encoder_finder
+from nystrom_lab.bench.options import device_name, find_device
+from nystrom_lab.measure.rows import Row, append_rows, cpu_name, read_rows, rows_so_far
 
 SCALES = (1.0, 3.0, 10.0, 30.0)
 METHODS = {"nystrom": 64, "near_far": None, "skyformer": 128}
@@ -75,6 +82,57 @@ def _results(given: Sequence[Tensor], method: str, m: int | None, backend: str) 
     leaves = [x.detach().requires_grad_() for x in leaves]
     out = FUNCTIONS[method](*leaves, **size_options(method, m), backend=backend)
     return [out.detach(), *torch.autograd.grad(out, leaves, grad)]
+
+
+def write_model_errors(
+    *,
+    to: Path,
+    device: str,
+    methods: Sequence[str],
+    lengths: Sequence[int],
+    dtype: str = "bfloat16",
+    sizes: EncoderSizes | None = None,
+    seed: int = 0,
+) -> list[Row]:
+    """Rows of the error of an encoder's last hidden states, written to errors.csv after each length.
+
+    Args:
+        to: Folder of the results; lengths that it has are not measured again.
+        device: "cuda" or "cpu".
+        methods: As in `nystrom bench model`, without weights of their own; the first is exact.
+        lengths: Numbers of tokens.
+        dtype: Of weights and activations.
+        sizes: Sizes of the encoder; None for BERT-base.
+        seed: Of weights and tokens.
+
+    Raises:
+        ValueError: No such device, or a method with weights of its own.
+    """
+    sizes = sizes or EncoderSizes()
+    place, path, find = find_device(device), to / "errors.csv", encoder_finder(sizes, seed)
+    blank = Row(
+        study="gpu errors", quantity="relative error of hidden states", method="", value=0.0, dtype=dtype, seed=seed,
+        device=device_name(place), facts={"b": 1, "layers": sizes.layers, "width": sizes.width, "heads": sizes.heads},
+    )  # fmt: skip
+    rows = rows_so_far(path, blank, "lengths")
+    shared = Sizes(1, sizes.heads, sizes.width // sizes.heads, 33, getattr(torch, dtype), place, "tokens")
+    for n in lengths:
+        if any(row.n == n for row in rows):
+            continue
+        inputs, exact = make_inputs(n, shared, seed), None
+        for name in methods:
+            contender, number = find(name)
+            call = contender.build(inputs, number, False)
+            with torch.no_grad():
+                found = call.forward().float()
+            exact = exact or (found, call.leaves)
+            if len(call.leaves) != len(exact[1]) or not all(map(torch.equal, call.leaves, exact[1])):
+                raise ValueError(f"method {name!r} has weights of its own, so its hidden states are those of another.")
+            error = float((found - exact[0]).norm() / exact[0].norm())
+            note = "" if torch.tensor(error).isfinite() else "not finite"
+            rows.append(replace(blank, method=name, value=error, n=n, m=number or None, note=note))
+        append_rows(path, rows[-len(methods) :])
+    return rows
 
 
 def main() -> None:

@@ -1,15 +1,20 @@
 """All that a GPU is to be measured on, in order: `make gpu`, or `python tools/measure_gpu.py --to runs/gpu`.
 
-The steps are those of `STEPS`, the most telling first: the tests that need a GPU, errors, tables of time and memory,
-tile sizes, training steps, and real runs. Each is a process of its own, with its output in TO/NAME.log and its rows in
-TO/NAME; a step that ended well leaves TO/NAME.done. The same command goes on with the steps that are left, and an
-interrupted table or run goes on where it was. No step begins that would not end in the minutes that are left, and none
-goes on beyond them. One that fails is named at the end, and does not keep the others from running; rows without a value
-are printed with what they say.
+The steps are those of `STEPS`, the most telling first: the tests that need a GPU, whole encoders launched eagerly and
+by a CUDA graph, near_far at growing sizes, whole encoders compiled; then tiles, errors and tables. Each is a process of
+its own, with its output in TO/NAME.log and its rows in TO/NAME; a step that ended well leaves TO/NAME.done. The same
+command goes on with the steps that are left, and an interrupted table goes on after its last length. No step begins
+that would not end in the minutes that are left, and none goes on beyond them. One that fails is named at the end, and
+does not keep the others from running; rows without a value are printed with what they say.
+
+Minutes are estimates for an H200 and 16 cores, a quarter of a minute for the imports of a process included. Those of
+tests and errors follow from runs with 14 cores. Those of encoders follow from times of their attention and of shorter
+lengths on an H100, a second and a half for the random weights of each encoder, and the compiler's time on a CPU. The
+first `FIRST` steps take 13 minutes or less in all.
 
 Neither package need be installed: the steps find them. They need torch, Triton, transformers and what these need,
 pytest with pytest-xdist and pytest-timeout, hypothesis, jaxtyping and psutil, but nothing that only the command line
-needs. All but the last four fit into 25 minutes; the last trains on data/text, made by `nystrom data prepare text`.
+needs.
 """
 
 import argparse
@@ -22,13 +27,18 @@ import sys
 import tarfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import fields
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "packages" / "nystrom" / "src"))
+
+from nystrom.attention.options import NearFarOptions
+
+_ROOT = Path(__file__).resolve().parents[1]
 # The place in a command for the folder of the step.
 _FOLDER, _PYTHON = "{to}", sys.executable
-_ROOT = Path(__file__).resolve().parents[1]
 # Seconds that an interrupted step has to say how far it was.
 _GRACE = 10
 
@@ -40,65 +50,46 @@ class Step(NamedTuple):
         name: Its name, that of its folder.
         minutes: About how long it takes on an H200; it is ended after half as long again.
         words: The command; {to} is the folder of the step.
-        resumes: Words that are added where its folder holds a run already.
         calls: The function that the command calls, as "module:name"; "" if it is another program.
-        given: Its arguments, but for the folder `to` and `resume`.
+        given: Its arguments, except for the folder `to`.
     """
 
     name: str
     minutes: float
     words: tuple[str, ...]
-    resumes: tuple[str, ...] = ()
     calls: str = ""
     given: Mapping[str, Any] = {}
 
-    def call(self, to: Path, *, resume: bool = False) -> Any:
-        """Call the function of the step in this process.
-
-        Args:
-            to: Folder of its results.
-            resume: Whether the folder holds a run to continue.
-        """
+    def call(self, to: Path) -> Any:
+        """Call the function of the step in this process, with this folder for its results."""
         module, _, name = self.calls.partition(":")
-        more = {"resume": True} if resume else {}
-        return getattr(importlib.import_module(module), name)(**self.given, to=to, **more)
+        return getattr(importlib.import_module(module), name)(**self.given, to=to)
 
 
-def _called(name: str, minutes: float, calls: str, *, resumes: tuple[str, ...] = (), **given: Any) -> Step:
+def _called(name: str, minutes: float, calls: str, **given: Any) -> Step:
     words = (_PYTHON, "tools/measure_gpu.py", "--step", name, "--to", _FOLDER)
-    return Step(name, minutes, words, resumes, calls, given | {"device": "cuda"})
+    return Step(name, minutes, words, calls, given | {"device": "cuda"})
 
 
-_efficiency = partial(_called, calls="nystrom_lab.bench.efficiency:run_efficiency")
-
-
-def _program(name: str, minutes: float, tool: str) -> Step:
-    return Step(name, minutes, (_PYTHON, f"tools/{tool}.py", "--to", f"{_FOLDER}/{name}.csv"))
-
-
-def _tiles(name: str, **given: Any) -> Step:
-    return _called(f"tiles-{name}", 2.5, "tools.tune_tiles:print_fastest", **given)
+_efficiency = partial(_called, calls="nystrom_lab.bench.efficiency:run_efficiency", dtype="bfloat16")
+_model = partial(_called, calls="nystrom_lab.bench.model:run_model", dtype="bfloat16")
 
 
 def _tests(name: str, minutes: float, *words: str) -> Step:
     """Tests; what other versions than those they are written for warn of is no error."""
-    command = (_PYTHON, "-m", "pytest", "-m", "gpu", "-q", "-W", "default", "-p", "no:cacheprovider")
+    command = (_PYTHON, "-m", "pytest", "-m", "gpu", "-q", "--tb", "short", "-W", "default", "-p", "no:cacheprovider")
     return Step(f"tests-{name}", minutes, (*command, *words))
 
 
-def _run(task: str, method: str, minutes: float, **given: Any) -> Step:
-    calls, named = "nystrom_lab.training.train:train", {"attention": method, "preset": "nystromformer"}
-    return _called(f"train-{task}-{method}", minutes, calls, resumes=("--resume",), task=task, **named, **given)
-
-
+# Contenders with options that not every version of near_far has.
+_NEAR_FAR = {option.name for option in fields(NearFarOptions)}
+_HEADS = ("near_far-heads-triton",) if "exact_heads" in _NEAR_FAR else ()
+_SELECTED = ("near_far-selected",) if "num_selected" in _NEAR_FAR else ()
+# Exact attention, and this library by its kernels.
+_METHODS = ("softmax", "nystrom-triton-64", "near_far-triton", "near_far-growing-triton", *_HEADS)
+_TABLE = ("softmax", "authors-64", "nystrom-64", "nystrom-triton-64", "near_far", "near_far-triton", "skyformer-128")
 _LENGTHS = (1024, 2048, 4096, 8192, 16384, 32768, 65536)
-# Plain PyTorch, fused exact attention, and this library with and without its kernels.
-_METHODS = (
-    "softmax", "authors-64", "nystrom-64", "nystrom-triton-64", "near_far", "near_far-triton", "near_far-growing",
-    "near_far-growing-triton", "skyformer-128", "skyformer-triton-128",
-)  # fmt: skip
-_LONG: dict[str, Any] = {"batch": 4, "heads": 16, "width": 128, "lengths": (16384,), "methods": _METHODS}
-_EVERY: dict[str, Any] = {"batch": 8, "heads": 8, "width": 64, "methods": _METHODS, "repeats": 9}
+_LAUNCHES: dict[str, Any] = {"launches": ("eager", "graph")}
 # What `backend="auto"` does not rest on yet: one method beside its kernels, at few lengths.
 _PAIRS = ("nystrom-64", "nystrom-triton-64", "near_far", "near_far-triton", "skyformer-128", "skyformer-triton-128")
 _WIDER: dict[str, Any] = {"methods": _PAIRS, "lengths": (512, 4096, 16384), "skip": "without", "repeats": 9}
@@ -107,31 +98,44 @@ _TIMED = (
     "packages/nystrom-lab/tests/measure/test_peak.py",
     "packages/nystrom-lab/tests/bench/test_floor.py",
 )
+_IN_PARALLEL = ("packages/nystrom/tests/gpu", "packages/nystrom-lab/tests/bench/test_launches.py")
+
+_FIRST = (
+    # Most of the time of tests is the compiler's.
+    _tests("kernels", 3, "-n", "logical", *_IN_PARALLEL),
+    # BERT-base: up to 8,192 tokens a forward pass takes 10 to 40 ms and a training step 30 to 80, mostly for the host.
+    _model("model-single", 1.75, methods=_METHODS, lengths=(2048, 8192, 32768), **_LAUNCHES),
+    # At 32,768 tokens a pass takes up to 1.1 s, and a training step does not fit into half of the memory.
+    _model("model-eight", 2.75, methods=_METHODS, lengths=(2048, 8192, 16384, 32768), batch=8, repeats=3, **_LAUNCHES),
+    _efficiency(
+        "growing", 1, methods=("softmax", "near_far-triton", "near_far-growing-triton", "near_far-growing-choice"),
+        lengths=(4096, 8192, 16384, 32768, 65536), batch=8, passes=("forward",), repeats=5, **_LAUNCHES,
+    ),
+    _called(
+        "hidden", 0.5, "tools.gpu_errors:write_model_errors", lengths=(2048, 8192, 32768),
+        methods=("softmax", *_METHODS[2:], *_SELECTED),
+    ),
+    # One method a step, since rows are written when all that a step compiles is done.
+    *(
+        _model(f"compiled-{name}", 0.9, methods=(name,), lengths=(8192,), launches=("eager", "compiled"))
+        for name in _METHODS[:3]
+    ),
+    *(_model("selected", 0.6, methods=(name,), lengths=(2048, 8192), repeats=3) for name in _SELECTED),
+)  # fmt: skip
+FIRST = len(_FIRST)
 
 STEPS = (
-    # Most of the time of tests, errors and tiles is the compiler's.
-    _tests("kernels", 3, "-n", "12", "packages/nystrom/tests/gpu"),
-    _program("errors", 1.5, "gpu_errors"),
-    _efficiency("16384-bfloat16", 1, **_LONG, dtype="bfloat16", skip="both", repeats=15),
-    _efficiency("lengths-bfloat16", 3, **_EVERY, dtype="bfloat16", skip="both", lengths=_LENGTHS),
-    # Beyond, exact attention alone takes minutes a length.
-    _efficiency("lengths-float32", 1.5, **_EVERY, dtype="float32", skip="without", lengths=_LENGTHS[:5]),
-    _efficiency("wider-float16", 0.5, **_WIDER, batch=8, heads=8, width=64, dtype="float16"),
-    _efficiency("wider-128", 0.5, **_WIDER, batch=8, heads=8, width=128, dtype="bfloat16"),
-    _efficiency("wider-single", 0.5, **_WIDER, batch=1, heads=8, width=64, dtype="bfloat16"),
-    _tiles("nystrom", width=128, kernel_size=33),
-    _tiles("near_far", method="near_far", batch=8, heads=8, tokens=8192),
+    *_FIRST,
     _called(
-        "model", 1, "nystrom_lab.bench.model:run_model", dtype="bfloat16",
-        methods=("softmax", "nystrom-64", "nystrom-triton-64", "near_far-triton"),
+        "tiles-near_far", 2.5, "tools.tune_tiles:print_fastest", method="near_far", landmarks=320, batch=8, heads=8,
+        tokens=8192,
     ),
-    _called("training", 2, "nystrom_lab.bench.training:run_training", precision="bfloat16"),
     _tests("times", 0.5, *_TIMED),
-    _run("listops", "nystrom", 3),
-    _tiles("skyformer", method="skyformer", landmarks=128, batch=8, heads=8, tokens=8192),
-    _run("listops", "skyformer", 4),
-    _run("listops", "softmax", 4),
-    _run("text", "nystrom", 15, options={"backend": "triton"}),
+    Step("errors", 1.5, (_PYTHON, "tools/gpu_errors.py", "--to", f"{_FOLDER}/errors.csv")),
+    _efficiency("wider-128", 1.5, **_WIDER, batch=8, width=128),
+    _efficiency("wider-float16", 1.5, **_WIDER | {"dtype": "float16"}, batch=8),
+    _efficiency("lengths", 3, methods=_TABLE, lengths=_LENGTHS, batch=8, repeats=9),
+    _called("training", 2, "nystrom_lab.bench.training:run_training", precision="bfloat16"),
 )  # fmt: skip
 
 
@@ -165,7 +169,6 @@ def measure(
             left.append(step.name)
             continue
         words = [word.replace(_FOLDER, str(folder)) for word in step.words]
-        words += step.resumes if (folder / "run.json").exists() else ()
         began = clock()
         code = _run_for(words, to / f"{step.name}.log", min(90 * step.minutes, end - began))
         if code == 0:
@@ -224,10 +227,10 @@ def pack(to: Path, file: Path) -> None:
                 archive.add(path, path.relative_to(to.parent))
 
 
-def _call(step: Step, to: Path, *, resume: bool) -> int:
+def _call(step: Step, to: Path) -> int:
     """Call the function of a step, and print its rows; a ValueError is one line."""
     try:
-        found = step.call(to, resume=resume)
+        found = step.call(to)
     except ValueError as error:
         print(f"{step.name}: {error}", file=sys.stderr)
         return 2
@@ -241,15 +244,14 @@ def main() -> int:
     """Measure, and say what is left."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--to", type=Path, default=Path("runs/gpu"), help="folder of logs and rows")
-    parser.add_argument("--minutes", type=float, default=25, help="time for all steps together")
+    parser.add_argument("--minutes", type=float, default=13, help="time for all steps together")
     parser.add_argument("--pack", type=Path, help="archive to write logs and rows to, .tar.gz")
     parser.add_argument("--list", action="store_true", help="print the steps, and which are done")
     parser.add_argument("--step", choices=[step.name for step in STEPS if step.calls], help="this step alone, in TO")
-    parser.add_argument("--resume", action="store_true", help="continue the run of --step")
     asked = parser.parse_args()
     if asked.step is not None:
         (step,) = (step for step in STEPS if step.name == asked.step)
-        return _call(step, asked.to, resume=asked.resume)
+        return _call(step, asked.to)
     if asked.list:
         for step in STEPS:
             state = "done" if (asked.to / f"{step.name}.done").exists() else f"about {step.minutes:g} min"

@@ -4,20 +4,22 @@ import re
 import subprocess
 import sys
 import tarfile
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
 import torch
 
-from tools.measure_gpu import STEPS, Step, main, measure, pack
+from nystrom.attention.options import NearFarOptions
+from tools.measure_gpu import FIRST, STEPS, Step, main, measure, pack
 
 ROOT = Path(__file__).resolve().parents[2]
 SOURCES = [*map(str, ROOT.glob("packages/*/src")), str(ROOT)]
 ENV = {**os.environ, "PYTHONPATH": os.pathsep.join(SOURCES), "OMP_NUM_THREADS": "1"}
 
 
-def python(name, minutes, code, **more):
-    return Step(name, minutes, (sys.executable, "-c", code, "{to}"), **more)
+def python(name, minutes, code):
+    return Step(name, minutes, (sys.executable, "-c", code, "{to}"))
 
 
 WRITE = """
@@ -40,17 +42,9 @@ def test_a_step_that_fails_is_named_tried_again_and_does_not_stop_the_others(tmp
     steps = [python("bad", 1, "raise SystemExit(3)"), python("good", 1, WRITE)]
     assert measure(steps, tmp_path, minutes=10) == (["bad"], [])
     assert (tmp_path / "good.done").exists()
-    steps[0] = python("bad", 1, WRITE, resumes=("--resume",))
-    (tmp_path / "bad").mkdir()
-    (tmp_path / "bad" / "run.json").touch()
+    steps[0] = python("bad", 1, WRITE)
     assert measure(steps, tmp_path, minutes=10) == ([], [])
-    assert (tmp_path / "bad" / "rows.csv").read_text() == "['--resume']"
-
-
-def test_a_folder_without_a_run_is_not_resumed(tmp_path):
-    (tmp_path / "one").mkdir()
-    assert measure([python("one", 1, WRITE, resumes=("--resume",))], tmp_path, minutes=10) == ([], [])
-    assert (tmp_path / "one" / "rows.csv").read_text() == "[]"
+    assert (tmp_path / "bad" / "rows.csv").exists()
 
 
 def test_no_step_begins_that_would_not_end_in_time_but_a_shorter_one_does(tmp_path):
@@ -107,11 +101,18 @@ def test_the_archive_holds_rows_and_logs_but_no_models(tmp_path):
         assert sorted(archive.getnames()) == ["gpu/one.done", "gpu/one.log", "gpu/one/rows.csv"]
 
 
-def test_names_are_unique_and_all_but_the_last_four_fit_into_25_minutes():
+def test_names_are_unique_and_the_first_steps_fit_into_13_minutes():
     assert len({step.name for step in STEPS}) == len(STEPS)
-    assert sum(step.minutes for step in STEPS[:-4]) <= 25
-    # A call of ten minutes begins each of them.
-    assert max(step.minutes for step in STEPS[:-1]) < 10
+    assert sum(step.minutes for step in STEPS[:FIRST]) <= 13
+    # Each ends, with half as long again, in a call of nine minutes.
+    assert max(step.minutes for step in STEPS) <= 6
+
+
+def test_options_that_near_far_has_are_among_the_steps():
+    measured = {name for step in STEPS[:FIRST] for name in step.given.get("methods", ())}
+    there = {option.name for option in fields(NearFarOptions)}
+    assert ("near_far-selected" in measured) == ("num_selected" in there)
+    assert ("near_far-heads-triton" in measured) == ("exact_heads" in there)
 
 
 CALLED = [step for step in STEPS if step.calls]
@@ -141,7 +142,7 @@ def test_every_program_is_one_that_only_wants_a_gpu(step, tmp_path):
 
 
 def test_rows_of_a_step_are_printed(tmp_path, capsys, monkeypatch):
-    step = STEPS[2]
+    (step,) = (step for step in STEPS if step.name == "wider-128")
     small = {"device": "cpu", "lengths": (16,), "methods": ("softmax",), "heads": 1, "batch": 1, "width": 4}
     monkeypatch.setattr("tools.measure_gpu.STEPS", (step._replace(given={**step.given, **small}),))
     monkeypatch.setattr(sys, "argv", ["measure_gpu.py", "--step", step.name, "--to", str(tmp_path)])
@@ -206,10 +207,16 @@ for absent in ("tyro", "rich", "beartype"):
     assert importlib.util.find_spec(absent) is None
 from tools.measure_gpu import STEPS
 
+from nystrom_lab.bench.model import EncoderSizes
+
+# Compilers take minutes, and graphs need a device: packages/nystrom-lab/tests/bench has tests of both.
+EAGER = {"launches": ("eager",), "repeats": 1, "batch": 1, "lengths": (32,)}
+ENCODER = {"layers": 1, "heads": 1, "width": 16, "intermediate": 16}
 SMALL = {
-    "run_efficiency": {"lengths": (32,), "heads": 1, "batch": 1, "width": 16, "repeats": 1, "passes": ("forward",)},
-    "run_model": {"lengths": (32,), "layers": 1, "heads": 1, "width": 16, "intermediate": 16, "repeats": 1},
+    "run_efficiency": {**EAGER, "heads": 1, "width": 16, "passes": ("forward",)},
+    "run_model": {**EAGER, **ENCODER},
     "run_training": {"tasks": ("image",), "batch": 1, "methods": ("softmax", "near_far"), "repeats": 1},
+    "write_model_errors": {"lengths": (32,), "sizes": EncoderSizes(**ENCODER, vocabulary=50)},
 }
 for step in STEPS:
     module, _, name = step.calls.partition(":")
@@ -259,3 +266,17 @@ def test_errors_are_small_and_grow_with_coarser_dtypes():
         # Rounding of float32 through an inverse of some hundred condition; bfloat16 has 2^-8.
         assert errors["float32", method, "relative error of output"] < 1e-4
         assert errors["bfloat16", method, "relative error of output"] < 3e-2
+
+
+def test_hidden_states_are_compared_with_those_of_exact_attention(tmp_path):
+    from nystrom_lab.bench.model import EncoderSizes
+    from tools.gpu_errors import write_model_errors
+
+    sizes = EncoderSizes(layers=1, width=8, heads=2, intermediate=12, vocabulary=20)
+    asked = {"to": tmp_path, "device": "cpu", "dtype": "float32", "lengths": (96,), "sizes": sizes}
+    rows = write_model_errors(methods=("softmax", "near_far-4"), **asked)
+    exact, near_far = (row.value for row in rows)
+    assert exact == 0 < near_far < 0.1
+    assert write_model_errors(methods=("softmax", "near_far-4"), **asked) == rows
+    with pytest.raises(ValueError, match="'linformer-4' has weights of its own"):
+        write_model_errors(methods=("softmax", "linformer-4"), **asked | {"to": tmp_path / "other"})

@@ -1,4 +1,5 @@
 import dataclasses
+import functools
 import inspect
 import math
 import re
@@ -9,7 +10,7 @@ import pytest
 import torch
 
 from nystrom_lab.bench.by_length import Cell, cells_of, length_setup, sweep_lengths
-from nystrom_lab.bench.contenders import Contender, Ours
+from nystrom_lab.bench.contenders import Contender
 from nystrom_lab.bench.efficiency import EfficiencyOptions, run_efficiency
 from nystrom_lab.bench.inputs import Call, Sizes
 from nystrom_lab.bench.options import command_line
@@ -233,6 +234,9 @@ def test_threads_are_set_for_the_run_alone(tmp_path):
         ({"kernel_size": 4}, "kernel_size is 4"),
         ({"limit_seconds": 0.0}, "limit_seconds is 0.0"),
         ({"passes": ("back",)}, "passes is 'back'; expected one of"),
+        ({"launches": ()}, "launches is empty"),
+        ({"launches": ("jit",)}, "an entry of launches is 'jit'"),
+        ({"launches": ("eager", "graph")}, "launches holds 'graph', a CUDA graph, but device is 'cpu'"),
         ({"skip": "never"}, "skip is 'never'; expected one of"),
         ({"dtype": "int8"}, "dtype is 'int8'; expected one of"),
         ({"layout": "rows"}, "layout is 'rows'; expected one of"),
@@ -296,17 +300,19 @@ def test_rows_say_when_kernels_were_interpreted(tmp_path):
 
 
 @pytest.mark.long
-def test_compiled_methods_run_at_more_lengths_than_a_function_may_have_graphs(tmp_path):
+def test_compiled_methods_run_at_more_lengths_than_a_function_may_have_graphs(tmp_path, monkeypatch):
     lengths = tuple(range(20, 20 + torch._dynamo.config.recompile_limit + 1))
-    compiled = Ours("nystrom", lambda n: {"num_landmarks": 4}, compiled=True, backend="eager")
-    rows = sweep_lengths(lengths, setup(cells("forward", compiled=compiled), repeats=1), tmp_path / "rows.csv")
-    assert all(row.note == "" for row in rows)
+    monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend="eager"))
+    compiled = cells_of(("nystrom-4",), ("forward",), "without", CPU, launches=("compiled",))
+    rows = sweep_lengths(lengths, setup(compiled, repeats=1), tmp_path / "rows.csv")
+    assert {(row.method, row.note) for row in rows} == {("nystrom-4, compiled", "")}
 
 
 @pytest.mark.slow
 def test_compiled_methods_run_by_the_compiler_itself(tmp_path):
-    rows = run_efficiency(**SMALL | {"methods": ("nystrom-compiled-4",), "repeats": 1}, to=tmp_path)
-    assert {row.note for row in rows} == {""}
+    asked = SMALL | {"methods": ("nystrom-4",), "repeats": 1, "launches": ("eager", "compiled")}
+    rows = run_efficiency(**asked, skip="without", to=tmp_path)
+    assert {(row.method, row.note) for row in rows} == {("nystrom-4", ""), ("nystrom-4, compiled", "")}
 
 
 def test_an_error_of_triton_is_noted_and_any_other_is_raised(tmp_path):
@@ -331,9 +337,10 @@ def test_an_error_of_triton_is_noted_and_any_other_is_raised(tmp_path):
 
 @pytest.mark.gpu
 def test_it_runs_on_a_gpu(tmp_path):
-    rows = run_efficiency(**SMALL | {"lengths": (1024,), "methods": ()}, device="cuda", to=tmp_path)
+    asked = SMALL | {"lengths": (1024,), "methods": (), "launches": ("eager", "graph")}
+    rows = run_efficiency(**asked, device="cuda", to=tmp_path)
     kernels = ("nystrom-triton-64", "nystrom-triton-64+skip", "near_far-triton", "skyformer-triton-128")
-    for name in (*kernels, "nystrom-compiled-64", "floor"):
+    for name in (*kernels, *(f"{name}, graph" for name in kernels), "floor"):
         assert all(row.value > 0 for row in rows if row.method == name), name
         assert any(row.method == name for row in rows), name
     assert all(" triton=" in row.words for row in rows)

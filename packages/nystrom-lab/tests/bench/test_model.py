@@ -1,3 +1,5 @@
+import functools
+
 import pytest
 import torch
 from transformers import BertConfig, DistilBertConfig, GPT2Config
@@ -58,6 +60,27 @@ def test_what_is_measured_is_the_whole_encoder(name, skip):
     assert torch.equal(contender.build(inputs, number, skip).forward(), out)
 
 
+def test_each_launch_of_a_model_has_rows_of_its_own(tmp_path, monkeypatch):
+    monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend="eager"))
+    asked = SMALL | {"lengths": (16,), "repeats": 1, "launches": ("compiled", "eager")}
+    rows = run_model(**asked, to=tmp_path)
+    names = ("softmax", "softmax, compiled", "nystrom-4+skip", "nystrom-4+skip, compiled")
+    assert list(dict.fromkeys(row.method for row in rows)) == [*names]
+    assert {(row.note, row.m) for row in rows if row.method == names[3]} == {("", 4)}
+    assert "--launches compiled eager" in rows[0].command
+    assert run_model(**asked, to=tmp_path) == rows
+
+
+@pytest.mark.long
+def test_more_methods_are_compiled_than_a_function_may_have_graphs(tmp_path, monkeypatch):
+    monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend="eager"))
+    methods = tuple(f"nystrom-{m}" for m in range(1, torch._dynamo.config.recompile_limit // 2 + 2))
+    rows = run_model(
+        **SMALL | {"lengths": (16,), "methods": methods, "repeats": 1}, launches=("compiled",), to=tmp_path
+    )
+    assert {row.note for row in rows} == {""}
+
+
 def test_the_sizes_are_those_of_bert_base_unless_others_are_named():
     base, bert = find_sizes(None), BertConfig()
     assert (base.layers, base.width, base.heads) == (bert.num_hidden_layers, bert.hidden_size, bert.num_attention_heads)
@@ -104,7 +127,8 @@ def test_folders_without_the_sizes_of_an_encoder_raise(tmp_path):
     [
         ({"methods": ("nystrom",)}, "method 'nystrom' lacks its number of landmarks"),
         ({"methods": ("transformers-4",)}, "method 'transformers-4' is not a method of this library"),
-        ({"methods": ("nystrom-compiled-4",)}, "method 'nystrom-compiled-4' is not a method of this library"),
+        ({"methods": ("near_far-growing-choice",)}, "method 'near_far-growing-choice' is not a method of this"),
+        ({"launches": ("graph",)}, "launches holds 'graph', a CUDA graph, but device is 'cpu'"),
         ({"layers": 0}, "layers is 0"),
         ({"heads": 3}, "width is 8 but heads is 3"),
     ],

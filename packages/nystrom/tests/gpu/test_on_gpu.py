@@ -5,6 +5,10 @@ import torch
 
 from nystrom import nystrom_attention, skyformer_attention
 
+pytest.importorskip("triton")
+
+from nystrom.gpu.program import Program
+
 pytestmark = pytest.mark.gpu
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 
@@ -150,9 +154,14 @@ def test_tensors_on_two_devices_raise():
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
-def test_auto_means_the_kernels_where_they_were_measured(dtype):
-    # A multiple of the landmarks: else torch adds up its segments on a GPU in any order, and no two calls agree.
-    inputs = [torch.randn(1, 2, 2048, 64, device="cuda", dtype=dtype) for _ in range(3)]
+def test_auto_means_the_kernels_where_they_were_measured(dtype, monkeypatch):
+    inputs = [draw(1, 2, 2048, 64, dtype=dtype, seed=i).detach() for i in range(3)]
     measured = torch.cuda.get_device_capability() == (9, 0) and dtype == torch.bfloat16
     wanted = nystrom_attention(*inputs, backend="triton" if measured else "torch")
-    assert torch.equal(nystrom_attention(*inputs), wanted)
+    ran, run = [], Program.__call__
+    monkeypatch.setattr(Program, "__call__", lambda *given: ran.append(given) or run(*given))
+    found = nystrom_attention(*inputs)
+    assert bool(ran) == measured
+    # Kernels give the same bits each time; torch's operators in float32 need not, and differ by rounding, which an
+    # inverse of some hundred condition amplifies.
+    assert (found - wanted).norm() <= (0 if measured else 1e-4) * wanted.norm()

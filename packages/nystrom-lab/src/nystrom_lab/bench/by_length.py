@@ -27,7 +27,8 @@ from nystrom_lab.bench.contenders import Contender, check_kernels, find_contende
 from nystrom_lab.bench.floor import floor_quantities, floor_rows
 from nystrom_lab.bench.harness import UNABLE, Setup, reason, sweep, take_turns, time_and_memory
 from nystrom_lab.bench.inputs import Call, Inputs, Sizes, make_inputs
-from nystrom_lab.bench.options import LengthOptions, Pass, Skip, device_name
+from nystrom_lab.bench.launches import Recorder, compiled, compiling
+from nystrom_lab.bench.options import Launch, LengthOptions, Pass, Skip, device_name
 from nystrom_lab.measure.memory import allocator
 from nystrom_lab.measure.peak import peak_bytes
 from nystrom_lab.measure.rows import Row, other_setting, rows_so_far
@@ -35,13 +36,19 @@ from nystrom_lab.measure.rows import Row, other_setting, rows_so_far
 
 @dataclass(frozen=True)
 class Cell:
-    """One method in one pass."""
+    """One method in one pass, launched in one way."""
 
     method: str
     contender: Contender
     number: int
     skip: bool
     timed: Pass
+    launch: Launch = "eager"
+
+    @property
+    def label(self) -> str:
+        """The method as rows name it."""
+        return self.method if self.launch == "eager" else f"{self.method}, {self.launch}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,14 +101,19 @@ def cells_of(
     skip: Skip,
     device: torch.device,
     find: Callable[[str], tuple[Contender, int]] = find_contender,
+    launches: Sequence[Launch] = ("eager",),
 ) -> tuple[Cell, ...]:
-    """The named methods in each pass, without their skip, with it, or both.
+    """The named methods in each pass and launch, without their skip, with it, or both.
 
     Raises:
-        ValueError: No method, one that is unknown, or one that the device cannot run.
+        ValueError: No method, one that is unknown, or a method or a launch that the device cannot run.
     """
     if not methods:
         raise ValueError("methods is empty; expected at least one.")
+    if "graph" in launches and device.type != "cuda":
+        raise ValueError(
+            f"launches holds 'graph', a CUDA graph, but device is {device.type!r}: pass device='cuda', or leave it out."
+        )
     cells = []
     for name in dict.fromkeys(methods):
         contender, number = find(name)
@@ -109,7 +121,13 @@ def cells_of(
         forms = {"without": (False,), "with": (True,), "both": (False, True)}[skip] if contender.skip else (False,)
         for form in forms:
             label = f"{name}+skip" if form else name
-            cells += [Cell(label, contender, number, form, timed) for timed in get_args(Pass) if timed in passes]
+            cells += [
+                Cell(label, contender, number, form, timed, launch)
+                for launch in get_args(Launch)
+                if launch in launches
+                for timed in get_args(Pass)
+                if timed in passes
+            ]
     return tuple(cells)
 
 
@@ -142,7 +160,7 @@ def _check_same(path: Path, setup: LengthSetup) -> None:
     for row in rows:
         if row.facts != setup.blank.facts:
             raise other_setting(path, "sizes", row.words, setup.blank.words)
-    cells = {(cell.method, f"{cell.timed} {what}") for cell in setup.cells for what in ("time", "memory")}
+    cells = {(cell.label, f"{cell.timed} {what}") for cell in setup.cells for what in ("time", "memory")}
     if setup.bandwidth is not None:
         cells |= floor_quantities({cell.timed for cell in setup.cells})
     for n in dict.fromkeys(row.n for row in rows):
@@ -153,7 +171,7 @@ def _check_same(path: Path, setup: LengthSetup) -> None:
 
 def _probe(n: int, setup: LengthSetup) -> list[Row]:
     """Rows of a short length, as a basis for estimates where there is no other; they are not kept."""
-    quadratic = tuple(cell for cell in setup.cells if cell.contender.quadratic)
+    quadratic = tuple(cell for cell in setup.cells if cell.contender.quadratic and cell.launch == "eager")
     if not quadratic or n <= setup.probe_tokens:
         return []
     return measure(setup.probe_tokens, replace(setup, cells=quadratic, repeats=1), [])
@@ -166,38 +184,62 @@ def measure(n: int, setup: LengthSetup, past: Sequence[Row]) -> list[Row]:
     """
     notes = {cell: _too_much(n, cell, setup, past) for cell in setup.cells}
     able = [cell for cell in setup.cells if not notes[cell]]
-    if any(getattr(cell.contender.build, "compiled", False) for cell in able):
-        # Compilations for other lengths count towards torch's limit.
-        torch.compiler.reset()
     taken: dict[Cell, tuple[list[float], int]] = {}
-    with Progress(f"n={n}", len(able) * (setup.repeats + 2), unit="calls") as bar:
+    with (
+        compiling(sum(cell.launch == "compiled" for cell in able)),
+        Progress(f"n={n}", len(able) * (setup.repeats + 2), unit="calls") as bar,
+    ):
         if able:
             inputs = make_inputs(n, setup.sizes, setup.blank.seed or 0)
-            calls = _warmed(able, inputs, notes, bar)
-            clocks = {cell: partial(_time, call, cell, inputs) for cell, call in calls.items()}
-            peaks = {cell: partial(_peak, call, cell, inputs) for cell, call in calls.items()}
+            ready = _warmed(able, inputs, notes, bar)
+            clocks = {cell: partial(_time, each, inputs.sizes.device) for cell, each in ready.items()}
+            peaks = {cell: partial(_peak, each, inputs.sizes.device) for cell, each in ready.items()}
             taken = take_turns(clocks, peaks, setup.repeats, bar, warm_up=False)
     rows = []
     for cell, note in notes.items():
         if note:
-            print(f"n={n}: {cell.method} {cell.timed} is not measured: {note}.", file=sys.stderr)
-        like = replace(setup.blank, method=cell.method, n=n, m=cell.number or None)
+            print(f"n={n}: {cell.label} {cell.timed} is not measured: {note}.", file=sys.stderr)
+        like = replace(setup.blank, method=cell.label, n=n, m=cell.number or None)
         rows += time_and_memory(like, cell.timed, taken.get(cell), note)
     return rows
 
 
-def _warmed(cells: Sequence[Cell], inputs: Inputs, notes: dict[Cell, str], bar: Progress) -> dict[Cell, Call]:
+@dataclass(frozen=True)
+class _Ready:
+    """A cell that was called once.
+
+    Attributes:
+        call: The call of its method.
+        step: Makes its pass.
+        launched: The same as it is timed.
+    """
+
+    call: Call
+    step: Callable[[], object]
+    launched: Callable[[], object]
+
+
+def _warmed(cells: Sequence[Cell], inputs: Inputs, notes: dict[Cell, str], bar: Progress) -> dict[Cell, _Ready]:
     """Build and call each cell once; the notes record why a cell cannot run."""
-    built: dict[str, Call] = {}
+    recorder = Recorder(inputs.sizes.device) if any(cell.launch == "graph" for cell in cells) else None
+    built: dict[tuple[str, bool], Call] = {}
     ready = {}
     for cell in cells:
+        plain, kind = (cell.method, False), (cell.method, cell.launch == "compiled")
         try:
-            if cell.method not in built:
-                built[cell.method] = cell.contender.build(inputs, cell.number, cell.skip)
-            _time(built[cell.method], cell, inputs)
-            ready[cell] = built[cell.method]
+            if plain not in built:
+                built[plain] = cell.contender.build(inputs, cell.number, cell.skip)
+            if kind not in built:
+                built[kind] = compiled(built[plain])
+            call = built[kind]
+            step = partial(_step, call, cell, inputs.grad)
+            ready[cell] = _Ready(call, step, step)
+            _time(ready[cell], inputs.sizes.device)
+            if recorder is not None and cell.launch == "graph":
+                ready[cell] = _Ready(call, step, recorder.record(step, partial(_clear, call)))
         except UNABLE as error:
             notes[cell] = reason(error)
+            ready.pop(cell, None)
         bar.update()
     return ready
 
@@ -211,18 +253,18 @@ def _step(call: Call, cell: Cell, grad: Tensor) -> Tensor:
     return out
 
 
-def _time(call: Call, cell: Cell, inputs: Inputs) -> float:
-    _clear(call)
-    time = seconds(lambda: _step(call, cell, inputs.grad), inputs.sizes.device)
+def _time(ready: _Ready, device: torch.device) -> float:
+    _clear(ready.call)
+    time = seconds(ready.launched, device)
     # The others need the memory of the gradients.
-    _clear(call)
+    _clear(ready.call)
     return time
 
 
-def _peak(call: Call, cell: Cell, inputs: Inputs) -> int:
-    _clear(call)
-    peak = peak_bytes(lambda: _step(call, cell, inputs.grad), inputs.sizes.device)
-    _clear(call)
+def _peak(ready: _Ready, device: torch.device) -> int:
+    _clear(ready.call)
+    peak = peak_bytes(ready.step, device)
+    _clear(ready.call)
     return peak
 
 
@@ -234,7 +276,7 @@ def _clear(call: Call) -> None:
 def _too_much(n: int, cell: Cell, setup: LengthSetup, past: Sequence[Row]) -> str:
     """Why a cell should not be run at this length; empty if it should be."""
     sizes, contender = setup.sizes, cell.contender
-    last = {row.quantity: row for row in past if row.method == cell.method and not math.isnan(row.value)}
+    last = {row.quantity: row for row in past if row.method == cell.label and not math.isnan(row.value)}
 
     def extrapolated(what: str, quadratic: bool) -> float:
         row = last.get(f"{cell.timed} {what}")

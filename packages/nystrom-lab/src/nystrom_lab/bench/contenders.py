@@ -13,7 +13,8 @@ import torch
 from nystrom.attention.backend import check_triton
 from nystrom.attention.heads import build_attention
 from nystrom.attention.method_names import SIZES, reformer_buckets, size_options, split_name
-from nystrom.attention.options import near_far_sizes
+from nystrom.attention.options import NearFarOptions, near_far_sizes
+from nystrom.attention.parts.clusters import QUERY_MEANS
 from nystrom.attention.registry import METHODS
 from nystrom.attention.skip import DepthwiseSkip
 from nystrom.checks import check_names
@@ -63,13 +64,11 @@ class Contender:
 class Ours:
     """Builder of a method of this library.
 
-    `more` are its options for n tokens, beside what its number sets; compiled it is for its length only.
+    `more` are its options for n tokens, beside what its number sets.
     """
 
     method: str
     more: Callable[[int], Mapping[str, object]] = lambda n: {}
-    compiled: bool = False
-    backend: str = "inductor"
 
     def options(self, number: int, n: int) -> dict[str, object]:
         """Its options for a number, 0 for none, and n tokens."""
@@ -84,10 +83,7 @@ class Ours:
         """Build it, see `Contender.build`."""
         sizes, options = inputs.sizes, self.options_at(number, inputs.n)
         layer = build_attention(self.method, num_heads=sizes.heads, head_dim=sizes.width, **options)
-        call = call_of_heads(inputs, layer, DepthwiseSkip(sizes.heads, sizes.kernel_size) if skip else None)
-        if not self.compiled:
-            return call
-        return Call(torch.compile(call.forward, fullgraph=True, dynamic=False, backend=self.backend), call.leaves)
+        return call_of_heads(inputs, layer, DepthwiseSkip(sizes.heads, sizes.kernel_size) if skip else None)
 
 
 # What a method needs to know of the length, or takes in place of its default.
@@ -113,6 +109,30 @@ def _growing(n: int) -> Mapping[str, object]:
     return {**near_far_sizes(n, selects=False), "exact_up_to": 0}
 
 
+def _choice(inputs: Inputs, number: int, skip: bool) -> Call:
+    """The choice of near_far with growing sizes, by the kernels, without the attention; see `Contender.build`."""
+    from nystrom.gpu.near_far.choice import ChoiceOptions, choose_by_kernels
+
+    (q, k, _), sizes = (x.detach() for x in inputs.heads()), near_far_sizes(inputs.n)
+    iterations, scale = NearFarOptions().iterations, inputs.sizes.width**-0.5
+    asked = ChoiceOptions(QUERY_MEANS, sizes["num_heavy"], sizes["num_clusters"], iterations, scale)
+    return Call(lambda: choose_by_kernels(q, k, None, None, asked)[-1], inputs.leaves)
+
+
+# For options of near_far that not every version has: keys that each block selects, by torch's operators, and one exact
+# head of a layer.
+_NEAR_FAR = {option.name for option in fields(NearFarOptions)}
+_SOME: dict[str, tuple[str, Contender]] = {
+    "near_far-selected": (
+        "num_selected",
+        Contender(Ours("near_far", lambda n: {"num_heavy": 32, "num_clusters": 64, "num_selected": 128})),
+    ),
+    "near_far-heads-triton": (
+        "exact_heads",
+        Contender(Ours("near_far", lambda n: {"exact_heads": [0], "backend": "triton"}), quadratic=True, kernels=True),
+    ),
+}
+
 CONTENDERS: dict[str, Contender] = {
     **_OURS,
     # Exact attention that stores its n x n matrix: the papers' "Transformer"; the plain one is one fused call.
@@ -122,11 +142,12 @@ CONTENDERS: dict[str, Contender] = {
         f"{name}-triton": replace(_OURS[name], build=Ours(name, lambda n: {"backend": "triton"}), kernels=True)
         for name in ("nystrom", "near_far", "skyformer")
     },
-    "nystrom-compiled": replace(_OURS["nystrom"], build=Ours("nystrom", compiled=True)),
     "near_far-growing": Contender(Ours("near_far", _growing)),
     "near_far-growing-triton": Contender(
         Ours("near_far", lambda n: {**_growing(n), "backend": "triton"}), kernels=True
     ),
+    "near_far-growing-choice": Contender(_choice, kernels=True),
+    **{name: contender for name, (option, contender) in _SOME.items() if option in _NEAR_FAR},
     "authors": Contender(authors_call, "landmarks", strips=3, skip=True),
     "transformers": Contender(transformers_call, "landmarks", strips=3, skip=True, package="transformers"),
     "nystrom-attention": Contender(
@@ -145,7 +166,7 @@ DEFAULT = (
     "transformers-64", "nystrom-attention-64",
 )  # fmt: skip
 # Also measured on a GPU.
-DEFAULT_ON_GPU = ("nystrom-triton-64", "nystrom-compiled-64", "near_far-triton", "skyformer-triton-128")
+DEFAULT_ON_GPU = ("nystrom-triton-64", "near_far-triton", "skyformer-triton-128")
 
 
 def available(device: str = "cpu", contenders: Mapping[str, Contender] = CONTENDERS) -> tuple[str, ...]:
@@ -185,11 +206,10 @@ def find_method(name: str) -> tuple[Ours, int]:
     """The method of this library that a name such as "nystrom-128" means, and its number, for a whole model.
 
     Raises:
-        ValueError: The name is unknown, belongs to another package, or means an attention that is compiled: models use
-            this library's methods only, as they are.
+        ValueError: The name is unknown, or belongs to another package: models use this library's methods only.
     """
     contender, number = find_contender(name)
-    if not isinstance(contender.build, Ours) or contender.build.compiled:
+    if not isinstance(contender.build, Ours):
         raise ValueError(
             f"method {name!r} is not a method of this library, as `nystrom methods` lists them: whole models are "
             "measured with these only."

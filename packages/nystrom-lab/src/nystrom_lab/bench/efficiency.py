@@ -36,7 +36,7 @@ class EfficiencyOptions(LengthOptions):
         methods: Such as softmax-materialised, softmax, nystrom-64, kernelized, skyformer-128, transformers-64,
             nystrom-attention-64, and authors-64, the published formula. Ratios are taken against the first.
             By default all of these and nystrom-32, other packages only if they are installed; on a GPU also
-            nystrom-triton-64, near_far-triton and skyformer-triton-128, by Triton kernels, and nystrom-compiled-64.
+            nystrom-triton-64, near_far-triton and skyformer-triton-128, by Triton kernels.
         heads: Heads h.
         width: Width d of one head.
         beside: Processes that multiply matrices on all cores meanwhile, as on a shared machine.
@@ -101,7 +101,9 @@ def run_efficiency(options: EfficiencyOptions) -> list[Row]:
     setup = length_setup(
         options,
         "efficiency",
-        cells=cells_of(options.methods or available(place.type), options.passes, options.skip, place),
+        cells=cells_of(
+            options.methods or available(place.type), options.passes, options.skip, place, launches=options.launches
+        ),
         sizes=sizes,
         shape={
             "b": sizes.batch, "h": sizes.heads, "d": sizes.width, "kernel": sizes.kernel_size, "layout": sizes.layout,

@@ -88,13 +88,13 @@ def run_model(options: ModelOptions) -> list[Row]:
     from nystrom_lab.bench.inputs import Sizes
 
     place, head_width = find_device(options.device), encoder.width // encoder.heads
-    dtype = getattr(torch, options.dtype)
+    dtype, find = getattr(torch, options.dtype), encoder_finder(encoder, options.seed)
     # Rows name a model without the machine's folders.
     named = vars(options) | {"model": None if options.model is None else Path(options.model.name)}
     setup = length_setup(
         options,
         "model",
-        cells=cells_of(options.methods, options.passes, options.skip, place, encoder_finder(encoder, options.seed)),
+        cells=cells_of(options.methods, options.passes, options.skip, place, find, options.launches),
         sizes=Sizes(options.batch, encoder.heads, head_width, options.kernel_size, dtype, place, "tokens"),
         shape={"b": options.batch, **asdict(encoder), "kernel": options.kernel_size},
         command=command_line(("nystrom", "bench", "model"), run_model, named, "lengths"),

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 Pass = Literal["forward", "forward+backward"]
 Skip = Literal["without", "with", "both"]
 Layout = Literal["tokens", "heads"]
+Launch = Literal["eager", "compiled", "graph"]
 Dtype = Literal["float32", "float64", "bfloat16", "float16"]
 
 
@@ -67,6 +68,8 @@ class LengthOptions(TimingOptions):
         batch: Sequences b.
         kernel_size: Odd size of the skip convolution.
         dtype: Dtype of inputs, weights and activations.
+        launches: How operations are launched: "eager", one by one; "compiled", by torch.compile; "graph", by a CUDA
+            graph that replays the call, on a GPU only. Names of methods end in ", compiled" or ", graph".
     """
 
     lengths: tuple[int, ...] = (512, 1024, 2048, 4096, 8192)
@@ -75,16 +78,19 @@ class LengthOptions(TimingOptions):
     batch: int = 1
     kernel_size: int = 33
     dtype: Dtype = "float32"
+    launches: tuple[Launch, ...] = ("eager",)
 
     def __post_init__(self):
         super().__post_init__()
-        for name, plural in (("lengths", "numbers of tokens"), ("passes", "passes")):
+        for name, plural in (("lengths", "numbers of tokens"), ("passes", "passes"), ("launches", "launches")):
             if not getattr(self, name):
                 raise ValueError(f"{name} is empty; expected at least one of {plural}.")
         for n in self.lengths:
             check_at_least("an entry of lengths", n, 1)
         for timed in self.passes:
             check_choice("an entry of passes", timed, get_args(Pass))
+        for launch in self.launches:
+            check_choice("an entry of launches", launch, get_args(Launch))
         check_choice("skip", self.skip, get_args(Skip))
         check_choice("dtype", self.dtype, get_args(Dtype))
         for name in ("batch", "kernel_size"):

@@ -28,8 +28,8 @@ REFERENCES, _REFERENCE_LINES = ("softmax-materialised", "softmax", "floor"), ("-
 # In the order of the panels. Names are those of the rows, without the number at the end.
 _FAMILIES = {
     "landmarks, clusters and Gaussian kernels": (
-        "nystrom", "nystrom-triton", "nystrom-compiled", "near_far", "near_far-triton", "skyformer",
-        "skyformer-triton", "skyformer_softmax", "kernelized",
+        "nystrom", "nystrom-triton", "near_far", "near_far-triton", "skyformer", "skyformer-triton",
+        "skyformer_softmax", "kernelized",
     ),
     "other methods": ("linear", "performer", "linformer", "informer", "reformer", "longformer", "bigbird"),
 }  # fmt: skip
@@ -99,8 +99,8 @@ def families(methods: Iterable[str]) -> dict[str, list[str]]:
     """The methods of each panel, those of `REFERENCES` left out; a single panel holds whatever there is."""
     found: dict[str, list[str]] = {name: [] for name in (*_FAMILIES, _OTHERS)}
     for method in dict.fromkeys(methods):
-        base = re.sub(r"-\d+$", "", method.removesuffix("+skip"))
-        if base not in REFERENCES:
+        base = re.sub(r"(-\d+)?(\+skip)?(, .*)?$", "", method)
+        if method not in REFERENCES:
             found[next((name for name, bases in _FAMILIES.items() if base in bases), _OTHERS)].append(method)
     return {name: inside for name, inside in found.items() if inside} or {"exact attention": []}
 
