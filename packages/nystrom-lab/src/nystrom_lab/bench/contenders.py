@@ -113,7 +113,7 @@ def _choice(inputs: Inputs, number: int, skip: bool) -> Call:
     """The choice of near_far with growing sizes, by the kernels, without the attention; see `Contender.build`."""
     from nystrom.gpu.near_far.choice import ChoiceOptions, choose_by_kernels
 
-    (q, k, _), sizes = (x.detach() for x in inputs.heads()), near_far_sizes(inputs.n)
+    (q, k, _), sizes = (x.detach() for x in inputs.heads()), near_far_sizes(inputs.n, selects=False)
     iterations, scale = NearFarOptions().iterations, inputs.sizes.width**-0.5
     asked = ChoiceOptions(QUERY_MEANS, sizes["num_heavy"], sizes["num_clusters"], iterations, scale)
     return Call(lambda: choose_by_kernels(q, k, None, None, asked)[-1], inputs.leaves)

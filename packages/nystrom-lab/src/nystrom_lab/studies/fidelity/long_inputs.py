@@ -1,8 +1,8 @@
 r"""An encoder on long texts, with exact attention, Nyström attention and near_far: error and time at each length.
 
 The encoder has its table of positions stretched to the length n (`nystrom convert`), and reads windows of running text.
-near_far is as `nystrom convert --attention near_far` makes it: sizes of `near_far_sizes(n)`, and exact attention up to
-1,024 tokens. Rows hold
+near_far is as `nystrom convert --attention near_far` makes it: sizes of `near_far_sizes(n, selects=False)`, and exact
+attention up to 1,024 tokens. Rows hold
 
 - the relative error of the attention's output, $\|\tilde Y - Y\|_F / \|Y\|_F$ of a head, on the inputs of the layers in
   the exact encoder: the mean over layers, heads and texts, and the quartiles;
