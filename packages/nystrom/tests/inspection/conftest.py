@@ -29,3 +29,10 @@ def batch():
     """Two sequences, one of them padded."""
     ids = torch.randint(40, (2, 30), generator=torch.Generator().manual_seed(1))
     return {"input_ids": ids, "attention_mask": (torch.arange(30) < torch.tensor([[30], [19]])).long()}
+
+
+@pytest.fixture
+def other_batch():
+    """A sequence of other tokens."""
+    ids = torch.randint(40, (1, 30), generator=torch.Generator().manual_seed(2))
+    return {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
