@@ -4,8 +4,9 @@ The model runs with a method in all layers. With its hidden states $\hat H$, tho
 $\hat O$ of a head, and the output O that exact attention gives for the same queries, keys and values,
 $$\mathrm{effect} = \Big\langle \frac{\partial}{\partial \hat O} \tfrac12 \|\hat H - H\|_F^2,\; \hat O - O \Big\rangle
 / \|H\|_F^2 .$$
-To first order that is how much the squared relative error would fall if this head attended exactly. A head's own error
-says little: where the layers above read nothing of it, it changes nothing.
+To first order the effects add up to the squared relative error, and a head whose error is uncorrelated with the others'
+takes its effect away if it attends exactly. A head's own error says little: where the layers above read nothing of it,
+it changes nothing.
 """
 
 from collections.abc import Callable, Mapping, Sequence
