@@ -27,14 +27,12 @@ import sys
 import tarfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import fields
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "packages" / "nystrom" / "src"))
 
-from nystrom.attention.options import NearFarOptions
 
 _ROOT = Path(__file__).resolve().parents[1]
 # The place in a command for the folder of the step.
@@ -81,12 +79,8 @@ def _tests(name: str, minutes: float, *words: str) -> Step:
     return Step(f"tests-{name}", minutes, (*command, *words))
 
 
-# Contenders with options that not every version of near_far has.
-_NEAR_FAR = {option.name for option in fields(NearFarOptions)}
-_HEADS = ("near_far-heads-triton",) if "exact_heads" in _NEAR_FAR else ()
-_SELECTED = ("near_far-selected",) if "num_selected" in _NEAR_FAR else ()
 # Exact attention, and this library by its kernels.
-_METHODS = ("softmax", "nystrom-triton-64", "near_far-triton", "near_far-growing-triton", *_HEADS)
+_METHODS = ("softmax", "nystrom-triton-64", "near_far-triton", "near_far-growing-triton", "near_far-heads-triton")
 _TABLE = ("softmax", "authors-64", "nystrom-64", "nystrom-triton-64", "near_far", "near_far-triton", "skyformer-128")
 _LENGTHS = (1024, 2048, 4096, 8192, 16384, 32768, 65536)
 _LAUNCHES: dict[str, Any] = {"launches": ("eager", "graph")}
@@ -113,14 +107,15 @@ _FIRST = (
     ),
     _called(
         "hidden", 0.5, "tools.gpu_errors:write_model_errors", lengths=(2048, 8192, 32768),
-        methods=("softmax", *_METHODS[2:], *_SELECTED),
+        methods=("softmax", *_METHODS[2:], "near_far-selected"),
     ),
     # One method a step, since rows are written when all that a step compiles is done.
     *(
         _model(f"compiled-{name}", 0.9, methods=(name,), lengths=(8192,), launches=("eager", "compiled"))
         for name in _METHODS[:3]
     ),
-    *(_model("selected", 0.6, methods=(name,), lengths=(2048, 8192), repeats=3) for name in _SELECTED),
+    # By torch's operators
+    _model("selected", 0.6, methods=("near_far-selected",), lengths=(2048, 8192), repeats=3),
 )  # fmt: skip
 FIRST = len(_FIRST)
 

@@ -122,6 +122,7 @@ def test_the_turns_of_an_idle_machine_tell_and_nothing_is_said_of_the_machine():
 FOUND = {
     "budget": 0.05, "error": 0.0, "changed predictions": 0.02, "ms of a layer's attention": {"softmax": 2},
     "mean ms of a layer's attention": 1.5, "quartiles of the mean ms": [1.25, 1.75], "too busy to tell": None,
+    "held-out error": None, "exact heads": {}, "error without exact heads": None,
 }  # fmt: skip
 
 
@@ -136,6 +137,18 @@ def test_a_plan_is_said_with_its_error_and_time():
     assert "Within a budget of 0.05: a in layers 0-1. Hidden states are 0.000 off and 2.0% of the predictions" in said
     assert "1.50 ms a layer on average (quartiles 1.25 to 1.75; 2.00 with exact attention)" in said
     assert "plan.json is taken by nystrom convert --plan" in said
+
+
+def test_exact_heads_and_the_error_on_other_texts_are_said():
+    heads = {"exact heads": {"1.1": 0.42, "2.9": 0.31}, "error without exact heads": 0.171, "error": 0.03}
+    said = plan_text("a", FOUND | heads | {"held-out error": 0.0412}, file=Path("plan.json"))
+    assert max(map(len, said.splitlines())) <= 80
+    said = " ".join(said.split())
+    assert "1.1 (42%), 2.9 (31%). Without them hidden states are 0.171 off." in said
+    assert "0.030 off and 2.0% of the predictions change (0.041 on texts that it was not chosen by), at" in said
+    over = " ".join(plan_text("a", FOUND | {"held-out error": 0.06}, file=Path("plan.json")).split())
+    assert "(0.060 on texts that it was not chosen by, more than the budget: name more with --num-texts)" in over
+    assert "Exact heads" not in over
 
 
 @pytest.mark.parametrize(

@@ -18,9 +18,11 @@ PLACES = {"data": Path("data/x"), "to": Path("runs/x")}
 
 
 @pytest.fixture
-def trained(monkeypatch):
+def trained(monkeypatch, tmp_path):
     """What the command line would train, without training."""
     asked = {}
+    monkeypatch.chdir(tmp_path)
+    PLACES["data"].mkdir(parents=True)
 
     @functools.wraps(train)
     def note(task, **given):
@@ -79,7 +81,9 @@ def test_the_words_of_a_pretraining_and_of_what_starts_from_it_make_the_settings
     assert words[:2] == ["pretrain", "listops"]
     assert main(words) == 0
     assert trained["mask_share"] == 0.2
-    words = replace(settings, **PLACES, mask_share=0.0, model=Path("runs/pre/best")).words()
+    best = Path("runs/pre/best")
+    best.mkdir(parents=True)
+    words = replace(settings, **PLACES, mask_share=0.0, model=best).words()
     assert words[:2] == ["train", "listops"]
     assert main(words) == 0
     assert (trained["mask_share"], str(trained["model"])) == (0.0, "runs/pre/best")

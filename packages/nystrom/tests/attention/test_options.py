@@ -10,11 +10,12 @@ import torch
 
 from nystrom import build_attention, nystrom_attention, nystrom_factors, nystrom_rows
 from nystrom.attention.functions import FUNCTIONS
-from nystrom.attention.options import MASK_DOCS
+from nystrom.attention.options import MASK_DOCS, LayerOptions
 from nystrom.attention.registry import METHODS
 from nystrom.command_options import option_docs
 
 CALL = {*MASK_DOCS, "generator", "skip", "group", "is_causal"}
+OF_LAYERS = [field.name for field in dataclasses.fields(LayerOptions)]
 
 
 def keywords(function):
@@ -25,7 +26,10 @@ def keywords(function):
 @pytest.mark.parametrize("name", METHODS)
 def test_the_function_takes_the_fields_of_its_options(name):
     method, function = METHODS[name], FUNCTIONS[name]
-    fields = {f.name: f for f in dataclasses.fields(method.options) if f.name not in method.weight_options}
+    own = {f.name: f for f in dataclasses.fields(method.options) if f.name not in method.weight_options}
+    # A layer's options are no arguments of its function.
+    fields = {option: field for option, field in own.items() if option not in OF_LAYERS}
+    assert [option for option in own if option not in fields] == ([] if name == "softmax" else OF_LAYERS)
     taken = keywords(function)
     # Options of weights that the function takes as tensors are not among its arguments.
     assert list(taken) == [field for field in fields if field in taken]
@@ -40,7 +44,8 @@ def test_the_function_takes_the_fields_of_its_options(name):
 def test_every_option_is_documented_once_and_reaches_the_function(name):
     method, function = METHODS[name], FUNCTIONS[name]
     docs = option_docs(method.options)
-    assert list(docs) == [field.name for field in dataclasses.fields(method.options)]
+    assert list(docs) == [f.name for f in dataclasses.fields(method.options) if f.name not in OF_LAYERS]
+    assert list(option_docs(LayerOptions)) == OF_LAYERS
     text = inspect.getdoc(function)
     assert "**" not in text
     for mask in [mask for mask in MASK_DOCS if mask in inspect.signature(function).parameters]:

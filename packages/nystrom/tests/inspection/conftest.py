@@ -25,7 +25,26 @@ def bert(sizes):
 
 
 @pytest.fixture
+def one_head(bert):
+    """A BERT that reads little but head 2 of its first layer, which attends to few keys."""
+    with torch.no_grad():
+        for layer in bert.encoder.layer:
+            layer.attention.output.dense.weight *= 0.01
+        first = bert.encoder.layer[0].attention
+        first.output.dense.weight[:, 16:24] *= 1000
+        first.self.query.weight[16:24] *= 3
+    return bert
+
+
+@pytest.fixture
 def batch():
     """Two sequences, one of them padded."""
     ids = torch.randint(40, (2, 30), generator=torch.Generator().manual_seed(1))
     return {"input_ids": ids, "attention_mask": (torch.arange(30) < torch.tensor([[30], [19]])).long()}
+
+
+@pytest.fixture
+def other_batch():
+    """A sequence of other tokens."""
+    ids = torch.randint(40, (1, 30), generator=torch.Generator().manual_seed(2))
+    return {"input_ids": ids, "attention_mask": torch.ones_like(ids)}

@@ -4,7 +4,7 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModel, BertConfig, BertForSequenceClassification
 
-from nystrom.attention.plan import LayerChoice
+from nystrom.attention.plan import AttentionPlan, LayerChoice
 from nystrom.inspection import choose_plan, whole_model
 from nystrom.inspection.times import Times
 from nystrom.integrations import set_attention
@@ -26,7 +26,13 @@ def error_of(model, batch, plan):
 
 
 def cost(plan):
-    return sum(SECONDS["softmax" if m == "softmax" else f"nystrom-{o['num_landmarks']}"] for m, o in plan.layers)
+    """Of four heads in each layer."""
+    total = 0.0
+    for method, options in plan.layers:
+        exact = 1.0 if method == "softmax" else len(options.get("exact_heads", ())) / 4
+        total += exact * SECONDS["softmax"]
+        total += (1 - exact) * SECONDS.get(f"nystrom-{options.get('num_landmarks')}", 0.0)
+    return total
 
 
 @pytest.mark.parametrize("budget", [0.05, 0.2, 0.35, 0.6])
@@ -56,8 +62,35 @@ def test_what_is_dearer_than_exact_attention_is_never_chosen(bert, batch):
 
 def test_a_budget_that_nothing_meets_names_what_comes_nearest(bert, batch):
     with pytest.raises(ValueError, match=r"budget is 1e-06, .* the closest is an error of 0\.\d+ with nystrom-8 in"):
-        choose_plan(bert, [batch], budget=1e-6, methods=METHODS[:2], seconds=SECONDS)
+        choose_plan(bert, [batch], budget=1e-6, methods=METHODS[:2], seconds=SECONDS, num_exact_heads=0)
     assert bert.config._attn_implementation == "sdpa"
+
+
+@pytest.mark.parametrize("most", [0, 1, 2, 8])
+@pytest.mark.parametrize("budget", [0.25, 0.4])
+def test_heads_are_exact_where_that_is_cheaper_than_whole_layers(bert, batch, other_batch, budget, most):
+    asked = {"budget": budget, "methods": METHODS, "seconds": SECONDS, "held_out": [other_batch]}
+    plan = choose_plan(bert, [batch], num_exact_heads=most, **asked)
+    found, heads = plan.found, {f"{layer}.{head}" for layer, some in plan.exact_heads.items() for head in some}
+    assert len(heads) <= most
+    assert found["exact heads"].keys() == heads
+    assert all(0 < share <= 1 for share in found["exact heads"].values())
+    assert found["error"] == pytest.approx(error_of(bert, batch, plan), rel=1e-6)
+    assert found["held-out error"] == pytest.approx(error_of(bert, other_batch, plan), rel=1e-6)
+    assert found["mean ms of a layer's attention"] == pytest.approx(1e3 * cost(plan) / 2)
+    plain = [LayerChoice(m, {k: v for k, v in o.items() if k != "exact_heads"}) for m, o in plan.layers]
+    without = found["error without exact heads"]
+    assert without == (pytest.approx(error_of(bert, batch, AttentionPlan(tuple(plain))), rel=1e-6) if heads else None)
+    assert not heads or without > budget
+    if most:
+        assert cost(plan) <= cost(choose_plan(bert, [batch], num_exact_heads=0, **asked))
+
+
+def test_a_head_that_makes_the_error_is_found(one_head, batch):
+    plan = choose_plan(one_head, [batch], budget=0.1, methods=METHODS[:1], seconds=SECONDS)
+    assert plan.exact_heads == {0: (2,)}
+    assert plan.found["exact heads"]["0.2"] > 0.9
+    assert plan.found["error without exact heads"] > 3 * plan.found["error"]
 
 
 def test_a_method_whose_results_are_not_finite_meets_no_budget(bert, batch, monkeypatch):
@@ -131,6 +164,7 @@ def test_mistakes_raise(bert, batch):
         ({"methods": []}, "methods is empty"),
         ({"seconds": {"nystrom-2": 1.0}}, "seconds lacks"),
         ({"batches": []}, "batches is empty"),
+        ({"num_exact_heads": -1}, "num_exact_heads is -1"),
     ):
         asked = {"batches": [batch], "budget": 0.1, "methods": METHODS} | change
         with pytest.raises(ValueError, match=says):

@@ -21,6 +21,7 @@ from transformers import (
 )
 
 from nystrom import near_far_attention, near_far_sizes
+from nystrom.attention.plan import AttentionPlan, LayerChoice
 from nystrom.integrations import set_attention
 from nystrom.integrations.attention_interface import REGISTERED, attend_layer, option_names
 from nystrom.models import EncoderConfig
@@ -145,7 +146,7 @@ def test_methods_with_weights_of_their_own_are_not_registered():
         assert name not in REGISTERED
         with pytest.raises(ValueError, match=f"attn_implementation is '{name}'; expected one of nystrom, "):
             make(implementation=name)
-    assert option_names("performer") == {"num_features", "exact_layers"}
+    assert option_names("performer") == {"num_features", "exact_heads", "exact_layers"}
 
 
 def test_layers_that_are_named_run_exact_attention():
@@ -160,6 +161,34 @@ def test_layers_that_are_named_run_exact_attention():
 def test_layers_that_the_model_has_not_raise(layers):
     with pytest.raises(ValueError, match=r"exact_layers is .*; expected layers 0 to 1 of this model"):
         run(make(num_landmarks=4, exact_layers=layers), **text())
+
+
+@pytest.mark.parametrize("method", REGISTERED)
+def test_exact_heads_attend_as_transformers_does_also_where_heads_share_keys(method):
+    g = torch.Generator().manual_seed(0)
+    q, k, v = (torch.randn(2, heads, 300, 8, generator=g) for heads in (4, 2, 2))
+    keep = torch.arange(300) < torch.tensor([[300], [290]])
+    layer, options = Layer(), {"scaling": 0.4, "exact_heads": [3, 1], **SMALL.get(method, {})}
+    out = attend_layer(method, layer, q, k, v, keep[:, None, None], **options)[0].transpose(1, 2)
+    k, v = (x.repeat_interleave(2, dim=1) for x in (k, v))
+    exact = nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=keep[:, None, None], scale=0.4)
+    few = [x[:, [0, 2]] for x in (q, k, v)]
+    others = attend_layer(method, layer, *few, keep[:, None, None], **options | {"exact_heads": ()})[0].transpose(1, 2)
+    assert_close(out[:, [3, 1]], exact[:, [3, 1]] * keep[:, None, :, None], **CLOSE)
+    assert_close(out[:, [0, 2]], others, **CLOSE)
+    with pytest.raises(ValueError, match="exact_heads names head 4; the layer has heads 0 to 3"):
+        attend_layer(method, layer, q, k, v, None, **options | {"exact_heads": [4]})
+
+
+def test_exact_heads_of_a_plan_are_those_of_their_layer():
+    options, model = {"num_landmarks": 4}, make(implementation="sdpa")
+    choices = [LayerChoice("nystrom", options | {"exact_heads": [0, 1, 2]}), LayerChoice("nystrom", options)]
+    runs = {}
+    for name, layers in {"few": choices[1:] * 2, "first": choices, "last": choices[::-1]}.items():
+        set_attention(model, AttentionPlan(tuple(layers)))
+        runs[name] = run(model, **text())[0]
+    assert min((runs["few"] - runs["first"]).abs().max(), (runs["last"] - runs["first"]).abs().max()) > 1e-3
+    assert_close(run(make(**choices[0].options), **text())[0], run(make(**options), **text(), exact_heads=[0, 1, 2])[0])
 
 
 def test_exact_layers_keep_their_padding():

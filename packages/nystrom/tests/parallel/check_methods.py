@@ -57,6 +57,8 @@ def checks():
             yield f"{name} holes", functools.partial(one_process_gives_the_same, name, variants[0], 2, "masked self")
     for name in ("nystrom", "softmax"):
         yield f"{name} with a skip", functools.partial(the_skip_is_that_of_one_process, name)
+    for name in ("nystrom", "near_far"):
+        yield f"{name} with an exact head", functools.partial(the_skip_is_that_of_one_process, name, exact_heads=[1])
     for name in ("nystrom", "skyformer"):
         yield f"draws of {name}", functools.partial(draws_are_those_of_the_first_rank, name)
     for name in VARIANTS:
@@ -95,13 +97,13 @@ def one_process_gives_the_same(name, options, case, kind):
         torch.testing.assert_close(x, mine(y, lengths, 2), **CLOSE)
 
 
-def the_skip_is_that_of_one_process(name):
+def the_skip_is_that_of_one_process(name, **more):
     """Also by the Module, whose draws and weights are its own."""
     n = PIECES[dist.get_world_size()][0]
     q, k, v, grad = inputs(sum(n), sum(n), 0)
     keep = masks(sum(n), sum(n), 0, cross=False)["keep"]
     skip = torch.randn(2, 1, 19, 1, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
-    heads = build_attention(name, num_heads=2, head_dim=4, **VARIANTS[name][0])
+    heads = build_attention(name, num_heads=2, head_dim=4, **VARIANTS[name][0], **more)
 
     def attend(q, k, v, skip, *, keep):
         return heads(q, k, v, keep=keep, skip=skip)

@@ -119,20 +119,6 @@ def _choice(inputs: Inputs, number: int, skip: bool) -> Call:
     return Call(lambda: choose_by_kernels(q, k, None, None, asked)[-1], inputs.leaves)
 
 
-# For options of near_far that not every version has: keys that each block selects, by torch's operators, and one exact
-# head of a layer.
-_NEAR_FAR = {option.name for option in fields(NearFarOptions)}
-_SOME: dict[str, tuple[str, Contender]] = {
-    "near_far-selected": (
-        "num_selected",
-        Contender(Ours("near_far", lambda n: {"num_heavy": 32, "num_clusters": 64, "num_selected": 128})),
-    ),
-    "near_far-heads-triton": (
-        "exact_heads",
-        Contender(Ours("near_far", lambda n: {"exact_heads": [0], "backend": "triton"}), quadratic=True, kernels=True),
-    ),
-}
-
 CONTENDERS: dict[str, Contender] = {
     **_OURS,
     # Exact attention that stores its n x n matrix: the papers' "Transformer"; the plain one is one fused call.
@@ -147,7 +133,11 @@ CONTENDERS: dict[str, Contender] = {
         Ours("near_far", lambda n: {**_growing(n), "backend": "triton"}), kernels=True
     ),
     "near_far-growing-choice": Contender(_choice, kernels=True),
-    **{name: contender for name, (option, contender) in _SOME.items() if option in _NEAR_FAR},
+    # By torch's operators on a GPU.
+    "near_far-selected": Contender(Ours("near_far", lambda n: {**near_far_sizes(n), "exact_up_to": 0})),
+    "near_far-heads-triton": Contender(
+        Ours("near_far", lambda n: {"exact_heads": [0], "backend": "triton"}), quadratic=True, kernels=True
+    ),
     "authors": Contender(authors_call, "landmarks", strips=3, skip=True),
     "transformers": Contender(transformers_call, "landmarks", strips=3, skip=True, package="transformers"),
     "nystrom-attention": Contender(

@@ -190,7 +190,9 @@ def arguments_with_method(
             continue
         optional.append((option.name, option.type | None, field(default=None)))  # pyright: ignore[reportOperatorIssue]
     chosen: Any = make_dataclass("Options", optional)
-    chosen.__doc__ = None if method is None else method.__doc__
+    chosen.__doc__ = (
+        None if method is None else f"{inspect.getdoc(method)}".partition("\n\n")[0] + f"\n\n{arguments_doc(method)}"
+    )
     parameter = taken["options"]
     kind = Annotated[chosen, tyro.conf.arg(name="")] if flat else chosen
     shown["options"] = parameter.replace(annotation=kind, default=chosen())

@@ -33,7 +33,9 @@ class InspectOptions:
         whole_model: Also compare hidden states and predictions of the whole model; the only part that takes more than
             linear time.
         budget: Largest relative error of the hidden states, such as .05: chooses the cheapest method for each layer
-            among those given (default: the usual ones and exact attention, softmax), and writes plan.json.
+            among those given (default: the usual ones and exact attention, softmax), and heads that attend exactly
+            beside it, by the texts except the last quarter, on which the plan is measured, too; writes plan.json.
+        num_exact_heads: The most exact heads that a plan may have in layers with another method; 0 for none.
         seed: Seed of the sample.
         threads: CPU threads. Default: torch's choice.
         device: Device; "auto" uses a GPU if there is one.
@@ -49,6 +51,7 @@ class InspectOptions:
     num_queries: int = 128
     whole_model: bool = True
     budget: float | None = None
+    num_exact_heads: int = 4
     seed: int = 0
     threads: int | None = None
     device: Literal["auto", "cpu", "cuda"] = "auto"
@@ -76,6 +79,7 @@ def inspect(asked: InspectOptions) -> None:
         figures = (f"{each}{suffix}" for each in FIGURES for suffix in FORMATS)
         for name in ("rows.csv", "verdict.txt", "plan.json", *figures):
             check_new(to / name)
+    check_at_least("num_exact_heads", asked.num_exact_heads, 0)
     names = asked.methods or USUAL
     import torch
     from transformers.utils import logging
@@ -85,7 +89,7 @@ def inspect(asked: InspectOptions) -> None:
     from nystrom.inspection.candidates import read_candidates
     from nystrom.inspection.inspect import inspect_model
     from nystrom.whole_files import check_folder
-    from nystrom_lab.data.language.encoder_texts import load_encoder, read_batches, read_prose
+    from nystrom_lab.data.language.encoder_texts import hold_out, load_encoder, read_batches, read_prose
     from nystrom_lab.data.language.tokenizer import load_tokenizer
     from nystrom_lab.measure.rows import append_rows
     from nystrom_lab.report.inspection import BADLY, inspection_text, plan_text
@@ -121,7 +125,16 @@ def inspect(asked: InspectOptions) -> None:
     print(text, end="", flush=True)
     if budget is not None and to is not None:
         candidates = asked.methods or (*USUAL, "softmax")
-        plan = choose_plan(encoder, batches, budget=budget, methods=candidates, seconds=found.times)
+        by, held_out = hold_out(batches)
+        plan = choose_plan(
+            encoder,
+            by,
+            budget=budget,
+            methods=candidates,
+            seconds=found.times,
+            num_exact_heads=asked.num_exact_heads,
+            held_out=held_out,
+        )
         plan.write(to / "plan.json", new=True)
         rows += plan_rows(plan, rows[0])
         said = plan_text(str(plan), plan.found, file=to / "plan.json") + "\n"

@@ -7,6 +7,20 @@ from pathlib import Path
 from nystrom.command_options import ConvertOptions
 from nystrom.whole_files import check_fresh, check_new
 from nystrom_lab.cli.arguments import arguments_of, arguments_with_method
+from nystrom_lab.config import HealOptions
+
+
+@dataclass(frozen=True)
+class ConvertCommand(HealOptions):
+    """Put a method into a trained encoder, give it more positions, heal it on your texts.
+
+    Attributes:
+        calibrate: Text files like those that the model will read: at most four heads, those that make most of the error
+            of the hidden states on them, attend exactly.
+    """
+
+    _: KW_ONLY
+    calibrate: tuple[Path, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -34,8 +48,11 @@ def convert_model(words: list[str]) -> None:
     from nystrom_lab.training.heal import heal
 
     asked = arguments_with_method(
-        heal, words, "convert", default="nystrom", flat=True, positional="source", names={"texts": "heal"}
+        ConvertCommand, words, "convert", default="nystrom", flat=True, positional="source", names={"texts": "heal"}
     )
+    calibrate = asked.pop("calibrate")
+    if calibrate and asked["texts"]:
+        raise ValueError("--calibrate chooses exact heads, and --heal trains the attention: leave one of them out.")
     if asked["texts"]:
         heal(**asked)
         return
@@ -47,6 +64,11 @@ def convert_model(words: list[str]) -> None:
                 "out."
             )
     check_fresh(plain["to"])
+    if calibrate:
+        from nystrom_lab.training.calibrate import convert_calibrated
+
+        print(*convert_calibrated(ConvertOptions(**plain), calibrate), sep="\n")
+        return
     from nystrom.integrations.convert import convert
 
     print(convert(**plain))

@@ -22,6 +22,7 @@ ERROR, VARIATION, RESIDUAL = "output error", "total variation of the rows", "res
 ENTROPY, DISTANCE, NEAR, RANK = "entropy", "distance", "weight within 32 tokens", "effective rank"
 HIDDEN, CHANGED, TIME = "hidden error", "changed predictions", "attention time"
 RATIO = "attention time / another's"
+HIDDEN_HELD_OUT = "held-out hidden error"
 
 # NaN, from a method whose output is not finite, counts as badly.
 WELL, BADLY = 0.1, 0.3
@@ -95,14 +96,33 @@ def plan_text(said: str, found: Mapping[str, Any], *, file: Path) -> str:
         _wrapped(
             [
                 f"Within a budget of {found['budget']:g}: {said}. Hidden states are {_short(found['error'])} "
-                f"off{lost}, at {mean:.2f} ms a layer on average (quartiles {low:.2f} to {high:.2f}; {exact:.2f} with "
-                "exact attention).",
+                f"off{lost}{_held_out(found)}, at {mean:.2f} ms a layer on average (quartiles {low:.2f} to "
+                f"{high:.2f}; {exact:.2f} with exact attention).",
+                *_exact_heads(found),
                 *([f"{found['too busy to tell']} The plan depends on it."] if found["too busy to tell"] else []),
                 f"{file.name} is taken by nystrom convert --plan, nystrom finetune --plan, and "
                 "nystrom.integrations.set_attention(model, nystrom.attention.plan.read_plan(FILE)).",
             ]
         )
     )
+
+
+def _held_out(found: Mapping[str, Any]) -> str:
+    error = found["held-out error"]
+    if error is None:
+        return ""
+    more = ", more than the budget: name more with --num-texts" if error > found["budget"] else ""
+    return f" ({_short(error)} on texts that it was not chosen by{more})"
+
+
+def _exact_heads(found: Mapping[str, Any]) -> list[str]:
+    """The exact heads of a plan, by layer and head, and the error without them."""
+    heads = ", ".join(f"{place} ({share:.0%})" for place, share in found["exact heads"].items())
+    without = found["error without exact heads"]
+    return [
+        f"Exact heads, as layer.head, with the share of the squared error that each makes where all use the method: "
+        f"{heads}. Without them hidden states are {_short(without)} off."
+    ] * bool(heads)
 
 
 def _layer_tables(rows: Sequence[Row], errors: dict[str, dict[int, tuple[float, float, float]]]) -> list[str]:

@@ -17,6 +17,7 @@ from nystrom_lab.report.inspection import (
     ENTROPY,
     ERROR,
     HIDDEN,
+    HIDDEN_HELD_OUT,
     NEAR,
     RANK,
     RATIO,
@@ -87,7 +88,9 @@ def plan_rows(plan: AttentionPlan, blank: Row) -> list[Row]:
     found = plan.found
     mine = replace(blank, method=PLAN, m=None, low=None, high=None, unit="", note="", facts={})
     mine = mine.with_facts(budget=f"{found['budget']:g}")
-    rows = [replace(mine, quantity=HIDDEN, value=found["error"])]
+    rows = [replace(mine, quantity=HIDDEN, value=found["error"]).with_facts(heads=" ".join(found["exact heads"]))]
+    if found["held-out error"] is not None:
+        rows.append(replace(mine, quantity=HIDDEN_HELD_OUT, value=found["held-out error"]))
     if found["changed predictions"] is not None:
         rows.append(replace(mine, quantity=CHANGED, value=found["changed predictions"]))
     low, high = found["quartiles of the mean ms"]

@@ -7,9 +7,10 @@ from typing import Any
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from nystrom.attention.functions import FUNCTIONS, WEIGHTS
+from nystrom.attention.exact_heads import attend_in_two, exact_attention, exact_rows
+from nystrom.attention.functions import FUNCTIONS, ROWS, WEIGHTS
 from nystrom.attention.group_runner import group_runner
-from nystrom.attention.options import refusing
+from nystrom.attention.options import check_exact_heads, refusing
 from nystrom.attention.registry import METHODS
 from nystrom.attention.segments import check_segments, in_segments
 from nystrom.attention.skip import NEEDS_SAME_TOKENS, check_kernel, depthwise_skip
@@ -39,6 +40,8 @@ class AttentionHeads(nn.Module):
         self.weights = WEIGHTS[method](num_heads, head_dim, options) if entry.weights else None
         self._function = FUNCTIONS[method]
         self._arguments = {key: value for key, value in asdict(options).items() if key not in entry.weight_options}
+        self._exact_heads: tuple[int, ...] = self._arguments.pop("exact_heads", ())
+        check_exact_heads(self._exact_heads, num_heads)
         # Weights of random features are drawn by their own Module.
         self._random, self._takes_skip = entry.random and self.weights is None, entry.takes_skip
 
@@ -73,24 +76,63 @@ class AttentionHeads(nn.Module):
                 f"q has shape {tuple(q.shape)}: {heads} heads of width {width}; expected {self.num_heads} of "
                 f"width {self.head_dim}, for which this attention was built."
             )
-        arguments = dict(self._arguments)
         if is_causal:
             self._check_causal(skip)
+        masks, scale = Masks(keep, key_keep, query_keep, cu_seqlens), self._arguments.get("scale")
+
+        def exact(heads: list[int], q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+            out = exact_attention(q, k, v, masks, scale=scale, is_causal=is_causal, group=self.group)
+            return out if skip is None else self._add_skip(out, q, k, v, skip[heads], masks)
+
+        def method(heads: list[int] | slice, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+            return self._by_method(q, k, v, masks, None if skip is None else skip[heads], is_causal)
+
+        return attend_in_two(self._exact_heads, exact, method, q, k, v)
+
+    def _by_method(
+        self, q: Tensor, k: Tensor, v: Tensor, masks: Masks, skip: Tensor | None, is_causal: bool
+    ) -> Float[Tensor, "b h n e"]:
+        arguments = dict(self._arguments)
+        if is_causal:
             arguments["is_causal"] = True
         if self._random and self.training:
             arguments["generator"] = "global"
         if self._takes_skip:
             arguments["skip"] = skip
-        masks = Masks(keep, key_keep, query_keep, cu_seqlens)
         attend = partial(self._function, q, k, v, **masks._asdict(), group=self.group, **arguments)
         out = attend() if self.weights is None else self.weights(attend)
-        if skip is None or self._takes_skip:
-            return out
+        return out if skip is None or self._takes_skip else self._add_skip(out, q, k, v, skip, masks)
+
+    def _add_skip(
+        self, out: Tensor, q: Tensor, k: Tensor, v: Tensor, skip: Tensor, masks: Masks
+    ) -> Float[Tensor, "b h n e"]:
         if self.group is not None:
             return group_runner().add_skip(self.group, v, skip, q, masks, out)
         check_kernel(v, skip)
         check_same_tokens(NEEDS_SAME_TOKENS, q, k, masks)
         return add_skip(out, v, skip, masks)
+
+    def rows(
+        self,
+        q: Float[Tensor, "b h n d"],
+        k: Float[Tensor, "b h s d"],
+        v: Float[Tensor, "b h s e"],
+        queries: Int[Tensor, " r"],
+        masks: Masks,
+    ) -> Float[Tensor, "b h r s"]:
+        """Rows of the attention matrix of a method that has them, for the queries at these positions."""
+        options = {name: value for name, value in self._arguments.items() if name != "backend"}
+        # Values decide which keys a block selects.
+        values = (v,) if options.get("num_selected") else ()
+
+        def exact(_: object, q: Tensor, k: Tensor, *values: Tensor) -> Tensor:
+            return exact_rows(q, k, queries, masks, scale=self._arguments["scale"])
+
+        def method(_: object, q: Tensor, k: Tensor, *values: Tensor) -> Tensor:
+            more = {"v": values[0]} if values else {}
+            return ROWS[self.method](q, k, queries, **masks._asdict(), **options, **more)
+
+        return attend_in_two(self._exact_heads, exact, method, q, k, *values)
 
     def _check_causal(self, skip: Tensor | None) -> None:
         if not METHODS[self.method].causal:

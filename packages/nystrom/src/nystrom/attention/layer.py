@@ -15,6 +15,7 @@ Departs from `nn.MultiheadAttention`: inputs are (batch, tokens, width) unless `
 False by default, since n x s weights do not exist here; dropout on attention weights raises for the same reason.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -22,9 +23,8 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from nystrom.attention.caches.near_far_cache import NearFarCache
+from nystrom.attention.caches.near_far_cache import NearFarCache, check_compressed
 from nystrom.attention.caches.near_far_context import NearFarContext, near_far_context
-from nystrom.attention.functions import ROWS
 from nystrom.attention.heads import attend_in_heads, build_attention, merge_heads, split_heads
 from nystrom.attention.mask_values import check_values, unignored_tokens
 from nystrom.attention.options import refusing_names_of_the_package
@@ -104,7 +104,6 @@ class MultiheadAttention(nn.Module):
         self.kdim, self.vdim, self.batch_first, self.dropout = kdim, vdim, batch_first, 0.0
         self.self_attention = self_attention
         self.heads = build_attention(method, num_heads=num_heads, head_dim=self.head_dim, **options).to(device, dtype)
-        self._rows = ROWS.get(method)
         place = {"device": device, "dtype": dtype}
         if self._is_stacked:
             self.in_proj_weight = nn.Parameter(torch.empty(3 * inner, embed_dim, **place))
@@ -417,12 +416,8 @@ class MultiheadAttention(nn.Module):
         return out if self.batch_first else out.transpose(0, 1)
 
     def _rows_of(self, q: Tensor, k: Tensor, v: Tensor, queries: Tensor, masks: Masks) -> Float[Tensor, "b h r s"]:
-        assert self._rows is not None, "checked before"
-        options = {name: value for name, value in vars(self.heads.options).items() if name != "backend"}
         q, k, v = (split_heads(x, self.num_heads) for x in (q, k, v))
-        if options.get("num_selected"):
-            options["v"] = v
-        return self._rows(q, k, queries, **masks._asdict(), **options)
+        return self.heads.rows(q, k, v, queries, masks)
 
 
 class LayerContext(NearFarContext):
@@ -524,6 +519,7 @@ class NystromAttention(MultiheadAttention):
         z0: Initial value of the iteration: "paper", "authors" or "sequence".
         scale: Factor on the scores; None means 1 / sqrt(head width).
         backend: "auto", "torch" or "triton".
+        exact_heads: Numbers of the heads that attend exactly; the others use Nyström attention.
         kdim: Width of keys; None means `embed_dim`.
         vdim: Width of values; None means `embed_dim`.
         head_dim: Width of one head; None means `embed_dim` / `num_heads`. Any other width gives the projections shapes
@@ -554,6 +550,7 @@ class NystromAttention(MultiheadAttention):
         z0: StartValue = "paper",
         scale: float | None = None,
         backend: Backend = "auto",
+        exact_heads: Sequence[int] = (),
         kdim: int | None = None,
         vdim: int | None = None,
         head_dim: int | None = None,
@@ -583,6 +580,7 @@ class NystromAttention(MultiheadAttention):
             z0=z0,
             scale=scale,
             backend=backend,
+            exact_heads=exact_heads,
         )
 
 
@@ -604,6 +602,7 @@ def _check_context(layer: MultiheadAttention) -> None:
             f"a context has no blocks that select keys and no kernels, but this layer has num_selected={selected} and "
             f"backend={backend!r}: build it with 0 and 'torch'."
         )
+    check_compressed(layer.heads.options)
 
 
 def _check_packed(cu_seqlens: Tensor | None, *others: Tensor | None) -> None:

@@ -8,7 +8,7 @@ import functools
 import inspect
 import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar, get_args
 
@@ -66,8 +66,39 @@ class SoftmaxOptions:
         _check_scale(self.scale)
 
 
+def check_exact_heads(heads: Sequence[int], num_heads: int) -> None:
+    """Raise ValueError unless a layer of so many heads has these heads, and others that use its method."""
+    for head in heads:
+        if head >= num_heads:
+            raise ValueError(f"exact_heads names head {head}; the layer has heads 0 to {num_heads - 1}.")
+    if len(heads) == num_heads:
+        raise ValueError(
+            f"exact_heads is {tuple(heads)}, all heads of the layer: use exact attention, 'softmax' ('sdpa' in models "
+            "of transformers), or leave a head to the method."
+        )
+
+
 @dataclass(frozen=True, kw_only=True)
-class NystromOptions:
+class LayerOptions:
+    """What a layer of any method takes, and the method's function does not; exact attention has no use for it.
+
+    Attributes:
+        exact_heads: Numbers of the heads, from 0, that attend exactly, by fused attention; the others use the method.
+    """
+
+    exact_heads: tuple[int, ...] = ()
+
+    def __post_init__(self):
+        heads = self.exact_heads
+        right = isinstance(heads, list | tuple) and all(type(head) is int and head >= 0 for head in heads)
+        if not right or len({*heads}) != len(heads):
+            raise ValueError(f"exact_heads is {heads!r}; expected the numbers of heads, each once, from 0.")
+        # JSON has lists alone.
+        object.__setattr__(self, "exact_heads", tuple(heads))
+
+
+@dataclass(frozen=True, kw_only=True)
+class NystromOptions(LayerOptions):
     """Options of Nyström attention.
 
     Attributes:
@@ -93,6 +124,7 @@ class NystromOptions:
     backend: Backend = "auto"
 
     def __post_init__(self):
+        super().__post_init__()
         check_at_least("num_landmarks", self.num_landmarks, 1)
         check_choice("landmarks", self.landmarks, get_args(Landmarks))
         check_choice("pinv", self.pinv, get_args(Inverse))
@@ -112,7 +144,7 @@ class NystromOptions:
 
 
 @dataclass(frozen=True, kw_only=True)
-class KernelizedOptions:
+class KernelizedOptions(LayerOptions):
     """Options of kernelized attention.
 
     Attributes:
@@ -125,12 +157,13 @@ class KernelizedOptions:
     scale: float | None = None
 
     def __post_init__(self):
+        super().__post_init__()
         check_choice("kernel", self.kernel, get_args(Kernel))
         _check_scale(self.scale)
 
 
 @dataclass(frozen=True, kw_only=True)
-class SkyformerOptions:
+class SkyformerOptions(LayerOptions):
     """Options of Skyformer.
 
     Attributes:
@@ -155,6 +188,7 @@ class SkyformerOptions:
     backend: Backend = "auto"
 
     def __post_init__(self):
+        super().__post_init__()
         _check_ridged(self)
         check_choice("kernel", self.kernel, get_args(Kernel))
         _check_backend(self.backend, self._for_kernels())
@@ -169,7 +203,7 @@ class SkyformerOptions:
 
 
 @dataclass(frozen=True, kw_only=True)
-class SkyformerSoftmaxOptions:
+class SkyformerSoftmaxOptions(LayerOptions):
     """Options of softmax attention by the modified Nyström method.
 
     Attributes:
@@ -188,6 +222,7 @@ class SkyformerSoftmaxOptions:
     scale: float | None = None
 
     def __post_init__(self):
+        super().__post_init__()
         _check_ridged(self)
 
 
@@ -200,7 +235,7 @@ def _check_ridged(options: SkyformerOptions | SkyformerSoftmaxOptions) -> None:
 
 
 @dataclass(frozen=True, kw_only=True)
-class LinearOptions:
+class LinearOptions(LayerOptions):
     """Options of linear attention.
 
     Attributes:
@@ -210,11 +245,12 @@ class LinearOptions:
     feature_map: FeatureMap = "elu"
 
     def __post_init__(self):
+        super().__post_init__()
         check_choice("feature_map", self.feature_map, get_args(FeatureMap))
 
 
 @dataclass(frozen=True, kw_only=True)
-class PerformerOptions:
+class PerformerOptions(LayerOptions):
     """Options of the Performer.
 
     Attributes:
@@ -230,6 +266,7 @@ class PerformerOptions:
     scale: float | None = None
 
     def __post_init__(self):
+        super().__post_init__()
         check_at_least("num_features", self.num_features, 1)
         if self.redraw_steps is not None:
             check_at_least("redraw_steps", self.redraw_steps, 1)
@@ -237,7 +274,7 @@ class PerformerOptions:
 
 
 @dataclass(frozen=True, kw_only=True)
-class LinformerOptions:
+class LinformerOptions(LayerOptions):
     """Options of Linformer.
 
     Attributes:
@@ -259,9 +296,15 @@ class LinformerOptions:
     scale: float | None = None
 
     def __post_init__(self):
+        super().__post_init__()
         check_at_least("num_features", self.num_features, 1)
         check_at_least("max_length", self.max_length, 1)
         check_flag("per_head", self.per_head)
+        if self.per_head and self.exact_heads:
+            raise ValueError(
+                f"exact_heads is {self.exact_heads} and per_head is True: the projections belong to all heads. Leave "
+                "one of them out."
+            )
         check_flag("share_key_value", self.share_key_value)
         if self.init_std is not None:
             check_positive("init_std", self.init_std)
@@ -270,7 +313,7 @@ class LinformerOptions:
 
 
 @dataclass(frozen=True, kw_only=True)
-class InformerOptions:
+class InformerOptions(LayerOptions):
     """Options of ProbSparse attention.
 
     Attributes:
@@ -284,13 +327,14 @@ class InformerOptions:
     scale: float | None = None
 
     def __post_init__(self):
+        super().__post_init__()
         check_at_least("num_queries", self.num_queries, 1)
         check_at_least("num_samples", self.num_samples, 1)
         _check_scale(self.scale)
 
 
 @dataclass(frozen=True, kw_only=True)
-class ReformerOptions:
+class ReformerOptions(LayerOptions):
     """Options of LSH attention.
 
     Attributes:
@@ -310,6 +354,7 @@ class ReformerOptions:
     scale: float | None = None
 
     def __post_init__(self):
+        super().__post_init__()
         check_at_least("num_hashes", self.num_hashes, 1)
         check_at_least("chunk_size", self.chunk_size, 1)
         check_at_least("num_buckets", self.num_buckets, 1)
@@ -323,7 +368,7 @@ class ReformerOptions:
 
 
 @dataclass(frozen=True, kw_only=True)
-class LongformerOptions:
+class LongformerOptions(LayerOptions):
     """Options of Longformer.
 
     Attributes:
@@ -337,6 +382,7 @@ class LongformerOptions:
     scale: float | None = None
 
     def __post_init__(self):
+        super().__post_init__()
         check_at_least("window", self.window, 1)
         check_at_least("num_global", self.num_global, 0)
         if self.window % 2 == 0:
@@ -348,7 +394,7 @@ class LongformerOptions:
 
 
 @dataclass(frozen=True, kw_only=True)
-class BigBirdOptions:
+class BigBirdOptions(LayerOptions):
     """Options of BigBird.
 
     Attributes:
@@ -363,13 +409,14 @@ class BigBirdOptions:
     scale: float | None = None
 
     def __post_init__(self):
+        super().__post_init__()
         check_at_least("block_size", self.block_size, 1)
         check_at_least("num_random_blocks", self.num_random_blocks, 0)
         _check_scale(self.scale)
 
 
 @dataclass(frozen=True, kw_only=True)
-class NearFarOptions:
+class NearFarOptions(LayerOptions):
     """Options of near and far attention.
 
     Attributes:
@@ -400,6 +447,7 @@ class NearFarOptions:
     backend: Backend = "auto"
 
     def __post_init__(self):
+        super().__post_init__()
         check_at_least("block_size", self.block_size, 1)
         check_at_least("reach", self.reach, 0)
         check_at_least("num_heavy", self.num_heavy, 0)

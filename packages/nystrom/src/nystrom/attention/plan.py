@@ -47,12 +47,18 @@ class AttentionPlan:
 
     def __str__(self) -> str:
         """The layers grouped by method, such as "nystrom-64 in layers 0-2; softmax in layer 3"."""
-        names = [sized_name(*choice)[0] for choice in self.layers]
+        names = [_said(*choice) for choice in self.layers]
         parts = []
         for name in dict.fromkeys(names):
             numbers = [number for number, other in enumerate(names) if other == name]
             parts.append(f"{name} in {'layer' if len(numbers) == 1 else 'layers'} {ranges(numbers)}")
         return "; ".join(parts)
+
+    @property
+    def exact_heads(self) -> dict[int, tuple[int, ...]]:
+        """The heads that attend exactly, by layer, in layers whose others use a method."""
+        heads = ((number, tuple(options.get("exact_heads", ()))) for number, (_, options) in enumerate(self.layers))
+        return {number: some for number, some in heads if some}
 
     @property
     def options(self) -> dict[str, Any]:
@@ -71,6 +77,12 @@ class AttentionPlan:
         """Write the plan as JSON; with `new` an existing file raises ValueError."""
         content = {"format": _FORMAT, **self.options, "found": dict(self.found)}
         write_whole(Path(path), json.dumps(content, indent=1) + "\n", new=new)
+
+
+def _said(method: str, options: Mapping[str, Any]) -> str:
+    heads = sorted(options.get("exact_heads", ()))
+    exact = f" with exact {'head' if len(heads) == 1 else 'heads'} {ranges(heads)}" if heads else ""
+    return sized_name(method, options)[0] + exact
 
 
 def read_plan(path: Path) -> AttentionPlan:

@@ -1,7 +1,16 @@
 """How close approximations are to exact attention on your model and data, and the cheapest within a budget."""
 
 from nystrom.inspection.budget import choose_plan
+from nystrom.inspection.head_choice import choose_exact_heads
 from nystrom.inspection.inspect import InspectedLayer, Inspection, LayerMethod, inspect_model
 from nystrom.inspection.whole_model import WholeModel
 
-__all__ = ["InspectedLayer", "Inspection", "LayerMethod", "WholeModel", "choose_plan", "inspect_model"]
+__all__ = [
+    "InspectedLayer",
+    "Inspection",
+    "LayerMethod",
+    "WholeModel",
+    "choose_exact_heads",
+    "choose_plan",
+    "inspect_model",
+]

@@ -6,21 +6,27 @@ that is fastest by measured time. Then, repeatedly, the upgrade that removes the
 time is made, until $\sum_l e_l^2$ is within the square of the budget. The choice is then measured on the whole model.
 If it misses the budget, more upgrades follow, each measured; if it meets it, upgrades are undone, the last first, as
 long as the budget is met.
+
+A candidate with exact heads is a candidate, too: those heads whose effect on the hidden states is the largest in a
+model with the candidate in all layers (`nystrom.inspection.head_effects`), one more at a time. Of h heads, k exact ones
+take k / h of the time of exact attention.
 """
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
 
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from nystrom.attention.heads import AttentionHeads
 from nystrom.attention.plan import AttentionPlan, LayerChoice
-from nystrom.checks import check_positive
+from nystrom.checks import check_at_least, check_positive
 from nystrom.evaluation import evaluating
 from nystrom.inspection.candidates import EXACT, SOFTMAX, Candidate, read_candidates
+from nystrom.inspection.head_effects import head_effects, largest_effects
 from nystrom.inspection.times import Times, calls_of, time_methods
-from nystrom.inspection.whole_model import Batch, Results, WholeModel, compare_models, results_of
+from nystrom.inspection.whole_model import Batch, Results, WholeModel, compare_models, exact_results, results_of
 from nystrom.integrations.bert_names import longest_input
 from nystrom.integrations.layer_calls import LayerCall, attend_by, intercepted
 from nystrom.integrations.layer_numbers import find_places
@@ -34,8 +40,10 @@ def choose_plan(
     budget: float,
     methods: Sequence[str],
     seconds: Mapping[str, float] | Times | None = None,
+    num_exact_heads: int = 4,
+    held_out: Sequence[Batch] = (),
 ) -> AttentionPlan:
-    """Choose a method for each layer of a model.
+    """Choose a method for each layer of a model, and heads that attend exactly beside it.
 
     Args:
         model: As for `nystrom.inspection.inspect_model`; measured in evaluation mode.
@@ -44,9 +52,14 @@ def choose_plan(
         methods: Names to choose from, such as "nystrom-64"; exact attention only where "softmax" is among them.
         seconds: Times of a layer's attention by these names, and of "softmax", as on the device that the plan is for,
             or the `times` of an inspection; measured here in turns if not given.
+        num_exact_heads: The most heads that attend exactly in layers that have another method; 0 for none.
+        held_out: Further inputs, on which the chosen plan is measured, too: its error on texts that it was not chosen
+            by.
 
     Returns:
-        The plan; `found` says its error, the times of a layer's attention that it rests on and their mean, with their
+        The plan; `found` says its error, that on the held-out texts (None without any), that with its exact heads by
+        their layers' method, the share of the squared error that each of these heads made where all layers had its
+        method, the times of a layer's attention that it rests on and their mean, with their
         quartiles over turns, and in a sentence whether the machine was too busy to tell if a method in the plan is
         faster than another (`nystrom.interleaved_timing`); None there means that it was not.
 
@@ -55,6 +68,7 @@ def choose_plan(
             message then gives the closest.
     """
     check_positive("budget", budget)
+    check_at_least("num_exact_heads", num_exact_heads, 0)
     check_can_be_planned(model)
     candidates = read_candidates(methods, longest_input(getattr(model, "config", None)))
     # Times from elsewhere have no spread.
@@ -66,10 +80,10 @@ def choose_plan(
     if not batches:
         raise ValueError("batches is empty; expected inputs of the model.")
     with evaluating(model):
-        search = _Search(model, batches, candidates, given)
+        search = _Search(model, batches, candidates, given, num_exact_heads)
         # How many runs it takes is known only afterwards.
         with Progress("whole plans", unit="runs") as progress:
-            return search.find(budget, progress.update)
+            return search.find(budget, held_out, progress.update)
 
 
 def check_can_be_planned(model: nn.Module) -> None:
@@ -83,8 +97,14 @@ class _Search:
     """The errors and times of one model's layers, and the choice among them."""
 
     def __init__(
-        self, model: nn.Module, batches: Sequence[Batch], candidates: Sequence[Candidate], times: Times | None
+        self,
+        model: nn.Module,
+        batches: Sequence[Batch],
+        candidates: Sequence[Candidate],
+        times: Times | None,
+        num_exact_heads: int,
     ):
+        self.most = num_exact_heads
         self.model, self.batches, self.candidates = model, batches, candidates
         self.exact: list[Results] = []
         self.layers: list[int] = []
@@ -104,7 +124,7 @@ class _Search:
             self.exact = [results_of(model, batch) for batch in runs]
         if not calls:
             raise ValueError(f"{type(model).__name__} has no layer that a method supports: use another encoder.")
-        self.tokens = calls[0].q.shape[2]
+        _, self.num_heads, self.tokens, _ = calls[0].q.shape
         if times is None:
             with Progress("times", calls_of(candidates), unit="calls") as progress:
                 times = time_methods(calls[0], candidates, progress.update)
@@ -113,11 +133,16 @@ class _Search:
         # What is dearer than exact attention is never better.
         most = next((place for place, each in enumerate(by_time, start=1) if each.method == EXACT), len(by_time))
         self.able = by_time[:most]
-        runs = len(self.layers) * len(batches) * sum(each.method != EXACT for each in self.able)
+        others = [each for each in self.able if each.method != EXACT] if self.most else []
+        runs = Progress("effects of heads", len(others) * len(batches), unit="runs")
+        with runs:
+            self.effects = {each.name: self._effects(each, runs.update) for each in others}
+        heads = sum(map(len, self.effects.values()))
+        runs = (len(self.layers) * sum(each.method != EXACT for each in self.able) + heads) * len(batches)
         with Progress("single layers", runs, unit="runs") as progress:
             self.ladders = {layer: self._ladder(layer, progress) for layer in self.layers}
 
-    def find(self, budget: float, tick: Callable[[], object]) -> AttentionPlan:
+    def find(self, budget: float, held_out: Sequence[Batch], tick: Callable[[], object]) -> AttentionPlan:
         """The plan for a budget; `tick` is called after each run of the model."""
         places, steps = dict.fromkeys(self.layers, 0), []
         while self._predicted(places) > budget**2 and (step := self._step(places)) is not None:
@@ -145,12 +170,14 @@ class _Search:
         choice = self._choice(places)
         chosen = dict.fromkeys(each.name for each in choice.values())
         used, spread = dict.fromkeys((*chosen, EXACT)), self.taken.quartiles
-        mean = self.taken.mean([each.name for each in choice.values()])
+        mean = self.taken.mean(self._shares(choice))
         return AttentionPlan(
             self._plan(choice).layers,
             {
                 "budget": budget,
                 "error": result.error,
+                "held-out error": self._held_out(choice, held_out, tick),
+                **self._found_of_heads(choice, tick),
                 "changed predictions": result.changed,
                 "tokens": self.tokens,
                 "ms of a layer's attention": {name: round(1e3 * self.times[name], 4) for name in used},
@@ -162,6 +189,44 @@ class _Search:
             },
         )
 
+    def _held_out(
+        self, choice: Mapping[int, Candidate], batches: Sequence[Batch], tick: Callable[[], object]
+    ) -> float | None:
+        """The error of a choice on texts that it was not made by."""
+        if not batches:
+            return None
+        exact = exact_results(self.model, batches, tick)
+        return compare_models(self.model, batches, exact, {None: SOFTMAX, **choice}, tick).error
+
+    def _found_of_heads(self, choice: Mapping[int, Candidate], tick: Callable[[], object]) -> dict[str, Any]:
+        """The exact heads of a choice, the share of the squared error that each made, and the error without them."""
+        heads = {
+            f"{layer}.{head}": round(self.effects[each.name][layer, head], 4)
+            for layer, each in sorted(choice.items())
+            for head in each.exact_heads
+        }
+        error = None
+        if heads:
+            plain = {layer: each.with_exact_heads(()) for layer, each in choice.items()}
+            error = compare_models(self.model, self.batches, self.exact, {None: SOFTMAX, **plain}, tick).error
+        return {"exact heads": heads, "error without exact heads": error}
+
+    def _shares(self, choice: Mapping[int, Candidate]) -> dict[str, float]:
+        """How many layers have each method, exact heads as parts of a layer."""
+        shares: dict[str, float] = {}
+        for each in choice.values():
+            exact = len(each.exact_heads) / self.num_heads
+            shares[each.name] = shares.get(each.name, 0) + 1 - exact
+            if exact:
+                shares[EXACT] = shares.get(EXACT, 0) + exact
+        return shares
+
+    def _effects(self, candidate: Candidate, tick: Callable[[], object]) -> dict[tuple[int, int], float]:
+        """The heads with the largest effects, and the share of the squared error that each makes."""
+        effects = head_effects(self.model, self.batches, self.exact, candidate, tick)
+        total = sum(float(each.clamp(min=0).sum()) for each in effects.values())
+        return {place: value / total for place, value in largest_effects(effects, self.most).items()}
+
     def _doubt(self, chosen: Iterable[str]) -> str | None:
         """Whether a method in the plan may be slower than one that was taken for dearer: the plan would be another."""
         others = dict.fromkeys((*(each.name for each in self.candidates), EXACT))
@@ -172,7 +237,7 @@ class _Search:
     def _ladder(self, layer: int, progress: Progress) -> list[tuple[float, float, Candidate]]:
         """Time, squared error and candidate, each dearer and nearer than the one before."""
         ladder: list[tuple[float, float, Candidate]] = []
-        for candidate in self.able:
+        for time, candidate in sorted(self._rungs(layer), key=lambda rung: rung[0]):
             error = 0.0
             if candidate.method != EXACT:
                 choice: dict[int | None, Candidate] = {None: SOFTMAX, layer: candidate}
@@ -181,19 +246,31 @@ class _Search:
             if ladder and math.isinf(ladder[-1][1]):
                 ladder.pop()
             if not ladder or error**2 < ladder[-1][1]:
-                ladder.append((self.times[candidate.name], error**2, candidate))
+                ladder.append((time, error**2, candidate))
         return ladder
+
+    def _rungs(self, layer: int) -> Iterator[tuple[float, Candidate]]:
+        """The candidates for a layer with their times, and each with one more exact head at a time."""
+        for candidate in self.able:
+            time = self.times[candidate.name]
+            yield time, candidate
+            heads = [head for place, head in self.effects.get(candidate.name, ()) if place == layer]
+            for count in range(1, min(len(heads), self.num_heads - 1) + 1):
+                share = count / self.num_heads
+                yield (1 - share) * time + share * self.times[EXACT], candidate.with_exact_heads(heads[:count])
 
     def _predicted(self, places: Mapping[int, int]) -> float:
         return sum(self.ladders[layer][place][1] for layer, place in places.items())
 
     def _step(self, places: Mapping[int, int]) -> tuple[int, int] | None:
         """The layer and its upgrade that remove the most squared error for their time; None if no upgrade is left."""
+        held = {layer: len(each.exact_heads) for layer, each in self._choice(places).items()}
+        exact = sum(held.values())
         gains = [
             ((self.ladders[layer][place][1] - error) / max(time - self.ladders[layer][place][0], 1e-12), layer, later)
             for layer, place in places.items()
-            for later, (time, error, _) in enumerate(self.ladders[layer])
-            if later > place
+            for later, (time, error, candidate) in enumerate(self.ladders[layer])
+            if later > place and exact + len(candidate.exact_heads) - held[layer] <= self.most
         ]
         if not gains:
             return None

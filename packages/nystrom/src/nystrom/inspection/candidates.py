@@ -18,6 +18,16 @@ class Candidate(NamedTuple):
     options: dict[str, Any]  # Options that differ from the method's defaults
     size: int | None  # Number of landmarks, features or the like; None if it has no such number
 
+    @property
+    def exact_heads(self) -> tuple[int, ...]:
+        """The heads that attend exactly."""
+        return tuple(self.options.get("exact_heads", ()))
+
+    def with_exact_heads(self, heads: Sequence[int]) -> "Candidate":
+        """The method with these heads exact; without any, the method itself."""
+        plain = {name: value for name, value in self.options.items() if name != "exact_heads"}
+        return self._replace(options=plain | ({"exact_heads": sorted(heads)} if heads else {}))
+
 
 SOFTMAX = Candidate(EXACT, EXACT, {}, None)
 

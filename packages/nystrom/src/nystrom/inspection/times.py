@@ -31,11 +31,10 @@ class Times:
         """The quartiles of each method's seconds."""
         return {name: quartiles(taken) for name, taken in self.turns.items()}
 
-    def mean(self, layers: Sequence[str]) -> Quartiles:
-        """The quartiles of the mean time of layers, each with the method that is named for it."""
-        return quartiles(
-            [sum(times) / len(layers) for times in zip(*(self.turns[name] for name in layers), strict=True)]
-        )
+    def mean(self, layers: Mapping[str, float]) -> Quartiles:
+        """The quartiles of the mean time of layers: how many have each method, of which some may be parts of layers."""
+        turns = zip(*([count * time for time in self.turns[name]] for name, count in layers.items()), strict=True)
+        return quartiles([sum(times) / sum(layers.values()) for times in turns])
 
     def ratio(self, one: str, other: str) -> Quartiles:
         """The quartiles of the ratio of two methods' times within each turn."""

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from nystrom.attention.mask_values import real_tokens
-from nystrom.inspection.candidates import Candidate
+from nystrom.inspection.candidates import EXACT, Candidate
 from nystrom.integrations.layer_calls import LayerCall, attend_by, intercepted
 
 Batch = Mapping[str, Any] | Tensor
@@ -40,18 +40,23 @@ class Results(NamedTuple):
     predictions: Int[Tensor, " p"] | None
 
 
+@torch.no_grad()
 def results_of(model: nn.Module, batch: Batch) -> Results:
     """Run a model, of transformers or any Module, without gradients, on inputs by name or its only one.
 
     Raises:
         ValueError: It returns no tensor of hidden states.
     """
+    return run_model(model, batch)
+
+
+def run_model(model: nn.Module, batch: Batch) -> Results:
+    """As `results_of`, with gradients where they are enabled."""
     seen: list[Any] = []
     body = model.base_model if isinstance(model, PreTrainedModel) else model
     hook = body.register_forward_hook(lambda module, inputs, out: seen.append(out))
     try:
-        with torch.no_grad():
-            out = model(**batch) if isinstance(batch, Mapping) else model(batch)
+        out = model(**batch) if isinstance(batch, Mapping) else model(batch)
     finally:
         hook.remove()
     hidden = _first(seen[0])
@@ -66,6 +71,18 @@ def results_of(model: nn.Module, batch: Batch) -> Results:
     if isinstance(logits, Tensor) and logits.shape[-1] > 1:
         predictions = _real(logits.argmax(dim=-1), real if logits.ndim == 3 else None).flatten()
     return Results(_real(hidden, real).flatten(0, -2), predictions)
+
+
+def exact_results(
+    model: nn.Module, batches: Sequence[Batch], tick: Callable[[], object] = lambda: None
+) -> list[Results]:
+    """What a model makes of its inputs with exact attention in all layers; `tick` is called after each."""
+    results = []
+    with intercepted(model, lambda call: attend_by(EXACT, call, {})):
+        for batch in batches:
+            results.append(results_of(model, batch))
+            tick()
+    return results
 
 
 def compare_models(

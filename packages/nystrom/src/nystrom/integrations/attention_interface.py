@@ -8,9 +8,10 @@ registered are "softmax", which transformers calls "sdpa", and "linformer", whos
 **Options** are those of the method, in `config.attention_options = {"num_landmarks": 32}` (of the model, or of a part,
 such as `config.vision_config`; a saved model keeps it), or keyword arguments of one call, which take precedence, in
 models that pass them on: `model(**x, num_landmarks=32)`. The option `exact_layers=(0, 1)` gives the layers with these
-numbers exact attention; `nystrom.integrations.layer_numbers` says which layers have numbers. The scale is the model's;
-"linear" has none. Nothing is drawn at random: landmarks, samples and rotations are spread evenly, and random features
-come from one fixed seed, the same in all layers, also in training.
+numbers exact attention; `nystrom.integrations.layer_numbers` says which layers have numbers. `exact_heads=(1,)` gives
+it to these heads, of every layer or of one in a plan. The scale is the model's; "linear" has none. Nothing is drawn at
+random: landmarks, samples and rotations are spread evenly, and random features come from one fixed seed, the same in
+all layers, also in training.
 
 **Masks.** Padding, at either end, is honoured: padded queries reach no landmark. In encoders they get the outputs of
 exact attention over the real keys if the input has at most `MASKED_UP_TO` tokens, and zeros otherwise. Unsupported
@@ -42,7 +43,7 @@ Departs from the methods' own defaults in two places: "reformer" has shared_qk=F
 
 import inspect
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from functools import partial
 from typing import Any, NamedTuple, NoReturn
@@ -54,8 +55,8 @@ from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.integrations.sdpa_attention import repeat_kv, sdpa_attention_forward
 from transformers.utils.output_capturing import _active_collector
 
+from nystrom.attention.exact_heads import attend_by_options
 from nystrom.attention.exact_limit import may_branch
-from nystrom.attention.functions import FUNCTIONS
 from nystrom.attention.fused import fused_softmax
 from nystrom.attention.plan import PLAN, plan_of_options
 from nystrom.attention.registry import METHODS, WEIGHTLESS
@@ -83,13 +84,12 @@ MASKED_UP_TO = 256
 # Attribute of the layers of a model whose tokens are cut over ranks: their process group.
 GROUP = "_nystrom_group"
 
-# Found when this file is imported, since torch.compile cannot trace an import.
-_FUNCTIONS: dict[str, Callable[..., Tensor]] = {name: FUNCTIONS[name] for name in (*REGISTERED, "softmax")}
-_FIELDS = {name: {field.name for field in fields(METHODS[name].options)} for name in _FUNCTIONS}
 _KNOWN = {
-    name: frozenset(names - {"scale", *METHODS[name].weight_options} | {"exact_layers"})
-    for name, names in _FIELDS.items()
-    if name in REGISTERED
+    name: frozenset(
+        {field.name for field in fields(METHODS[name].options)} - {"scale", *METHODS[name].weight_options}
+        | {"exact_layers"}
+    )
+    for name in REGISTERED
 }
 
 _OF_ANY = frozenset(option for options in _KNOWN.values() for option in options)
@@ -209,12 +209,11 @@ def attend_layer(
     masks = Masks(route.keep, cu_seqlens=route.cu_seqlens)
     if not route.causal and route.cu_seqlens is None:
         masks = masks_of(module, query, key, route.keep, declared=METHODS[method].positional)
-    scale = {"scale": scaling} if "scale" in _FIELDS[method] else {}
     usual = default_options(method, longest_input(getattr(module, "config", None)), is_causal=route.causal)
     options = usual | route.options | ({} if group is None else {"group": group})
     if route.causal:
         options["is_causal"] = True
-    out = _FUNCTIONS[method](query, key, value, **masks._asdict(), **scale, **options)
+    out = attend_by_options(method, query, key, value, masks, scaling, options)
     real, n = masks.settled()[1], query.shape[2]
     if real is not None and not route.causal and group is None and is_number(n) and n <= MASKED_UP_TO:
         key, value = zero_masked(key, route.keep), zero_masked(value, route.keep)

@@ -13,7 +13,6 @@ Layers are numbered in the order in which they run, including those that are not
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import fields
 from typing import Any, NamedTuple
 
 from jaxtyping import Bool, Float
@@ -21,9 +20,8 @@ from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
 from transformers.integrations.sdpa_attention import repeat_kv, sdpa_attention_forward
 
-from nystrom.attention.functions import FUNCTIONS
+from nystrom.attention.exact_heads import attend_by_options
 from nystrom.attention.heads import AttentionHeads
-from nystrom.attention.registry import METHODS
 from nystrom.attention.skip import depthwise_skip
 from nystrom.integrations.attention_interface import choose_route, masks_of
 from nystrom.integrations.mask_interface import check_asks, make_mask
@@ -71,10 +69,8 @@ def attend_by(method: str, call: LayerCall, options: Mapping[str, Any]) -> Float
     """The output of a method without learned weights for a layer's call; the scale is the layer's if the method has
     one.
     """
-    named: dict[str, Any] = default_options(method) | dict(options)
-    if any(option.name == "scale" for option in fields(METHODS[method].options)):
-        named["scale"] = call.scale
-    return FUNCTIONS[method](call.q, call.k, call.v, **call.masks._asdict(), **named)
+    named = default_options(method) | dict(options)
+    return attend_by_options(method, call.q, call.k, call.v, call.masks, call.scale, named)
 
 
 @contextmanager

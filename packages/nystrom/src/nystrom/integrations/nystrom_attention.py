@@ -19,14 +19,13 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from nystrom.attention.functions import ROWS
 from nystrom.attention.heads import build_attention, merge_heads, split_heads
 from nystrom.attention.registry import METHODS, check_weightless
 from nystrom.attention.skip import DepthwiseSkip, depthwise_skip
 from nystrom.checks import check_flag
 from nystrom.linalg import pinv
 from nystrom.precision import check_layer_dtype
-from nystrom.shapes import check_keep, check_positions, check_tensor
+from nystrom.shapes import Masks, check_keep, check_positions, check_tensor
 
 
 class NystromReplacement(nn.Module):
@@ -108,8 +107,7 @@ class NystromReplacement(nn.Module):
         if weight_places is None:
             return out
         if few is None:
-            options = {name: value for name, value in vars(self.method_heads.options).items() if name != "backend"}
-            weights = ROWS[self.method_heads.method](q, k, weight_places, keep=mask, **options)
+            weights = self.method_heads.rows(q, k, v, weight_places, Masks(mask))
         else:
             weights = few[0][:, :, weight_places] @ few[1]
         return out, weights[..., front:]

@@ -4,7 +4,7 @@ import hashlib
 import platform
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from jaxtyping import Int
@@ -17,6 +17,7 @@ from nystrom.integrations.model_loader import load_model, read_model_config
 from nystrom_lab.data.sources.documents import CHECKED, check_text, whole_characters
 from nystrom_lab.data.sources.unpacking import BROKEN, open_unpacked, unreadable
 
+T = TypeVar("T")
 # Tokens of a text where neither the user nor the model says.
 _LENGTH = 512
 
@@ -93,6 +94,12 @@ def read_batches(
     before, after = (torch.tensor(part, dtype=torch.long) for part in (around[:half], around[half:]))
     windows = windows_of(tokens_of(prose, tokenizer), length=inside, windows=num_texts, name=prose.name)
     return [{"input_ids": torch.cat([before, window, after])[None]} for window in windows]
+
+
+def hold_out(batches: Sequence[T]) -> tuple[Sequence[T], Sequence[T]]:
+    """The texts to choose by, and the last quarter, one at least, to measure the choice on; none of a single text."""
+    held = max(1, len(batches) // 4) if len(batches) > 1 else 0
+    return batches[: len(batches) - held], batches[len(batches) - held :]
 
 
 def tokens_of(prose: Prose, tokenizer: PreTrainedTokenizerBase) -> Int[Tensor, " tokens"]:

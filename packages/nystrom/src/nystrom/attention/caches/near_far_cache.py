@@ -53,6 +53,7 @@ class NearFarCache(nn.Module):
             raise ValueError(f"num_selected is {options.num_selected}; expected 0: a causal query selects no keys.")
         if options.backend == "triton":
             raise ValueError("backend is 'triton', which has no kernels for a cache: pass backend='torch'.")
+        check_compressed(options)
         self.options, self.num_heads, self.head_dim = options, num_heads, head_dim
         rows, width, size = batch * num_heads, row_width(head_dim, head_dim), options.block_size
         # The first tokens, whose queries are exact, in whole blocks.
@@ -147,7 +148,10 @@ class NearFarCache(nn.Module):
 
     def get_extra_state(self) -> dict[str, Any]:
         """The options that it was made with; loading a state with different options raises."""
-        return {**asdict(self.options), "num_heads": self.num_heads}
+        state = {**asdict(self.options), "num_heads": self.num_heads}
+        # It has none.
+        del state["exact_heads"]
+        return state
 
     def set_extra_state(self, state: dict[str, Any]) -> None:
         """Raise ValueError for a state that was saved with other options."""
@@ -158,3 +162,12 @@ class NearFarCache(nn.Module):
     def extra_repr(self) -> str:
         """Sizes, for print."""
         return f"batch={self.batch}, num_heads={self.num_heads}, length={int(self.length)}"
+
+
+def check_compressed(options: NearFarOptions) -> None:
+    """Raise ValueError for options of heads that would need all keys, which caches and contexts do not keep."""
+    if options.exact_heads:
+        raise ValueError(
+            f"exact_heads is {options.exact_heads}, and exact heads need all keys, of which a cache or context keeps "
+            "some: build the layer without exact_heads."
+        )

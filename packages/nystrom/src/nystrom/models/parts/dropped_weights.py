@@ -38,6 +38,11 @@ class DroppedWeights(AttentionHeads):
     def __init__(self, method: str, options: Any, num_heads: int, head_dim: int, *, share: float):
         super().__init__(method, options, num_heads, head_dim)
         assert isinstance(options, SoftmaxOptions | KernelizedOptions), "checked by the configuration"
+        if heads := getattr(options, "exact_heads", ()):
+            raise ValueError(
+                f"exact_heads is {heads} and attention_probs_dropout_prob {share}, but exact heads store no weights "
+                "that could be dropped: leave one of them out."
+            )
         self.share = share
 
     def forward(
