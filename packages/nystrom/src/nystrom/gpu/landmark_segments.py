@@ -35,9 +35,11 @@ def _segments(
     # Products of ranks and counts may exceed 2^31.
     wide, parts, before = (count + tl.full((), 0, tl.int64)), tl.maximum(used, 1), _count(keep, b, start, tokens, BLOCK)
     positions = start + tl.arange(0, BLOCK)
-    live = real_tokens(keep, b, positions, tokens) & (used > 0)
+    live = real_tokens(keep, b, positions, tokens)
     rank = before + tl.cumsum(live.to(tl.int32), 0) - 1
     own = rank.to(tl.int64) * used // tl.maximum(count, 1)
+    # None where no segment is used.
+    live &= own < used
     begin, end = (own * wide + parts - 1) // parts, ((own + 1) * wide + parts - 1) // parts
     if DRAWN:
         which = first_row + own

@@ -59,7 +59,8 @@ def middle_forward(
         columns = tl.arange(0, C.BLOCK_E)
         first = tl.load(starts + b * 2 * sizes.M + sizes.M + rows, mask=there, other=0)
         # A place without a key may hold NaN, which must not reach the middle.
-        some = there & (tl.load(stops + b * 2 * sizes.M + sizes.M + rows, mask=there, other=0) > first) & (kind == 1)
+        some = tl.load(stops + b * 2 * sizes.M + sizes.M + rows, mask=there, other=0) > first
+        some &= rows < tl.where(kind == 1, sizes.M, 0)
         places = place_of(v, b, h, 0) + first.to(tl.int64)[:, None] * v.n + columns[None, :]
         values = tl.load(places, mask=some[:, None] & (columns < C.E)[None, :], other=0.0).to(C.ACC)
         whole = tl.where(kind == 2, given, tl.where(kind == 1, values, whole))

@@ -116,7 +116,7 @@ def middle_blocks(inverse, roots, right, v, starts, stops, few, middle, sizes, C
         of_keys, there = b * sizes.ROWS + sizes.ROWS - M + rows, rows < M
         first = tl.load(starts + of_keys, mask=there, other=0)
         # A place without a key may hold NaN, which must not reach the middle.
-        some = there & (tl.load(stops + of_keys, mask=there, other=0) > first) & (kind == 1)
+        some = (tl.load(stops + of_keys, mask=there, other=0) > first) & (rows < tl.where(kind == 1, M, 0))
         places = place_of(v, b, h, 0) + first.to(tl.int64)[:, None] * v.n + columns[None, :]
         values = tl.load(places, mask=some[:, None] & (columns < C.E)[None, :], other=0.0).to(C.ACC)
         given = load_matrix(right, bh * M + i, M - i, C.E, C.BLOCK_N, C.BLOCK_E)

@@ -203,7 +203,7 @@ def right_keys(
         of_keys += tl.load(places, mask=part[:, None] & (wide < C.D)[None, :], other=0.0)
         if few is not None:
             # In a sequence with few keys, landmark j is key j, and the middle holds the values of the keys.
-            middle = part & (tl.load(few + b) == 1)
+            middle = live & (own >= tl.where(tl.load(few + b) == 1, 0, sizes.ROWS))
             places = middle_grad + ((bh * sizes.M + own - FIRST).to(tl.int64) * C.E)[:, None] + wide_e[None, :]
             of_values += tl.load(places, mask=middle[:, None] & (wide_e < C.E)[None, :], other=0.0)
         if C.TAPS > 0:

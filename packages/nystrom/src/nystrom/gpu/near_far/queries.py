@@ -81,7 +81,7 @@ def near_far_forward(
         values, number = far_values(sums, count, c, v, cluster, b, h, bh, window, length, sizes.S, sizes.M, C)
         if C.NEAR:
             place = left + (bh * tl.full((), sizes.BLOCKS, tl.int64) + block) * sizes.M + c + rows
-            tl.store(place, number, mask=(c + rows < sizes.M) & (part == 0))
+            tl.store(place, number, mask=c + rows < tl.where(part == 0, sizes.M, 0))
         s = scores_with_bias(x, y, logarithm(number), C)
         top, total, total_v = _attend(s, values, top, total, total_v, C.LOW, C.LOW_PRECISION)
     sums_to = tl.where(total == 0.0, 1.0, total)
