@@ -40,7 +40,9 @@ class AttentionHeads(nn.Module):
         self._function = FUNCTIONS[method]
         self._arguments = {key: value for key, value in asdict(options).items() if key not in entry.weight_options}
         # Weights of random features are drawn by their own Module.
-        self._random, self._takes_skip = entry.random and self.weights is None, entry.takes_skip
+        self._random = entry.random and self.weights is None
+        # The error that a tolerance bounds is that of attention alone.
+        self._takes_skip = entry.takes_skip and getattr(options, "tolerance", None) is None
 
     @refusing
     def forward(

@@ -26,7 +26,7 @@ from nystrom.attention.caches.near_far_cache import NearFarCache
 from nystrom.attention.caches.near_far_context import NearFarContext, near_far_context
 from nystrom.attention.functions import ROWS
 from nystrom.attention.heads import attend_in_heads, build_attention, merge_heads, split_heads
-from nystrom.attention.options import refusing_names_of_the_package
+from nystrom.attention.options import refuse_tolerance, refusing_names_of_the_package
 from nystrom.attention.registry import METHODS
 from nystrom.attention.skip import DepthwiseSkip
 from nystrom.checks import Backend, Inverse, Landmarks, StartValue, check_at_least, check_flag
@@ -521,6 +521,7 @@ class NystromAttention(MultiheadAttention):
         z0: Initial value of the iteration: "paper", "authors" or "sequence".
         scale: Factor on the scores; None means 1 / sqrt(head width).
         backend: "auto", "torch" or "triton".
+        tolerance: Most relative error of a head's attention in one call, or else it attends exactly; None for no limit.
         kdim: Width of keys; None means `embed_dim`.
         vdim: Width of values; None means `embed_dim`.
         head_dim: Width of one head; None means `embed_dim` / `num_heads`. Any other width gives the projections shapes
@@ -551,6 +552,7 @@ class NystromAttention(MultiheadAttention):
         z0: StartValue = "paper",
         scale: float | None = None,
         backend: Backend = "auto",
+        tolerance: float | None = None,
         kdim: int | None = None,
         vdim: int | None = None,
         head_dim: int | None = None,
@@ -580,6 +582,7 @@ class NystromAttention(MultiheadAttention):
             z0=z0,
             scale=scale,
             backend=backend,
+            tolerance=tolerance,
         )
 
 
@@ -601,6 +604,7 @@ def _check_context(layer: MultiheadAttention) -> None:
             f"a context has no samples and no kernels, but this layer has num_samples={samples} and "
             f"backend={backend!r}: build it with 0 and 'torch'."
         )
+    refuse_tolerance(layer.heads.options.tolerance, "a context keeps some keys alone")
 
 
 def _check_packed(cu_seqlens: Tensor | None, *others: Tensor | None) -> None:

@@ -49,6 +49,19 @@ def _check_scale(scale: float | None) -> None:
         check_positive("scale", scale)
 
 
+def _check_tolerance(tolerance: float | None) -> None:
+    if tolerance is None:
+        return
+    if isinstance(tolerance, bool) or not isinstance(tolerance, int | float) or not tolerance >= 0:
+        raise ValueError(f"tolerance is {tolerance!r}; expected None, or a number of at least 0.")
+
+
+def refuse_tolerance(tolerance: float | None, why: str) -> None:
+    """Raise ValueError for a tolerance where the reason says that it cannot be honoured."""
+    if tolerance is not None:
+        raise ValueError(f"tolerance is {tolerance}, and {why}: leave the tolerance out.")
+
+
 @dataclass(frozen=True, kw_only=True)
 class SoftmaxOptions:
     """Options of exact attention.
@@ -82,6 +95,9 @@ class NystromOptions:
         scale: Factor on the scores; None means 1 / sqrt(d).
         backend: "torch", "triton" (GPU kernels: segment means and the iterative inverse) or "auto" (the kernels where
             they were measured to be faster); an explicit choice that cannot run raises an error.
+        tolerance: Most relative error of a head's output in one call. Each call computes 32 queries of each head
+            exactly, too; where the error that they estimate is not below the tolerance, the head attends exactly.
+            None does without. In calls whose values are known: neither compiled, exported nor transformed.
     """
 
     num_landmarks: int = 64
@@ -91,6 +107,7 @@ class NystromOptions:
     z0: StartValue = "paper"
     scale: float | None = None
     backend: Backend = "auto"
+    tolerance: float | None = None
 
     def __post_init__(self):
         check_at_least("num_landmarks", self.num_landmarks, 1)
@@ -100,6 +117,7 @@ class NystromOptions:
         check_choice("z0", self.z0, get_args(StartValue))
         _check_scale(self.scale)
         _check_backend(self.backend, self._for_kernels())
+        _check_tolerance(self.tolerance)
 
     def _for_kernels(self) -> dict[str, tuple[object, object]]:
         return {"landmarks": (self.landmarks, "segment_means"), "pinv": (self.pinv, "iterative")}
@@ -386,6 +404,9 @@ class NearFarOptions:
         scale: Factor on the scores; None means 1 / sqrt(d).
         backend: "torch", "triton" (GPU kernels; torch computes the correction) or "auto" (the kernels where they were
             measured to be faster).
+        tolerance: Most relative error of a head's output in one call. Each call computes 32 queries of each head
+            exactly, too; where the error that they estimate is not below the tolerance, the head attends exactly.
+            None does without. In calls whose values are known: neither causal, compiled, exported nor transformed.
     """
 
     block_size: int = 64
@@ -397,6 +418,7 @@ class NearFarOptions:
     num_samples: int = 0
     scale: float | None = None
     backend: Backend = "auto"
+    tolerance: float | None = None
 
     def __post_init__(self):
         check_at_least("block_size", self.block_size, 1)
@@ -408,6 +430,7 @@ class NearFarOptions:
         check_at_least("num_samples", self.num_samples, 0)
         _check_scale(self.scale)
         _check_backend(self.backend, {})
+        _check_tolerance(self.tolerance)
 
     @property
     def measured_width(self) -> int:

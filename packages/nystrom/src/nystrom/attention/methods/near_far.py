@@ -40,11 +40,12 @@ from nystrom.attention.backend import check_backend_device
 from nystrom.attention.entry import attend, picks_triton
 from nystrom.attention.exact_limit import exact_one_by_one, exact_where_short
 from nystrom.attention.fused import fused_softmax, unmask_empty_rows
-from nystrom.attention.options import NearFarOptions, documented
+from nystrom.attention.options import NearFarOptions, documented, refuse_tolerance
 from nystrom.attention.parts.band import from_first_real, pad_to_blocks, without_padding
 from nystrom.attention.parts.block_stretches import attend_in_stretches
 from nystrom.attention.parts.causal import attend_causally
 from nystrom.attention.parts.clusters import QUERY_MEANS, Chosen, choose, cluster_sizes, cluster_sums, take_rows
+from nystrom.attention.parts.error_estimate import within_tolerance
 from nystrom.attention.parts.far_keys import attend_blocks, attend_everywhere
 from nystrom.attention.parts.residual import add_residual
 from nystrom.checks import Backend, check_flag
@@ -85,6 +86,7 @@ def near_far_attention(
     num_samples: int = 0,
     scale: float | None = None,
     backend: Backend = "auto",
+    tolerance: float | None = None,
     keep: Bool[Tensor, "b n"] | None = None,
     key_keep: Bool[Tensor, "b s"] | None = None,
     query_keep: Bool[Tensor, "b n"] | None = None,
@@ -108,6 +110,7 @@ def near_far_attention(
         num_samples=num_samples,
         scale=scale,
         backend=backend,
+        tolerance=tolerance,
     )
     masks = Masks(keep, key_keep, query_keep, cu_seqlens)
     check_flag("is_causal", is_causal)
@@ -115,7 +118,8 @@ def near_far_attention(
         _check_causal(q, masks, options, group)
         return attend(_causal, q, k, v, masks, options, same_tokens=_CAUSAL)
     same_tokens = _NEEDS_SAME_TOKENS if masks.is_self else None
-    return attend(_near_far, q, k, v, masks, options, masks.is_self, same_tokens=same_tokens, group=group)
+    core = within_tolerance(_near_far, tolerance, scale, group=group)
+    return attend(core, q, k, v, masks, options, masks.is_self, same_tokens=same_tokens, group=group)
 
 
 @documented(NearFarOptions)
@@ -132,6 +136,7 @@ def near_far_rows(
     exact_up_to: int = 1024,
     num_samples: int = 0,
     scale: float | None = None,
+    tolerance: float | None = None,
     keep: Bool[Tensor, "b n"] | None = None,
     key_keep: Bool[Tensor, "b s"] | None = None,
     query_keep: Bool[Tensor, "b n"] | None = None,
@@ -155,6 +160,7 @@ def near_far_rows(
         num_samples=num_samples,
         scale=scale,
     )
+    refuse_tolerance(tolerance, "rows are those of the approximation")
     if num_samples:
         raise ValueError(
             f"num_samples is {num_samples}; expected 0: rows corrected by a regression are not weights. Rows of the "
@@ -315,6 +321,7 @@ def _check_causal(q: Tensor, masks: Masks, options: NearFarOptions, group: Group
     wrong = {
         "group is given": group is not None,
         f"num_samples is {options.num_samples}": options.num_samples,
+        f"tolerance is {options.tolerance}": options.tolerance is not None,
         "backend is 'triton'": options.backend == "triton",
     }
     for what, is_so in wrong.items():
