@@ -168,7 +168,7 @@ def _expected_loss(
     mean = zero_masked(p, query_keep).sum(dim=2) / counted.sum(dim=-1).clamp(min=1)[:, None, None]
     cost = far[1].gather(2, places)
     cost = (cost / cost.amax(dim=-1, keepdim=True)).square() / weights
-    return (p.sub_(mean[:, :, None]).square_() @ cost[..., None])[..., 0].clamp(min=tiny).log()
+    return p.sub_(mean[:, :, None]).square_().mul_(cost[:, :, None]).sum(dim=-1).clamp_(min=tiny).log_()
 
 
 def _take(x: Float[Tensor, "b h s d"], places: Int[Tensor, "b h r"]) -> Float[Tensor, "b h r d"]:
