@@ -137,6 +137,17 @@ def test_models_of_this_library_and_replaced_attention():
 
 
 @torch.no_grad()
+def test_a_tolerance_of_a_model_of_transformers():
+    exact, within, model = bert("sdpa", {}), bert(options={**NEAR_FAR, "tolerance": 0}), bert()
+    wanted = exact(**INPUTS).last_hidden_state[MASK.bool()]
+    torch.testing.assert_close(within(**INPUTS).last_hidden_state[MASK.bool()], wanted)
+    assert (model(**INPUTS).last_hidden_state[MASK.bool()] - wanted).abs().max() > 0.01
+    with monitor_errors(within) as errors:
+        within(**INPUTS)
+    assert max(max(row.largest) for row in errors.rows) < 1e-5
+
+
+@torch.no_grad()
 def test_what_is_left_out_is_named():
     model = bert(options={**NEAR_FAR, "exact_layers": (1,)})
     with monitor_errors(model) as errors:

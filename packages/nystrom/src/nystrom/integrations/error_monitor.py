@@ -82,25 +82,25 @@ class MonitoredErrors:
 
 
 class _Recorded:
-    """The recorded calls of a layer, summed where the tensors are: nothing waits for a GPU."""
+    """The recorded calls of a layer, on the device of its tensors: nothing waits for a GPU."""
 
     def __init__(self, heads: int, device: torch.device):
         self.calls, self.sequences = 0, torch.zeros((), dtype=torch.long, device=device)
-        self.sum, self.largest = torch.zeros(2, heads, device=device)
+        self.mean, self.largest = torch.zeros(2, heads, device=device)
 
     def add(self, errors: Float[Tensor, "b h"], real: Bool[Tensor, " b"]) -> None:
         """Add the estimates of a call; sequences without a real token have none."""
-        errors = torch.where(real[:, None], errors, 0.0).to(self.sum)
+        errors = torch.where(real[:, None], errors, 0.0).to(self.mean)
         self.calls += 1
-        self.sequences, self.sum = self.sequences + real.sum(), self.sum + errors.sum(dim=0)
+        self.sequences = self.sequences + real.sum()
+        # A sum over days would lose the digits of the next call.
+        self.mean = self.mean + (errors.sum(dim=0) - real.sum() * self.mean) / self.sequences.clamp(min=1)
         self.largest = torch.cat([errors, self.largest[None]]).amax(dim=0)
 
     def row(self, name: str, method: str) -> LayerErrors:
         """What is recorded, as numbers."""
-        mean = self.sum / self.sequences.clamp(min=1)
-        return LayerErrors(
-            name, method, self.calls, int(self.sequences), tuple(mean.tolist()), tuple(self.largest.tolist())
-        )
+        numbers = (tuple(each.tolist()) for each in (self.mean, self.largest))
+        return LayerErrors(name, method, self.calls, int(self.sequences), *numbers)
 
 
 class _Monitor:
