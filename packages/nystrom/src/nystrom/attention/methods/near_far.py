@@ -118,7 +118,7 @@ def near_far_attention(
         _check_causal(q, masks, options, group)
         return attend(_causal, q, k, v, masks, options, same_tokens=_CAUSAL)
     same_tokens = _NEEDS_SAME_TOKENS if masks.is_self else None
-    core = within_tolerance(_near_far, tolerance, scale, group=group)
+    core = _near_far if tolerance is None else within_tolerance(_near_far, tolerance, scale, group=group)
     return attend(core, q, k, v, masks, options, masks.is_self, same_tokens=same_tokens, group=group)
 
 

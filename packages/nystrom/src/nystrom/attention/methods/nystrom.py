@@ -103,7 +103,9 @@ def nystrom_attention(
     if skip is not None:
         refuse_tolerance(tolerance, "a skip is given, which is no part of attention: add depthwise_skip to the output")
     masks, same_tokens = Masks(keep, key_keep, query_keep, cu_seqlens), None if skip is None else NEEDS_SAME_TOKENS
-    core, kernels = (within_tolerance(each, tolerance, scale, group=group) for each in (_nystrom, _by_kernels))
+    core, kernels = _nystrom, _by_kernels
+    if tolerance is not None:
+        core, kernels = (within_tolerance(each, tolerance, scale, group=group) for each in (core, kernels))
     how = {"same_tokens": same_tokens, "kernels": kernels, "group": group}
     return attend(core, q, k, v, masks, options, generator, skip, **how)
 

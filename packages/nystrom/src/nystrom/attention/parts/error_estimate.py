@@ -40,18 +40,16 @@ _DRAWN, _KEYS = 16, 8
 
 
 def within_tolerance(
-    core: Callable[..., Tensor], tolerance: float | None, scale: float | None, *, group: Group = None
+    core: Callable[..., Tensor], tolerance: float, scale: float | None, *, group: Group = None
 ) -> Callable[..., Tensor]:
     """A method's core whose heads attend exactly where their estimated error is not below the tolerance.
 
     Args:
-        core: A function of q, k, v and the masks of keys and queries; itself where there is no tolerance.
+        core: A function of q, k, v and the masks of keys and queries.
 
     Raises:
         ValueError: Tokens are split across ranks; or, in the call, values are not known (compilers, transforms).
     """
-    if tolerance is None:
-        return core
     if group is not None:
         raise ValueError(f"tolerance is {tolerance}, and group is given: ranks hold some keys alone; leave one out.")
 
