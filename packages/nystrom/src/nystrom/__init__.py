@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from nystrom.attention.methods.skyformer_softmax import skyformer_softmax_attention
     from nystrom.attention.methods.softmax import softmax_attention
     from nystrom.attention.options import near_far_sizes
+    from nystrom.integrations.error_monitor import monitor_errors
     from nystrom.integrations.modules import replace_attention
     from nystrom.linalg.pinv import residual
     from nystrom.tiles import heat_map, hilbert_order
@@ -40,6 +41,7 @@ __all__ = [
     "linear_attention",
     "linformer_attention",
     "longformer_attention",
+    "monitor_errors",
     "near_far_attention",
     "near_far_context",
     "near_far_rows",
@@ -69,6 +71,7 @@ _HOMES = {
     "linear_attention": "nystrom.attention.methods.linear",
     "linformer_attention": "nystrom.attention.methods.linformer",
     "longformer_attention": "nystrom.attention.methods.longformer",
+    "monitor_errors": "nystrom.integrations.error_monitor",
     "near_far_attention": "nystrom.attention.methods.near_far",
     "near_far_context": "nystrom.attention.caches.near_far_context",
     "near_far_rows": "nystrom.attention.methods.near_far",

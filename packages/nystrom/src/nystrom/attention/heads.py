@@ -43,7 +43,9 @@ class AttentionHeads(nn.Module):
         self._exact_heads: tuple[int, ...] = self._arguments.pop("exact_heads", ())
         check_exact_heads(self._exact_heads, num_heads)
         # Weights of random features are drawn by their own Module.
-        self._random, self._takes_skip = entry.random and self.weights is None, entry.takes_skip
+        self._random = entry.random and self.weights is None
+        # The error that a tolerance bounds is that of attention alone.
+        self._takes_skip = entry.takes_skip and getattr(options, "tolerance", None) is None
 
     @refusing
     def forward(

@@ -27,7 +27,7 @@ from nystrom.attention.caches.near_far_cache import NearFarCache, check_compress
 from nystrom.attention.caches.near_far_context import NearFarContext, near_far_context
 from nystrom.attention.heads import attend_in_heads, build_attention, merge_heads, split_heads
 from nystrom.attention.mask_values import check_values, unignored_tokens
-from nystrom.attention.options import refusing_names_of_the_package
+from nystrom.attention.options import refuse_tolerance, refusing_names_of_the_package
 from nystrom.attention.registry import METHODS
 from nystrom.attention.skip import DepthwiseSkip
 from nystrom.checks import Backend, Inverse, Landmarks, StartValue, check_at_least, check_flag
@@ -520,6 +520,7 @@ class NystromAttention(MultiheadAttention):
         scale: Factor on the scores; None means 1 / sqrt(head width).
         backend: "auto", "torch" or "triton".
         exact_heads: Numbers of the heads that attend exactly; the others use Nyström attention.
+        tolerance: Most relative error of a head's attention in one call, or else it attends exactly; None for no limit.
         kdim: Width of keys; None means `embed_dim`.
         vdim: Width of values; None means `embed_dim`.
         head_dim: Width of one head; None means `embed_dim` / `num_heads`. Any other width gives the projections shapes
@@ -551,6 +552,7 @@ class NystromAttention(MultiheadAttention):
         scale: float | None = None,
         backend: Backend = "auto",
         exact_heads: Sequence[int] = (),
+        tolerance: float | None = None,
         kdim: int | None = None,
         vdim: int | None = None,
         head_dim: int | None = None,
@@ -581,6 +583,7 @@ class NystromAttention(MultiheadAttention):
             scale=scale,
             backend=backend,
             exact_heads=exact_heads,
+            tolerance=tolerance,
         )
 
 
@@ -603,6 +606,7 @@ def _check_context(layer: MultiheadAttention) -> None:
             f"backend={backend!r}: build it with 0 and 'torch'."
         )
     check_compressed(layer.heads.options)
+    refuse_tolerance(layer.heads.options.tolerance, "a context keeps some keys alone")
 
 
 def _check_packed(cu_seqlens: Tensor | None, *others: Tensor | None) -> None:

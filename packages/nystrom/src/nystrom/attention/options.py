@@ -49,6 +49,19 @@ def _check_scale(scale: float | None) -> None:
         check_positive("scale", scale)
 
 
+def _check_tolerance(tolerance: float | None) -> None:
+    if tolerance is None:
+        return
+    if isinstance(tolerance, bool) or not isinstance(tolerance, int | float) or not tolerance >= 0:
+        raise ValueError(f"tolerance is {tolerance!r}; expected None, or a number of at least 0.")
+
+
+def refuse_tolerance(tolerance: float | None, why: str) -> None:
+    """Raise ValueError for a tolerance where the reason says that it cannot be honoured."""
+    if tolerance is not None:
+        raise ValueError(f"tolerance is {tolerance}, and {why}: leave the tolerance out.")
+
+
 @dataclass(frozen=True, kw_only=True)
 class SoftmaxOptions:
     """Options of exact attention.
@@ -113,6 +126,9 @@ class NystromOptions(LayerOptions):
         scale: Factor on the scores; None means 1 / sqrt(d).
         backend: "torch", "triton" (GPU kernels: segment means and the iterative inverse) or "auto" (the kernels where
             they were measured to be faster); an explicit choice that cannot run raises an error.
+        tolerance: Most relative error of a head's output in one call. Each call computes 32 queries of each head
+            exactly, too; where the error that they estimate is not below the tolerance, the head attends exactly.
+            None does without. In calls whose values are known: neither compiled, exported nor transformed.
     """
 
     num_landmarks: int = 64
@@ -122,6 +138,7 @@ class NystromOptions(LayerOptions):
     z0: StartValue = "paper"
     scale: float | None = None
     backend: Backend = "auto"
+    tolerance: float | None = None
 
     def __post_init__(self):
         super().__post_init__()
@@ -132,6 +149,7 @@ class NystromOptions(LayerOptions):
         check_choice("z0", self.z0, get_args(StartValue))
         _check_scale(self.scale)
         _check_backend(self.backend, self._for_kernels())
+        _check_tolerance(self.tolerance)
 
     def _for_kernels(self) -> dict[str, tuple[object, object]]:
         return {"landmarks": (self.landmarks, "segment_means"), "pinv": (self.pinv, "iterative")}
@@ -434,6 +452,9 @@ class NearFarOptions(LayerOptions):
         scale: Factor on the scores; None means 1 / sqrt(d).
         backend: "torch", "triton" (GPU kernels, without selected keys) or "auto" (the kernels where they were measured
             to be faster).
+        tolerance: Most relative error of a head's output in one call. Each call computes 32 queries of each head
+            exactly, too; where the error that they estimate is not below the tolerance, the head attends exactly.
+            None does without. In calls whose values are known: neither causal, compiled, exported nor transformed.
     """
 
     block_size: int = 64
@@ -445,6 +466,7 @@ class NearFarOptions(LayerOptions):
     num_selected: int = 0
     scale: float | None = None
     backend: Backend = "auto"
+    tolerance: float | None = None
 
     def __post_init__(self):
         super().__post_init__()
@@ -462,6 +484,7 @@ class NearFarOptions(LayerOptions):
                 f"num_selected is {self.num_selected} and backend is 'triton', which has no kernels for selected keys: "
                 "pass backend='torch' or num_selected=0."
             )
+        _check_tolerance(self.tolerance)
 
     @property
     def measured_width(self) -> int:

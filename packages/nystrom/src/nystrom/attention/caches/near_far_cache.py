@@ -13,7 +13,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from nystrom.attention.options import NearFarOptions
+from nystrom.attention.options import NearFarOptions, refuse_tolerance
 from nystrom.attention.parts.causal import QUERY_MEANS, advance, attend_to_window, row_width, rows_of
 from nystrom.checks import check_at_least
 from nystrom.precision import at_least_float32, cast_for_autocast, narrowed, without_autocast
@@ -54,6 +54,7 @@ class NearFarCache(nn.Module):
         if options.backend == "triton":
             raise ValueError("backend is 'triton', which has no kernels for a cache: pass backend='torch'.")
         check_compressed(options)
+        refuse_tolerance(options.tolerance, "a cache keeps some keys alone")
         self.options, self.num_heads, self.head_dim = options, num_heads, head_dim
         rows, width, size = batch * num_heads, row_width(head_dim, head_dim), options.block_size
         # The first tokens, whose queries are exact, in whole blocks.

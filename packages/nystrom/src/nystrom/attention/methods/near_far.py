@@ -44,11 +44,12 @@ from nystrom.attention.backend import check_backend_device
 from nystrom.attention.entry import attend, picks_triton
 from nystrom.attention.exact_limit import exact_one_by_one, exact_where_short
 from nystrom.attention.fused import fused_softmax, unmask_empty_rows
-from nystrom.attention.options import NearFarOptions, documented
+from nystrom.attention.options import NearFarOptions, documented, refuse_tolerance
 from nystrom.attention.parts.band import from_first_real, pad_to_blocks, without_padding
 from nystrom.attention.parts.block_stretches import attend_in_stretches
 from nystrom.attention.parts.causal import attend_causally
 from nystrom.attention.parts.clusters import QUERY_MEANS, Chosen, choose, cluster_sizes, cluster_sums, take_rows
+from nystrom.attention.parts.error_estimate import within_tolerance
 from nystrom.attention.parts.far_keys import attend_blocks, attend_everywhere
 from nystrom.attention.parts.selected_keys import select_keys
 from nystrom.checks import Backend, check_flag
@@ -89,6 +90,7 @@ def near_far_attention(
     num_selected: int = 0,
     scale: float | None = None,
     backend: Backend = "auto",
+    tolerance: float | None = None,
     keep: Bool[Tensor, "b n"] | None = None,
     key_keep: Bool[Tensor, "b s"] | None = None,
     query_keep: Bool[Tensor, "b n"] | None = None,
@@ -112,6 +114,7 @@ def near_far_attention(
         num_selected=num_selected,
         scale=scale,
         backend=backend,
+        tolerance=tolerance,
     )
     masks = Masks(keep, key_keep, query_keep, cu_seqlens)
     check_flag("is_causal", is_causal)
@@ -120,7 +123,8 @@ def near_far_attention(
         _check_causal(q, masks, options, group)
         return attend(_causal, q, k, v, masks, options, same_tokens=_CAUSAL)
     same_tokens = _NEEDS_SAME_TOKENS if masks.is_self else None
-    return attend(_near_far, q, k, v, masks, options, masks.is_self, same_tokens=same_tokens, group=group)
+    core = _near_far if tolerance is None else within_tolerance(_near_far, tolerance, scale, group=group)
+    return attend(core, q, k, v, masks, options, masks.is_self, same_tokens=same_tokens, group=group)
 
 
 @documented(NearFarOptions)
@@ -138,6 +142,7 @@ def near_far_rows(
     exact_up_to: int = 1024,
     num_selected: int = 0,
     scale: float | None = None,
+    tolerance: float | None = None,
     keep: Bool[Tensor, "b n"] | None = None,
     key_keep: Bool[Tensor, "b s"] | None = None,
     query_keep: Bool[Tensor, "b n"] | None = None,
@@ -162,6 +167,7 @@ def near_far_rows(
         num_selected=num_selected,
         scale=scale,
     )
+    refuse_tolerance(tolerance, "rows are those of the approximation")
     if num_selected and v is None:
         raise ValueError(
             f"num_selected is {num_selected}, and v is not given: blocks select keys by their values. Pass v, or "
@@ -358,6 +364,7 @@ def _check_causal(q: Tensor, masks: Masks, options: NearFarOptions, group: Group
         )
     wrong = {
         "group is given": group is not None,
+        f"tolerance is {options.tolerance}": options.tolerance is not None,
         "backend is 'triton'": options.backend == "triton",
     }
     for what, is_so in wrong.items():

@@ -26,7 +26,8 @@ from torch import Tensor
 from nystrom.attention.entry import attend
 from nystrom.attention.exact_limit import ExactLimit, exact_limit
 from nystrom.attention.fused import fused_softmax, softmax_of_landmarks, softmax_rows
-from nystrom.attention.options import NystromOptions, documented
+from nystrom.attention.options import NystromOptions, documented, refuse_tolerance
+from nystrom.attention.parts.error_estimate import within_tolerance
 from nystrom.attention.parts.landmark_sums import landmark_sums
 from nystrom.attention.parts.shared_gradient import with_segment_means
 from nystrom.attention.skip import NEEDS_SAME_TOKENS, check_kernel, depthwise_skip, padded_values_and_buffer
@@ -73,6 +74,7 @@ def nystrom_attention(
     z0: StartValue = "paper",
     scale: float | None = None,
     backend: Backend = "auto",
+    tolerance: float | None = None,
     keep: Bool[Tensor, "b n"] | None = None,
     key_keep: Bool[Tensor, "b s"] | None = None,
     query_keep: Bool[Tensor, "b n"] | None = None,
@@ -96,10 +98,16 @@ def nystrom_attention(
         z0=z0,
         scale=scale,
         backend=backend,
+        tolerance=tolerance,
     )
+    if skip is not None:
+        refuse_tolerance(tolerance, "a skip is given, which is no part of attention: add depthwise_skip to the output")
     masks, same_tokens = Masks(keep, key_keep, query_keep, cu_seqlens), None if skip is None else NEEDS_SAME_TOKENS
-    how = {"same_tokens": same_tokens, "kernels": _by_kernels, "group": group}
-    return attend(_nystrom, q, k, v, masks, options, generator, skip, **how)
+    core, kernels = _nystrom, _by_kernels
+    if tolerance is not None:
+        core, kernels = (within_tolerance(each, tolerance, scale, group=group) for each in (core, kernels))
+    how = {"same_tokens": same_tokens, "kernels": kernels, "group": group}
+    return attend(core, q, k, v, masks, options, generator, skip, **how)
 
 
 @documented(NystromOptions)
@@ -113,6 +121,7 @@ def nystrom_factors(
     pinv_steps: int = 6,
     z0: StartValue = "paper",
     scale: float | None = None,
+    tolerance: float | None = None,
     keep: Bool[Tensor, "b n"] | None = None,
     key_keep: Bool[Tensor, "b s"] | None = None,
     query_keep: Bool[Tensor, "b n"] | None = None,
@@ -127,6 +136,7 @@ def nystrom_factors(
     options = NystromOptions(
         num_landmarks=num_landmarks, landmarks=landmarks, pinv=pinv, pinv_steps=pinv_steps, z0=z0, scale=scale
     )
+    refuse_tolerance(tolerance, "factors are those of the approximation")
     keep, query_keep = check_inputs(q, k, k, Masks(keep, key_keep, query_keep))
     q, k = cast_for_autocast(q, k)
     with without_autocast(q):
@@ -149,6 +159,7 @@ def nystrom_rows(
     pinv_steps: int = 6,
     z0: StartValue = "paper",
     scale: float | None = None,
+    tolerance: float | None = None,
     keep: Bool[Tensor, "b n"] | None = None,
     key_keep: Bool[Tensor, "b s"] | None = None,
     query_keep: Bool[Tensor, "b n"] | None = None,
@@ -167,6 +178,7 @@ def nystrom_rows(
     options = NystromOptions(
         num_landmarks=num_landmarks, landmarks=landmarks, pinv=pinv, pinv_steps=pinv_steps, z0=z0, scale=scale
     )
+    refuse_tolerance(tolerance, "rows are those of the approximation")
     keep, query_keep = check_inputs(q, k, k, Masks(keep, key_keep, query_keep))
     check_positions("queries", queries, q)
     q, k = (at_least_float32(x) for x in cast_for_autocast(q, k))
