@@ -146,6 +146,19 @@ def test_the_tables_of_healings_are_those_of_the_rows():
     assert shown <= lines
 
 
+def test_the_table_of_exact_heads_is_that_of_the_rows():
+    cells: dict[tuple[str, int, str], dict[str, Row]] = {}
+    for row in read_rows(ROOT / "results" / "heads.csv"):
+        assert row.n is not None
+        cells.setdefault((row.facts["model"], row.n, row.facts["texts"]), {})[row.quantity] = row
+    page, lines = (DOCS / "inspect.md").read_text(encoding="utf-8"), []
+    for (model, n, texts), found in cells.items():
+        shares = ", ".join(f"{name[6:]} {row.value:.0%}" for name, row in found.items() if name.startswith("share"))
+        errors = (found[f"held-out hidden error, {heads} exact heads"] for heads in ("no", "its own", "the first"))
+        lines.append(f"| {model} | {n:,} | {texts} | {shares} | {' | '.join(f'{row.value:.3f}' for row in errors)} |")
+    assert "\n".join(lines) in page
+
+
 def test_the_summary_of_compared_attentions_has_numbers_of_the_tables_below():
     page = (DOCS / "compare-attentions.md").read_text(encoding="utf-8")
     summary, _, below = page.partition("## The same call")

@@ -9,7 +9,7 @@ from typing import Any
 from nystrom.attention.method_names import sized_name
 from nystrom.attention.plan import PLAN
 from nystrom.command_options import ConvertOptions
-from nystrom.inspection.head_choice import choose_exact_heads
+from nystrom.inspection.chosen_heads import choose_exact_heads
 from nystrom.integrations.bert_names import positions_of
 from nystrom.integrations.convert import Conversion, convert
 from nystrom.models.files.folder import check_fresh
