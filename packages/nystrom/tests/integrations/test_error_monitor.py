@@ -138,7 +138,7 @@ def test_models_of_this_library_and_replaced_attention():
 
 @torch.no_grad()
 def test_a_tolerance_of_a_model_of_transformers():
-    exact, within, model = bert("sdpa", {}), bert(options={**NEAR_FAR, "tolerance": 0}), bert()
+    exact, within, model = bert("sdpa", {}), bert(options={**NEAR_FAR, "tolerance": 0.0}), bert()
     wanted = exact(**INPUTS).last_hidden_state[MASK.bool()]
     torch.testing.assert_close(within(**INPUTS).last_hidden_state[MASK.bool()], wanted)
     assert (model(**INPUTS).last_hidden_state[MASK.bool()] - wanted).abs().max() > 0.01

@@ -56,7 +56,7 @@ def attend_by_options(
 
 
 def attend_in_two(
-    exact_heads: Sequence[int], exact: OfHeads, method: OfHeads, *tensors: Float[Tensor, "b h n d"]
+    exact_heads: Sequence[int], exact: OfHeads, method: OfHeads, *tensors: Tensor
 ) -> Float[Tensor, "b h n e"]:
     """Run `exact` on some heads of the tensors and `method` on the others, and put the heads in their order again.
 

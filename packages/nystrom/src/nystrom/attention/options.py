@@ -99,7 +99,7 @@ class LayerOptions:
         exact_heads: Numbers of the heads, from 0, that attend exactly, by fused attention; the others use the method.
     """
 
-    exact_heads: tuple[int, ...] = ()
+    exact_heads: Sequence[int] = ()
 
     def __post_init__(self):
         heads = self.exact_heads

@@ -372,6 +372,7 @@ def test_sequences_of_few_tokens_are_exact_whatever_stands_beside_them(lengths):
     torch.testing.assert_close(rows @ inputs[2].masked_fill(~keep[:, None, :, None], 0.0), out, **CLOSE)
 
 
+@pytest.mark.refuses
 def test_sizes_grow_as_the_square_root_of_the_length():
     sizes = {"block_size": 64, "reach": 8, "num_heavy": 32, "num_clusters": 88, "num_selected": 120}
     assert near_far_sizes(2048) == sizes

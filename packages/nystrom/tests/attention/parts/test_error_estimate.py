@@ -129,7 +129,7 @@ def test_tolerances_that_every_head_and_no_head_keeps(method, dtype):
     k = k.masked_fill(~keep[:, None, :, None], math.nan)
     state = torch.get_rng_state()
     exact = softmax_attention(q, k, v, keep=keep)
-    torch.testing.assert_close(method(q, k, v, keep=keep, tolerance=0), exact)
+    torch.testing.assert_close(method(q, k, v, keep=keep, tolerance=0.0), exact)
     assert torch.equal(method(q, k, v, keep=keep, tolerance=1e9), method(q, k, v, keep=keep))
     assert torch.equal(torch.get_rng_state(), state)
 
@@ -138,7 +138,7 @@ def test_tolerances_that_every_head_and_no_head_keeps(method, dtype):
 @pytest.mark.parametrize("tokens", [0, 1, 5])
 def test_any_length_has_a_tolerance(method, tokens):
     q, k, v = draw(1, tokens)
-    torch.testing.assert_close(method(q, k, v, tolerance=0), softmax_attention(q, k, v))
+    torch.testing.assert_close(method(q, k, v, tolerance=0.0), softmax_attention(q, k, v))
 
 
 def mixed(seed, b=2):
@@ -181,18 +181,18 @@ def test_other_queries_than_keys_and_packed_sequences():
     masks = {"key_keep": keep, "query_keep": own}
     exact = softmax_attention(few, k, v, **masks)
     for method in METHODS.values():
-        torch.testing.assert_close(method(few, k, v, **masks, tolerance=0), exact)
+        torch.testing.assert_close(method(few, k, v, **masks, tolerance=0.0), exact)
         found = estimate_errors(few, k, v, method(few, k, v, **masks), keep, own)
         true = relative(method(few, k, v, **masks), exact)
         assert ((found / true - 1).abs() < 0.3).all()
         edges = torch.tensor([0, 50, 150])
-        packed = method(q, k, v, cu_seqlens=edges, tolerance=0)
+        packed = method(q, k, v, cu_seqlens=edges, tolerance=0.0)
         torch.testing.assert_close(packed, softmax_attention(q, k, v, cu_seqlens=edges))
 
 
 def test_a_layer_adds_its_skip_to_exact_heads():
     torch.manual_seed(0)
-    layer = NystromAttention(32, 4, num_landmarks=8, conv_kernel_size=5, tolerance=0).eval()
+    layer = NystromAttention(32, 4, num_landmarks=8, conv_kernel_size=5, tolerance=0.0).eval()
     exact = MultiheadAttention(32, 4, method="softmax", conv_kernel_size=5).eval()
     exact.load_state_dict(layer.state_dict())
     x, pad = torch.randn(2, 50, 32), torch.arange(50) >= torch.tensor([[50], [41]])
@@ -251,5 +251,5 @@ def test_what_has_no_exact_form_raises():
     ):
         with pytest.raises(ValueError, match=r"tolerance is 0\.1, and|is_causal is True, and tolerance is 0\.1"):
             call(tolerance=0.1)
-    within = nystrom_attention(q, k, v, num_landmarks=8, tolerance=0)
+    within = nystrom_attention(q, k, v, num_landmarks=8, tolerance=0.0)
     torch.testing.assert_close(depthwise_skip(v, skip, to=within), softmax_attention(q, k, v))

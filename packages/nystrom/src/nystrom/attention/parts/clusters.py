@@ -20,7 +20,7 @@ from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor
 
 from nystrom.attention.options import NearFarOptions
@@ -118,7 +118,7 @@ def cluster_sums(x: Float[Tensor, "*b s d"], cluster: Int[Tensor, "*b s"], m: in
     return sums.flatten(0, -2).scatter_add(0, place.expand_as(flat), flat).view(sums.shape)[..., :m, :]
 
 
-def take_rows(x: Float[Tensor, "*b s d"], rows: Int[Tensor, "*b r"]) -> Float[Tensor, "*b r d"]:
+def take_rows(x: Shaped[Tensor, "*b s d"], rows: Int[Tensor, "*b r"]) -> Shaped[Tensor, "*b r d"]:
     """The tokens at positions that differ between heads."""
     if _in_a_graph(x):
         return x.gather(-2, rows[..., None].expand(*rows.shape, x.shape[-1]))
