@@ -117,3 +117,45 @@ def test_a_quantity_that_is_told_twice_has_one_value_that_of_the_rows(name):
                 said[page.relative_to(ROOT), place] = number
     assert {place for _, place in said} == set(range(len(patterns))), said
     assert set(said.values()) == {wanted}, said
+
+
+def estimates_table():
+    """The table of docs/inspect.md, of the rows of named-error.csv."""
+    near, within, monitored = "near_far", "near_far, tolerance 0.1", "near_far, monitored"
+    above = "share of layers and papers with an error above 0.12"
+    wanted = [
+        (
+            "estimate / error, nine of ten layers",
+            "estimated error / error, all layers",
+            near,
+            "{0.low:.2f} to {0.high:.2f}",
+        ),
+        (
+            "estimate / error, nine of ten heads",
+            "estimated error / error, all heads",
+            near,
+            "{0.low:.2f} to {0.high:.2f}",
+        ),
+        ("layers whose error is above 0.12", above, near, "{0.value:.0%}"),
+        ("the same with `tolerance=0.1`", above, within, "{0.value:.0%}"),
+        ("heads that attend exactly with it", "share of heads that attend exactly", within, "{0.value:.0%}"),
+        (
+            "time of the model, with `monitor_errors` / without",
+            "processor time / not monitored",
+            monitored,
+            "{0.value:.2f}",
+        ),
+    ]
+    rows = {(row.quantity, row.method, row.n): row for row in read_rows(ROOT / "results" / "named-error.csv")}
+    lengths = sorted({row.n for row in rows.values()})
+    lines = [["", *(f"{n:,} tokens" for n in lengths)], ["---", *["---:"] * len(lengths)]]
+    lines += [
+        [name, *(said.format(rows[quantity, method, n]) for n in lengths)] for name, quantity, method, said in wanted
+    ]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def test_the_table_of_estimated_errors_is_that_of_the_rows():
+    page = (ROOT / "docs" / "inspect.md").read_text(encoding="utf-8")
+    table = page.partition("<!-- numbers of named-error.csv -->")[2].partition("<!-- end of numbers -->")[0]
+    assert table.strip().replace(" %", "%") == estimates_table()

@@ -159,6 +159,16 @@ def test_the_table_of_exact_heads_is_that_of_the_rows():
     assert "\n".join(lines) in page
 
 
+def test_the_table_of_exact_heads_with_selected_keys_is_that_of_the_rows():
+    rows = read_rows(ROOT / "results" / "heads-selected.csv")
+    errors = {(row.facts["model"], row.quantity.partition(", ")[2]): row.value for row in rows}
+    page = (DOCS / "inspect.md").read_text(encoding="utf-8")
+    for n in (2048, 4096, 8192):
+        models, heads = (f"minilm-{n}", f"minilm-{n}-selects"), ("no exact heads", "its own exact heads")
+        found = " | ".join(f"{errors[model, which]:.3f}" for model in models for which in heads)
+        assert f"| {n:,} | {found} |" in page
+
+
 def test_the_summary_of_compared_attentions_has_numbers_of_the_tables_below():
     page = (DOCS / "compare-attentions.md").read_text(encoding="utf-8")
     summary, _, below = page.partition("## The same call")

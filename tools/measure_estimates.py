@@ -65,7 +65,7 @@ def relative(out, exact):
 
 def errors_of(model, ids):
     """For each layer the error of each head, its estimate, and its error with the tolerance."""
-    sizes, found = near_far_sizes(ids.shape[1]), []
+    sizes, found = near_far_sizes(ids.shape[1], selects=False), []
 
     def attend(call):
         exact = attend_by("softmax", call, {})
@@ -115,7 +115,7 @@ def error_rows(length, count, papers):
 def time_rows(length, ids, turns):
     """The time of the model with near_far, and with its errors monitored."""
     model = model_of(length)
-    set_attention(model, "near_far", near_far_sizes(length))
+    set_attention(model, "near_far", near_far_sizes(length, selects=False))
 
     def clock(monitored):
         start = time.process_time()

@@ -353,7 +353,8 @@ def _of_packed(
             f"{who} is given packed sequences, and sees a {seen} of the past, whose mask does not keep them apart: "
             "also pass position_ids that restart, or pad the sequences."
         )
-    return Route("near_far", False, True, None, {"exact_up_to": n}, edges)
+    # Blocks of one token: all queries are among the first, which are exact in whole blocks.
+    return Route("near_far", False, True, None, {"exact_up_to": n, "block_size": 1}, edges)
 
 
 def _exact_of_tokens(mask: Bool[Tensor, "b 1 1 s"] | None, window: int | None) -> Route:
