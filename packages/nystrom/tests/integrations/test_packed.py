@@ -80,6 +80,18 @@ def test_a_decoder_reads_each_sequence_alone(name, told, exact):
     assert_close(logits, alone, rtol=1e-4, atol=2e-6)
 
 
+def test_exact_layers_of_a_decoder_are_exact_to_the_last_packed_token():
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(DECODERS["llama"], attn_implementation="sdpa").eval()
+    # More tokens than a block, or clusters, and no whole number of blocks
+    parts = [torch.randint(3, 50, (1, n)) for n in (150, 9)]
+    alone = torch.cat([model(input_ids=ids, use_cache=False).logits for ids in parts], dim=1)
+    set_attention(model, "near_far", {"exact_layers": (0, 1)})
+    positions = torch.cat([torch.arange(ids.shape[1]) for ids in parts])[None]
+    logits = model(input_ids=torch.cat(parts, dim=1), position_ids=positions, use_cache=False).logits
+    assert_close(logits, alone, rtol=1e-4, atol=2e-6)
+
+
 @pytest.mark.refuses
 def test_a_sliding_window_of_the_past_needs_positions():
     model = AutoModelForCausalLM.from_config(DECODERS["mistral"], attn_implementation="near_far").eval()
