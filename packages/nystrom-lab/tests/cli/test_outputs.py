@@ -15,7 +15,22 @@ cifar_like = importlib.util.module_from_spec(SPEC)
 SPEC.loader.exec_module(cifar_like)
 
 # What commands read.
-INPUTS = {*["data", "file", "files", "folder", "model", "plan", "runs", "source", "sources", "texts", "tokenizer"]}
+INPUTS = {
+    *[
+        "calibrate",
+        "data",
+        "file",
+        "files",
+        "folder",
+        "model",
+        "plan",
+        "runs",
+        "source",
+        "sources",
+        "texts",
+        "tokenizer",
+    ]
+}
 RUN, DATA = ("notes.txt", "run.json", "curves.png"), ("notes.txt", "dataset.json", "train_tokens.npy")
 INSPECTED = ("rows.csv", "verdict.txt", "plan.json", "errors.png", "errors.svg", "attention.png", "sizes.svg")
 STUDY = ("rows.csv", "setting.json", "summary.json", "seconds.json", "complexity.png", "maps-0.npz")

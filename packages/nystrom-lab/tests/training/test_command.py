@@ -59,6 +59,7 @@ def test_the_words_make_the_settings(given, trained):
     assert settle(TrainOptions(**trained)) == settings
 
 
+@pytest.mark.long
 def test_rows_record_the_command_however_the_run_was_started(whole, data):
     commands = {row.command for row in read_rows(whole / "rows.csv")}
     assert len(commands) == 1

@@ -186,6 +186,7 @@ def test_adapters_without_peft_are_refused_by_name(healed, tmp_path, monkeypatch
     assert not (tmp_path / "made").exists()
 
 
+@pytest.mark.long
 def test_a_model_that_became_worse_is_not_kept(healed, bert, tmp_path, capsys):
     to = healed(tmp_path / "made", learning_rate=0.5, steps=4, learn="all")
     assert "not nearer to the exact one, so the conversion is kept as it came" in capsys.readouterr().out
@@ -416,11 +417,12 @@ def test_other_models_are_healed_too(healed, tmp_path):
             assert type(model).from_pretrained(to).config._attn_implementation == changes["attention"]
 
 
+@pytest.mark.long
 def test_the_command_heals_and_says_what_needs_texts(bert, texts, tmp_path, capsys):
     words = ["convert", str(bert), "--to", str(tmp_path / "made"), "--num-landmarks", "4", "--device", "cpu"]
     words += ["--steps", "2", "--batch-size", "4"]
     assert main(words) == 2
-    assert "--steps is 2, but nothing is healed: name texts with --heal" in capsys.readouterr().err
+    assert "--device is cpu, but nothing is healed: name texts with --heal" in capsys.readouterr().err
     assert main([*words, "--heal", str(texts)]) == 0
     assert "Error of the last hidden states" in capsys.readouterr().out
     (row, *_) = read_rows(tmp_path / "made-run" / "rows.csv")

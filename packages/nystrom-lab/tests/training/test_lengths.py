@@ -130,6 +130,7 @@ def _settled(attention, preset, positions, options=None, **changes):
     )
 
 
+@pytest.mark.long
 def test_sequences_of_ones_own_length_make_as_many_positions_and_are_said_in_the_command(small_run, data, tmp_path):
     changes = SHORT | {"attention": "linformer", "options": {"num_features": 4}}
     run = small_run(tmp_path / "run", max_length=8_000, **changes)

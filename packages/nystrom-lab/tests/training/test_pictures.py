@@ -51,6 +51,7 @@ def test_a_run_does_not_go_on_with_other_pictures_of_the_same_classes(pictures, 
         small_run(tmp_path / "run", data=other, resume=True, **changes)
 
 
+@pytest.mark.long
 def test_a_preset_draws_snakes_of_its_own_length(tmp_path):
     sizes = replace(find_preset("pathfinder", "modern-small").data, train=2, val=2, test=2)
     prepare_if_missing("pathfinder", tmp_path / "pictures", sizes)

@@ -15,6 +15,7 @@ def fixed_values(run, step):
     return norm.running_mean, norm.running_var
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("changes", [{"dropout": 0.3}, {"denoise": 1.0}], ids=["dropout", "denoise"])
 def test_the_fixed_values_are_those_of_clean_training_samples(small_run, data, tmp_path, changes):
     check_fixed_values(small_run(tmp_path / "run", **SHORT, **changes), data)
@@ -52,6 +53,7 @@ def test_one_sample_at_a_time_is_refused(small_run, tmp_path):
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.long
 def test_masked_training_ignores_the_norm_of_a_preset_and_takes_one_sample_at_a_time(small_run, tmp_path):
     short = {"steps": 2, "warmup_steps": 1, "evaluate_every": 2, "max_length": 64}
     run = small_run(tmp_path / "run", preset="modern-small", accumulation=8, mask_share=0.1, **short)

@@ -52,6 +52,7 @@ def test_the_norm_of_the_gradient_is_clipped(small_run, tmp_path, around_step, c
     assert norms[0.5] == pytest.approx([0.5] * 6, rel=1e-4)
 
 
+@pytest.mark.long
 def test_labels_are_smoothed_in_training_alone_as_torch_does(small_run, tmp_path, after_forward, curves):
     losses = {True: [], False: []}
 

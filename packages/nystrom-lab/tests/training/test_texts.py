@@ -26,6 +26,7 @@ def own(tmp_path, monkeypatch):
     return tmp_path / "my.csv"
 
 
+@pytest.mark.long
 def test_labelled_texts_of_three_classes_are_trained_on(own, small_run, tmp_path):
     run = small_run(tmp_path / "run", task="text", data=own)
     model = EncoderForSequenceClassification.from_pretrained(run / "best")
@@ -49,6 +50,7 @@ def test_a_run_on_own_texts_resumes_with_or_without_their_name(own, small_run, t
         assert all((weight == weights(whole)[key]).all() for key, weight in weights(run).items())
 
 
+@pytest.mark.long
 def test_a_model_of_other_classes_is_not_scored(own, small_run, tmp_path):
     run = small_run(tmp_path / "run", task="text", data=own)
     two = tmp_path / "two.csv"
@@ -92,6 +94,7 @@ def test_texts_longer_than_the_model_raise_with_the_way_to_cut_them(own, small_r
         small_run(tmp_path / "run", task="text", data=tmp_path / "long")
 
 
+@pytest.mark.long
 def test_columns_of_other_names_are_trained_on_and_scored(own, small_run, tmp_path):
     other = tmp_path / "other.csv"
     other.write_text(own.read_text().replace("text,label", "body,mood"))

@@ -23,6 +23,7 @@ def test_accumulation_gives_the_run_of_the_whole_batch(small_run, tmp_path, weig
     assert [value for *_, value in curves(two)] == pytest.approx([value for *_, value in curves(one)], rel=1e-3)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("accumulation", "part"), [(1, 8), (4, 2), (8, 1)])
 def test_evaluation_takes_no_more_samples_at_a_time_than_a_step(
     small_run, data, tmp_path, after_forward, accumulation, part
@@ -143,6 +144,7 @@ def test_gradients_are_clipped_by_value_if_the_preset_does(small_run, tmp_path, 
     assert min(largest["nystromformer"]) > 1
 
 
+@pytest.mark.long
 def test_the_best_checkpoint_is_chosen_after_the_share_that_the_preset_sets(small_run, tmp_path, after_forward):
     # Four samples in each evaluation, with fewer and fewer classified correctly.
     right = iter([4, 3, 2, 1, 0, 0])

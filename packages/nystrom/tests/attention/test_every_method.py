@@ -1312,6 +1312,7 @@ def test_draws_do_not_see_torchs_defaults(name, options, default):
         torch.testing.assert_close(y, x, rtol=0, atol=0)
 
 
+@pytest.mark.long
 @every_default
 @pytest.mark.parametrize("name", ["bigbird", "skyformer", "reformer"])
 def test_an_exported_draw_does_not_see_torchs_defaults(name, default):

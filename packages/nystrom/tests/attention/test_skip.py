@@ -73,6 +73,7 @@ def test_what_it_is_added_to_passes_through(laid_out, keep, dtype):
         assert torch.equal(ours, wanted)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
 @pytest.mark.parametrize("laid_out", [torch.Tensor.contiguous, by_token, by_width])
 def test_pieces_meet_without_a_seam(laid_out, dtype):

@@ -159,6 +159,7 @@ def called(monkeypatch, name, *, measured=True, dtype=torch.bfloat16, width=8, *
     return bool(found)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", ALL)
 def test_auto_means_the_kernels_where_they_were_measured(name, monkeypatch):
     assert called(monkeypatch, name)
@@ -207,6 +208,7 @@ def test_auto_means_torch_for_options_that_were_not_measured(name, options, monk
     assert not picks_triton(METHODS[name].options(**options), q, q, q)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", ALL)
 def test_auto_does_not_depend_on_length_and_mask(name, monkeypatch):
     keep = torch.arange(70, device=DEVICE)[None] < 40
@@ -238,6 +240,7 @@ def test_tiles_are_smaller_where_a_program_has_less_shared_memory(monkeypatch):
         assert of(row, 101376) < of(row, 166912) == of(row, 232448)
 
 
+@pytest.mark.long
 def test_tiles_can_be_tried_and_change_no_result():
     q, k, v = (torch.randn(1, 2, 90, 8, dtype=torch.float64, device=DEVICE) for _ in range(3))
     expected = nystrom_attention(q, k, v, num_landmarks=20, backend="triton")

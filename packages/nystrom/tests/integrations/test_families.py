@@ -309,6 +309,7 @@ def test_causal_and_biased_families_raise_by_name(family):
         first_call() if family in MASKED else make(family, changes, "nystrom")
 
 
+@pytest.mark.long
 @pytest.mark.refuses
 @pytest.mark.parametrize("family", DEAF)
 def test_a_family_with_attention_of_its_own_is_found_out(family):

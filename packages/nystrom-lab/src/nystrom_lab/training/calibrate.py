@@ -3,7 +3,6 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 from nystrom.attention.method_names import sized_name
@@ -13,6 +12,7 @@ from nystrom.inspection.chosen_heads import choose_exact_heads
 from nystrom.integrations.bert_names import positions_of
 from nystrom.integrations.convert import Conversion, convert
 from nystrom.models.files.folder import check_fresh
+from nystrom.temporary import scratch_folder
 from nystrom_lab.data.language.encoder_texts import hold_out, load_encoder, read_batches, read_prose
 from nystrom_lab.data.language.tokenizer import load_tokenizer
 from nystrom_lab.training.run_progress import no_file_bars
@@ -37,8 +37,8 @@ def convert_calibrated(request: ConvertOptions, texts: Sequence[Path]) -> tuple[
         )
     check_fresh(request.to)
     prose = read_prose(texts)
-    with no_file_bars(), TemporaryDirectory() as around:
-        made, file = Path(around, "converted"), Path(around, "plan.json")
+    with no_file_bars(), scratch_folder() as around:
+        made, file = around / "converted", around / "plan.json"
         convert(**vars(replace(request, to=made)))
         model = load_encoder(made)
         config: Any = model.config

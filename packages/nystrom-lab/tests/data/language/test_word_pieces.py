@@ -73,6 +73,7 @@ def test_mistakes_are_named(tmp_path, texts):
     assert [path.name for path in tmp_path.iterdir()] == ["a.txt"]
 
 
+@pytest.mark.long
 @pytest.mark.skipif(sys.platform == "win32", reason="sizes of files are limited by POSIX")
 def test_a_full_disk_ends_in_one_line_and_leaves_nothing(tmp_path, texts):
     # As by `ulimit -f`, in a process of its own: no file may have more than 1,000 bytes.

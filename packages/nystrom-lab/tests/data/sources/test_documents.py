@@ -43,6 +43,7 @@ def test_a_long_document_comes_in_pieces_of_whole_words_or_letters(tmp_path, con
     assert b"".join(piece.text for piece in whole) == content
 
 
+@pytest.mark.long
 @given(st.lists(st.text(max_size=8), max_size=8))
 def test_nothing_but_blank_lines_is_lost(lines):
     content = [line.replace("\n", " ").encode() + b"\n" for line in lines]

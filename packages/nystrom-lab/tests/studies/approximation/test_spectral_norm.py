@@ -32,6 +32,7 @@ def part(setting, tmp_path_factory):
     return list(part.measure(tmp_path_factory.mktemp("figure-1")))
 
 
+@pytest.mark.long
 def test_every_method_has_both_errors_at_each_size(part):
     found = {(row.method, row.m) for row in part if row.quantity == RELATIVE}
     sized = ["skyformer_softmax", "nystrom", "performer", "informer", "linformer", "longformer", "bigbird", "reformer"]

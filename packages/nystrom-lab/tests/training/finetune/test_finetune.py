@@ -38,6 +38,7 @@ def texts_of(films, name):
     return [line.split("\t")[name == "test"] for line in lines]
 
 
+@pytest.mark.long
 def test_the_run_leaves_a_model_predictions_and_rows(whole, films):
     rows = {row.quantity: row for row in read_rows(whole / "rows.csv")}
     true = table(whole / "predictions" / "validation.tsv")
@@ -97,6 +98,7 @@ def test_predict_counts_the_texts_with_other_bytes_than_utf_8(whole, tmp_path, c
     assert "texts.txt hold bytes that are not UTF-8, which became \ufffd (the first: 1)." in said
 
 
+@pytest.mark.long
 def test_an_interrupted_run_ends_as_an_unbroken_one(whole, tuned, tmp_path, interrupted):
     interrupted(5, tuned, tmp_path / "run")
     with pytest.raises(ValueError, match=r"learning_rate is 0\.002 but was 0\.001"):
@@ -206,6 +208,7 @@ def test_accumulation_gives_the_weights_of_the_whole_batch(tuned, bert, tmp_path
     assert [float(loss) for loss in same] == pytest.approx([float(loss) for loss in losses], rel=1e-3)
 
 
+@pytest.mark.long
 def test_the_models_of_this_library_are_tuned_on_pairs_with_numbers(tuned, bert, pairs_of_films, tmp_path):
     convert(bert, tmp_path / "own", num_landmarks=4, conv_kernel_size=3)
     run = tuned(

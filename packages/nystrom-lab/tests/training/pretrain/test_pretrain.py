@@ -69,6 +69,7 @@ def test_a_compiled_encoder_gives_the_run_of_the_plain_one(short_run, tmp_path, 
     assert compiled == pytest.approx(plain, rel=1e-3)
 
 
+@pytest.mark.long
 def test_each_pass_draws_new_instances(short_run, documents, tmp_path, after_forward):
     seen = []
     after_forward(

@@ -127,6 +127,7 @@ def test_it_is_nearer_than_a_window_with_sinks_of_as_many_keys():
     assert (causal(q, k, v, options) - wanted).norm() < 0.5 * (sliding - wanted).norm()
 
 
+@pytest.mark.long
 def test_the_work_of_a_training_step_is_linear():
     class Numbers(TorchDispatchMode):
         total = 0

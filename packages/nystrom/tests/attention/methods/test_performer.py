@@ -130,6 +130,7 @@ def test_a_redraw_is_decided_by_its_generator():
     torch.testing.assert_close(after, performer_attention(q, k, v, rows(3, 20)), rtol=0, atol=0)
 
 
+@pytest.mark.long
 def test_the_function_without_a_projection_compiles():
     inputs = draw(15, 9)
     compiled = torch.compile(performer_attention, fullgraph=True, backend="aot_eager")
@@ -173,6 +174,7 @@ def test_layers_differ_and_a_checkpoint_carries_the_projection():
     torch.testing.assert_close(first(q, k, v), second(q, k, v), rtol=0, atol=0)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("compiled", [False, True], ids=["eager", "compiles"])
 def test_redraw_steps_counts_the_forwards_of_training(compiled):
     q, k, v = (x.requires_grad_() for x in draw(13, 9))

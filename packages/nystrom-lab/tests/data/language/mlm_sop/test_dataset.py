@@ -103,6 +103,7 @@ def test_half_of_the_instances_is_swapped(data):
     assert abs(swapped.mean() - 0.5) < 5 * 0.5 / swapped.size**0.5
 
 
+@pytest.mark.long
 def test_fifteen_in_a_hundred_words_are_chosen_and_eight_of_ten_masked(data):
     words = chosen = masked = kept = replaced = 0
     others = np.zeros(22, dtype=int)

@@ -216,6 +216,7 @@ def test_other_tokens_are_not_an_expression(text):
     assert is_expression(numbered("[MAX [MIN 3 4 X [SM 1 X X"))
 
 
+@pytest.mark.long
 def test_expressions_are_evaluated_to_a_depth_and_raise_beyond():
     deepest = numbered("[SM 1 " * DEEPEST + "7 " + "X " * DEEPEST)
     assert is_expression(deepest)

@@ -170,6 +170,7 @@ def test_the_brightness_of_the_two_kinds_of_snakes_is_as_published():
     assert sums[0] / sums[1] == pytest.approx(0.75, abs=0.08)
 
 
+@pytest.mark.long
 def test_the_margin_of_a_picture_is_one_of_those_given():
     geometry = replace(GEOMETRIES[128], contour=6)
     scenes = draw_pictures(np.random.default_rng(5), 24, geometry)

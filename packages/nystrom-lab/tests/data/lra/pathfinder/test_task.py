@@ -76,6 +76,7 @@ def test_pictures_of_other_sizes(tmp_path, size):
     assert data.picture(0).shape == (size, size)
 
 
+@pytest.mark.long
 def test_an_easier_data_set_has_shorter_snakes(made, tmp_path):
     easy = Pathfinder(prepare(tmp_path / "data", difficulty="easy"), "train")
     hard = Pathfinder(made, "train")
