@@ -25,7 +25,12 @@ SPEC.loader.exec_module(cifar_like)
 NOT_RUN = {
     **dict.fromkeys(("git clone", "cd ", "make ", "pip install"), "the Makefile has done it"),
     **dict.fromkeys(
-        ("pytest -m gpu", "nystrom bench efficiency --device cuda", "python tools/tune_tiles"), "needs a GPU"
+        (
+            "pytest -m gpu",
+            *(f"nystrom bench {kind} --device cuda" for kind in ("efficiency", "model")),
+            "python tools/tune_tiles",
+        ),
+        "needs a GPU",
     ),
     "nystrom convert my-bert --heal": "minutes; a block of Python on the same page heals a small model",
     "nystrom reproduce --all": "half an hour; each of its studies has tests of its own",
