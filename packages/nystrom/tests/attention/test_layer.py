@@ -436,7 +436,7 @@ def test_positions_outside_the_tokens_raise_by_the_name_of_the_argument():
 
 
 # torch.jit itself is deprecated, and warns of each size that becomes a number.
-@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::torch.jit.TracerWarning")
+@pytest.mark.filterwarnings("ignore:.torch.jit.trace", "ignore::torch.jit.TracerWarning")
 @pytest.mark.parametrize("method", METHODS)
 def test_a_trace_of_torch_jit_is_right_or_refused_by_name(method):
     options = {"max_length": 300} if method == "linformer" else {}
