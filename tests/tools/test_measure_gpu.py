@@ -207,9 +207,9 @@ from nystrom_lab.bench.model import EncoderSizes
 
 # Compilers take minutes, and graphs need a device: packages/nystrom-lab/tests/bench has tests of both.
 EAGER = {"launches": ("eager",), "repeats": 1, "batch": 1, "lengths": (32,)}
-ENCODER = {"layers": 1, "heads": 1, "width": 16, "intermediate": 16}
+ENCODER = {"layers": 1, "heads": 2, "width": 32, "intermediate": 16}
 SMALL = {
-    "run_efficiency": {**EAGER, "heads": 1, "width": 16, "passes": ("forward",)},
+    "run_efficiency": {**EAGER, "heads": 2, "width": 16, "passes": ("forward",)},
     "run_model": {**EAGER, **ENCODER},
     "run_training": {"tasks": ("image",), "batch": 1, "methods": ("softmax", "near_far"), "repeats": 1},
     "write_model_errors": {"lengths": (32,), "sizes": EncoderSizes(**ENCODER, vocabulary=50)},

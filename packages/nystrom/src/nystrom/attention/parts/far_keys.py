@@ -139,9 +139,9 @@ def keys_of_selecting_blocks(
     near = begin[:, None] + torch.arange(-reach, size + reach, device=k.device)
     places = torch.cat([near.expand(len(k), -1, -1), selected], dim=2)
     there = (places >= 0) & (places < t)
-    flat = places.clamp(0, t - 1).flatten(1)
-    inside = torch.where(there, cluster.gather(1, flat).view_as(places), m)
-    keys, values = (take_rows(x, flat).unflatten(1, places.shape[1:]) for x in (k, v))
+    flat, each = places.clamp(0, t - 1).flatten(1), places.shape[2]
+    inside = torch.where(there, cut_blocks(cluster.gather(1, flat), each), m)
+    keys, values = (cut_blocks(take_rows(x, flat), each) for x in (k, v))
     left = far.sizes[:, None] - cluster_sizes(keys, inside, m)
     sums = sums_without(v, cluster, torch.where(there, places, t), m)
     return _with_far(keys, values, inside < m, far, left, sums)

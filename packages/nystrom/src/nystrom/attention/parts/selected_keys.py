@@ -62,13 +62,13 @@ def select_keys(
     if runs_natively(q, k, v):
         return select_by_loops(q, k, v, real, chosen, options)
     keys, (means, counted) = _keys(k, v, chosen, options), _means(q, real, options)
-    blocks, step = means.shape[1], means.shape[1]
-    if runs_in_stretches(q, k, v):
-        widest = max(CANDIDATES * options.num_selected * k.shape[2], options.num_heavy + options.num_clusters)
-        step = max(1, max(_FEWEST, min(k.numel() // 2, _MOST)) // (len(k) * widest))
+    if not runs_in_stretches(q, k, v):
+        return _select(k, keys, means, counted, 0, options)
+    widest = max(CANDIDATES * options.num_selected * k.shape[2], options.num_heavy + options.num_clusters)
+    step = max(1, max(_FEWEST, min(k.numel() // 2, _MOST)) // (len(k) * widest))
     parts = [
         _select(k, keys, means[:, first : first + step], counted[:, first : first + step], first, options)
-        for first in range(0, blocks, step)
+        for first in range(0, means.shape[1], step)
     ]
     return parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
 
@@ -126,8 +126,8 @@ def _select(
     place = keys.in_clusters[:, None].expand(-1, place.shape[1], -1).gather(2, place)
 
     flat = place.flatten(1)
-    scores = (means @ take_rows(k, flat).unflatten(1, place.shape[1:]).mT - total).amax(dim=2)
-    scores = scores + keys.distance.gather(1, flat).view_as(place)
+    scores = (means @ cut_blocks(take_rows(k, flat), number).mT - total).amax(dim=2)
+    scores = scores + cut_blocks(keys.distance.gather(1, flat), number)
     begin = (first + torch.arange(place.shape[1], device=k.device))[:, None] * size
     near = (place >= begin - options.reach) & (place < begin + size + options.reach)
     found, exists = first_in_order(in_order(scores, place, exists & ~near), options.num_selected)

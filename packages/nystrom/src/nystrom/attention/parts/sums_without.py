@@ -1,9 +1,9 @@
 r"""Sums of the values of each cluster over all tokens except some, for all blocks, without a subtraction.
 
 The tokens of a cluster stand one after the other, and after them a mark of its end. The tokens that a block leaves out
-and the marks cut this row into ranges, each within one cluster. The sum of a range is that of at most two nodes of each
-level of a binary tree over the row, whose nodes are the sums of pairs of nodes of the level below. In floating point, a
-large value would take the digits of all others with it, if it were added and subtracted again.
+and the marks cut this row into ranges, each within one cluster. The sum of a range is that of at most one row of each
+of log2 t tables: row i of table j is the sum of the 2^j rows from i on, made of two rows of table j - 1. In floating
+point, a large value would take the digits of all others with it, if it were added and subtracted again.
 """
 
 import torch
@@ -12,10 +12,10 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from nystrom.attention.parts.clusters import cluster_sums, take_rows
-from nystrom.shapes import is_number
+from nystrom.shapes import cut_blocks, is_number
 
-# Levels of the tree where the number of tokens is a symbol.
-_LEVELS = 24
+# Tables where the number of tokens is a symbol.
+_TABLES = 24
 
 
 def sums_without(
@@ -32,24 +32,23 @@ def sums_without(
     left_out = left_out.clamp(max=t)
     left_out = torch.where(left_out < t, left_out, t + m)
     cuts = torch.cat([left_out, (t + marks[:, None]).expand(-1, left_out.shape[1], -1)], dim=2)
-    cuts = place.gather(1, cuts.flatten(1)).view_as(cuts).sort(dim=2).values
+    each = cuts.shape[2]
+    cuts = cut_blocks(place.gather(1, cuts.flatten(1)), each).sort(dim=2).values
     sums = _of_ranges(values, F.pad(cuts[:, :, :-1] + 1, (1, 0)).flatten(1), cuts.flatten(1))
-    return cluster_sums(sums.unflatten(1, cuts.shape[1:]), row.gather(1, cuts.flatten(1)).view_as(cuts), m)
+    return cluster_sums(cut_blocks(sums, each), cut_blocks(row.gather(1, cuts.flatten(1)), each), m)
 
 
 def _of_ranges(
     x: Float[Tensor, "b t e"], first: Int[Tensor, "b r"], stop: Int[Tensor, "b r"]
 ) -> Float[Tensor, "b r e"]:
     """The sum of the rows from `first` to before `stop`, of each range that holds any."""
+    t = x.shape[1]
+    row, number = torch.arange(t, device=x.device), (stop - first).clamp(min=0)
     sums = torch.zeros_like(x[:, :1]).expand(-1, first.shape[1], -1)
-    levels = (x.shape[1] + 1).bit_length() if is_number(x.shape[1]) else _LEVELS
-    for _ in range(levels):
-        some = first < stop
-        before, last = some & (first % 2 == 1), some & (stop % 2 == 1)
-        for here, place in ((before, first), (last, stop - 1)):
-            node = take_rows(x, place.clamp(min=0, max=x.shape[1] - 1))
-            sums = sums + torch.where(here[..., None], node, 0.0)
-        first, stop = (first + before) // 2, stop // 2
-        x = F.pad(x, (0, 0, 0, x.shape[1] % 2)) if is_number(x.shape[1]) else F.pad(x, (0, 0, 0, 2 - x.shape[1] % 2))
-        x = x[:, 0::2] + x[:, 1::2]
+    for table in range(t.bit_length() if is_number(t) else _TABLES):
+        some = (number >> table) % 2
+        sums = sums + torch.where(some[..., None] == 1, take_rows(x, first.clamp(max=t - 1)), 0.0)
+        first = first + (some << table)
+        # No range reads a row whose 2^j rows are not all there.
+        x = x + x.index_select(1, (row + 2**table).clamp(max=t - 1))
     return sums
