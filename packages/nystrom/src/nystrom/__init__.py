@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from nystrom.attention.methods.skyformer_softmax import skyformer_softmax_attention
     from nystrom.attention.methods.softmax import softmax_attention
     from nystrom.attention.options import near_far_sizes
+    from nystrom.attention.position_bias import Alibi, Alibi2d, RelativeBuckets
     from nystrom.integrations.error_monitor import monitor_errors
     from nystrom.integrations.modules import replace_attention
     from nystrom.linalg.pinv import residual
@@ -29,9 +30,12 @@ if TYPE_CHECKING:
 __version__ = "0.3.0"
 
 __all__ = [
+    "Alibi",
+    "Alibi2d",
     "MultiheadAttention",
     "NearFarContext",
     "NystromAttention",
+    "RelativeBuckets",
     "bigbird_attention",
     "build_attention",
     "heat_map",
@@ -59,9 +63,12 @@ __all__ = [
 ]
 
 _HOMES = {
+    "Alibi": "nystrom.attention.position_bias",
+    "Alibi2d": "nystrom.attention.position_bias",
     "MultiheadAttention": "nystrom.attention.layer",
     "NearFarContext": "nystrom.attention.caches.near_far_context",
     "NystromAttention": "nystrom.attention.layer",
+    "RelativeBuckets": "nystrom.attention.position_bias",
     "bigbird_attention": "nystrom.attention.methods.bigbird",
     "build_attention": "nystrom.attention.heads",
     "heat_map": "nystrom.tiles",

@@ -12,6 +12,7 @@ from torch.jit._trace import is_tracing
 
 from nystrom.attention.backend import HAS_TRITON, check_backend_device
 from nystrom.attention.group_runner import group_runner
+from nystrom.attention.position_bias import PositionBias, check_bias
 from nystrom.attention.segments import check_segments, in_segments
 from nystrom.autograd_modes import is_forward_mode, is_transformed
 from nystrom.precision import cast_for_autocast, narrowed, without_autocast
@@ -63,9 +64,11 @@ def attend(
     keep, query_keep = check_inputs(q, k, v, masks)
     if same_tokens is not None:
         check_same_tokens(same_tokens, q, k, masks)
+    for bias in _biases(rest):
+        check_bias(bias, q)
     q, k, v = cast_for_autocast(q, k, v)
     if any(is_number(size) and size == 0 for size in (q.shape[0], q.shape[2], k.shape[2])):
-        return empty_output(q, k, v, *(x for x in rest if isinstance(x, Tensor)))
+        return empty_output(q, k, v, *(x for x in rest if isinstance(x, Tensor)), *(x.weight for x in _biases(rest)))
     with without_autocast(q), _refusing_by_name():
         if kernels is not None and picks_triton(rest[0], q, k, v):
             core = kernels
@@ -83,6 +86,8 @@ def _attend_in_segments(
     """Attend within each sequence of a packed batch; all use the same draws, as the sequences of a batch do."""
     check_inputs(q, k, v, Masks())
     check_same_tokens(_PACKED, q, k, Masks())
+    for bias in _biases(rest):
+        check_bias(bias, q)
     edges = check_segments(cu_seqlens, q)
     if not q.shape[2]:
         return empty_output(q, k, v)
@@ -91,12 +96,20 @@ def _attend_in_segments(
     drawing = next((each for each in rest if isinstance(each, torch.Generator)), None)
     state = None if drawing is None else drawing.get_state()
 
-    def attend_some(q: Tensor, k: Tensor, v: Tensor, *, keep: Tensor | None) -> Tensor:
+    # Coordinates are cut as the tokens are.
+    places = [x.coordinates_of_tokens[:, None] for x in _biases(rest) if x.coordinates_of_tokens is not None]
+
+    def attend_some(q: Tensor, k: Tensor, v: Tensor, *places: Tensor, keep: Tensor | None) -> Tensor:
         if drawing is not None and state is not None:
             drawing.set_state(state)
-        return attend(core, q, k, v, Masks(keep), *rest, **how)
+        own = [x.at(places[0][:, 0]) if places and isinstance(x, PositionBias) else x for x in rest]
+        return attend(core, q, k, v, Masks(keep), *own, **how)
 
-    return in_segments(attend_some, (q, k, v), edges, alone=alone)
+    return in_segments(attend_some, (q, k, v, *places), edges, alone=alone)
+
+
+def _biases(rest: tuple[Any, ...]) -> list[PositionBias]:
+    return [x for x in rest if isinstance(x, PositionBias)]
 
 
 def empty_output(

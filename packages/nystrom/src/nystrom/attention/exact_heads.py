@@ -18,6 +18,7 @@ from nystrom.attention.methods.near_far import near_far_attention
 from nystrom.attention.methods.nystrom import nystrom_rows
 from nystrom.attention.methods.softmax import softmax_attention
 from nystrom.attention.options import LayerOptions, check_exact_heads
+from nystrom.attention.position_bias import PositionBias
 from nystrom.attention.registry import METHODS
 from nystrom.shapes import Group, Masks
 
@@ -43,13 +44,16 @@ def attend_by_options(
     """
     options = dict(options)
     heads = LayerOptions(exact_heads=options.pop("exact_heads", ())).exact_heads
-    is_causal, group = options.get("is_causal", False), options.get("group")
+    is_causal, group, bias = options.get("is_causal", False), options.get("group"), options.pop("bias", None)
 
-    def exact(_: object, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        return exact_attention(q, k, v, masks, scale=scale, is_causal=is_causal, group=group)
+    def exact(some: list[int], q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        of_these = None if bias is None else bias.of_heads(some)
+        return exact_attention(q, k, v, masks, scale=scale, is_causal=is_causal, group=group, bias=of_these)
 
-    def by_method(_: object, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        own = {"scale": scale} if method in _SCALED else {}
+    def by_method(some: list[int] | slice, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        own: dict[str, Any] = {"scale": scale} if method in _SCALED else {}
+        if bias is not None:
+            own["bias"] = bias.of_heads(some)
         return FUNCTIONS[method](q, k, v, **masks._asdict(), **own, **options)
 
     return attend_in_two(heads, exact, by_method, q, k, v)
@@ -92,13 +96,14 @@ def exact_attention(
     scale: float | None = None,
     is_causal: bool = False,
     group: Group = None,
+    bias: PositionBias | None = None,
 ) -> Float[Tensor, "b h n e"]:
     """Exact attention in a layer of any method, with all that such a layer takes."""
     if is_causal:
         # All queries are among the first, which are exact.
         whole: dict[str, Any] = {"block_size": 1, "exact_up_to": q.shape[2], "is_causal": True}
-        return near_far_attention(q, k, v, **masks._asdict(), scale=scale, group=group, **whole)
-    return softmax_attention(q, k, v, **masks._asdict(), scale=scale, group=group)
+        return near_far_attention(q, k, v, **masks._asdict(), scale=scale, group=group, bias=bias, **whole)
+    return softmax_attention(q, k, v, **masks._asdict(), scale=scale, group=group, bias=bias)
 
 
 def exact_rows(

@@ -11,7 +11,8 @@ from nystrom.attention.exact_heads import attend_in_two, exact_attention, exact_
 from nystrom.attention.functions import FUNCTIONS, ROWS, WEIGHTS
 from nystrom.attention.group_runner import group_runner
 from nystrom.attention.options import check_exact_heads, refusing
-from nystrom.attention.registry import METHODS
+from nystrom.attention.position_bias import PositionBias, as_bias, check_bias
+from nystrom.attention.registry import METHODS, check_takes_bias
 from nystrom.attention.segments import check_segments, in_segments
 from nystrom.attention.skip import NEEDS_SAME_TOKENS, check_kernel, depthwise_skip
 from nystrom.checks import check_at_least, check_names
@@ -60,6 +61,7 @@ class AttentionHeads(nn.Module):
         cu_seqlens: Int[Tensor, " ends"] | None = None,
         skip: Float[Tensor, "h 1 taps 1"] | None = None,
         is_causal: bool = False,
+        bias: PositionBias | None = None,
     ) -> Float[Tensor, "b h n e"]:
         """Attend. The arguments are those of the method's function.
 
@@ -80,21 +82,35 @@ class AttentionHeads(nn.Module):
             )
         if is_causal:
             self._check_causal(skip)
+        if bias is not None:
+            check_bias(as_bias(bias), q)
+            check_takes_bias(self.method)
         masks, scale = Masks(keep, key_keep, query_keep, cu_seqlens), self._arguments.get("scale")
 
         def exact(heads: list[int], q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-            out = exact_attention(q, k, v, masks, scale=scale, is_causal=is_causal, group=self.group)
+            own = None if bias is None else bias.of_heads(heads)
+            out = exact_attention(q, k, v, masks, scale=scale, is_causal=is_causal, group=self.group, bias=own)
             return out if skip is None else self._add_skip(out, q, k, v, skip[heads], masks)
 
         def method(heads: list[int] | slice, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-            return self._by_method(q, k, v, masks, None if skip is None else skip[heads], is_causal)
+            own = None if bias is None else bias.of_heads(heads)
+            return self._by_method(q, k, v, masks, None if skip is None else skip[heads], is_causal, own)
 
         return attend_in_two(self._exact_heads, exact, method, q, k, v)
 
     def _by_method(
-        self, q: Tensor, k: Tensor, v: Tensor, masks: Masks, skip: Tensor | None, is_causal: bool
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        masks: Masks,
+        skip: Tensor | None,
+        is_causal: bool,
+        bias: PositionBias | None,
     ) -> Float[Tensor, "b h n e"]:
         arguments = dict(self._arguments)
+        if bias is not None:
+            arguments["bias"] = bias
         if is_causal:
             arguments["is_causal"] = True
         if self._random and self.training:
@@ -210,6 +226,7 @@ def attend_in_heads(
     masks: Masks,
     conv: nn.Module | None = None,
     is_causal: bool = False,
+    bias: PositionBias | None = None,
 ) -> Float[Tensor, "b n x"]:
     """Split projected tokens into heads, attend, add the skip convolution of the values if there is one, and merge.
 
@@ -219,6 +236,6 @@ def attend_in_heads(
     q, k, v = (split_heads(x, heads.num_heads) for x in (q, k, v))
 
     def attend(v: Tensor, skip: Tensor | None) -> Tensor:
-        return heads(q, k, v, **masks._asdict(), skip=skip, is_causal=is_causal)
+        return heads(q, k, v, **masks._asdict(), skip=skip, is_causal=is_causal, bias=bias)
 
     return merge_heads(attend(v, None) if conv is None else conv(v, attend=attend))

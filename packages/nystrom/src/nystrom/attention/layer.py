@@ -28,6 +28,7 @@ from nystrom.attention.caches.near_far_context import NearFarContext, near_far_c
 from nystrom.attention.heads import attend_in_heads, build_attention, merge_heads, split_heads
 from nystrom.attention.mask_values import check_values, unignored_tokens
 from nystrom.attention.options import refuse_tolerance, refusing_names_of_the_package
+from nystrom.attention.position_bias import PositionBias
 from nystrom.attention.registry import METHODS
 from nystrom.attention.skip import DepthwiseSkip
 from nystrom.checks import Backend, Inverse, Landmarks, StartValue, check_at_least, check_flag
@@ -151,6 +152,7 @@ class MultiheadAttention(nn.Module):
         query_padding_mask: Tensor | None = None,
         cu_seqlens: Int[Tensor, " ends"] | None = None,
         weight_queries: Int[Tensor, " r"] | None = None,
+        bias: PositionBias | None = None,
     ) -> tuple[Tensor, Tensor | None]:
         """Attend.
 
@@ -171,6 +173,8 @@ class MultiheadAttention(nn.Module):
             cu_seqlens: Start of each packed sequence, and the end of the last: 0, ..., n, in a batch of one, or a query
                 (n, embed). Each attends only to itself.
             weight_queries: Positions of the queries whose rows are wanted.
+            bias: A function of positions that is added to the scores: `nystrom.RelativeBuckets`, `nystrom.Alibi` or
+                `nystrom.Alibi2d`; self-attention by `near_far` or `softmax`.
 
         Returns:
             The output, shaped like `query`, and the rows, or None. Rows have the shape (b, r, s), or (b, h, r, s) if
@@ -198,9 +202,12 @@ class MultiheadAttention(nn.Module):
         if attn_mask is not None:
             _check_causal_mask(attn_mask, query.shape[1])
         is_self = self._is_self(alone, one_key, query, key, key_padding_mask, query_padding_mask)
-        for name, given in (("is_causal", is_causal), ("cu_seqlens", cu_seqlens is not None)):
+        of_self = {"is_causal": is_causal, "cu_seqlens": cu_seqlens is not None, "bias": bias is not None}
+        for name, given in of_self.items():
             if given and not is_self:
                 raise ValueError(f"{name} is given, which is self-attention, but query and key are different tokens.")
+        if weight_queries is not None and bias is not None:
+            raise ValueError("bias is given, and weight_queries: rows exist without a bias alone. Leave one out.")
         if weight_queries is not None:
             check_positions("weight_queries", weight_queries, query[:, None])
         keep = _real("key_padding_mask", key_padding_mask, key)
@@ -213,7 +220,7 @@ class MultiheadAttention(nn.Module):
         key = query if one_key and is_self else _without_padding(key, keep)
         value = key if one_value else _without_padding(value, keep)
         q, k, v = self._project(query=query, key=key, value=value)
-        out = attend_in_heads(self.heads, q, k, v, masks=masks, conv=self.conv, is_causal=is_causal)
+        out = attend_in_heads(self.heads, q, k, v, masks=masks, conv=self.conv, is_causal=is_causal, bias=bias)
         weights = None
         if weight_queries is not None:
             weights = self._rows_of(q, k, v, weight_queries, masks)

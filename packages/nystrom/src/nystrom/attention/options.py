@@ -593,6 +593,7 @@ _CANNOT_HONOUR = {
     "is_causal": _CAUSAL,
     "attn_mask": f"attends to whole sequences. {_MASKS}",
     "attn_bias": f"attends to whole sequences. {_MASKS}",
+    "bias": "has no bias of positions. Use near_far_attention or softmax_attention.",
     "dropout_p": "has no n x s weights to drop. Put nn.Dropout on the output.",
     "cu_seqlens": "takes one sequence. Pass the sequences one by one.",
     "key_keep": _SELF,

@@ -37,6 +37,7 @@ class Method:
     takes_skip: bool = False  # Its function adds the skip convolution itself
     causal: bool = False  # Its function takes `is_causal`
     over_ranks: bool = False  # Its tokens may be split across the ranks of a process group, see `nystrom.parallel`
+    bias: bool = False  # Its function takes a bias of positions, see `nystrom.attention.position_bias`
     rows: bool = False  # A function gives rows of its attention matrix
     second_derivatives: str = "never"  # The option required for second derivatives; "always", or "never" if they raise
 
@@ -46,6 +47,7 @@ class Method:
         able = {
             "cross-attention": self.cross_attention,
             "causal masks": self.causal,
+            "a bias of positions": self.bias,
             "rows of its matrix": self.rows,
             "ranks of a process group": self.over_ranks,
             "Triton kernels": "backend" in options,
@@ -68,6 +70,7 @@ METHODS: dict[str, Method] = {
         exact_limit="always",
         source="Vaswani et al. 2017, arXiv:1706.03762",
         over_ranks=True,
+        bias=True,
         second_derivatives="form='materialised'",
     ),
     "nystrom": Method(
@@ -89,6 +92,7 @@ METHODS: dict[str, Method] = {
         source="ours; kin to Zhu et al. 2021, arXiv:2107.02192, and Zeng et al. 2022, arXiv:2207.10284",
         positional=True,
         causal=True,
+        bias=True,
         rows=True,
         over_ranks=True,
     ),
@@ -197,3 +201,10 @@ def check_weightless(method: str) -> None:
             f"method is {method!r}, whose projections would have to be learned; "
             f"expected one of {', '.join(WEIGHTLESS)}."
         )
+
+
+def check_takes_bias(method: str) -> None:
+    """Raise for a method that cannot honour a bias of positions."""
+    if not METHODS[method].bias:
+        able = " or ".join(repr(name) for name, entry in METHODS.items() if entry.bias)
+        raise ValueError(f"bias cannot be honoured: {method} attention has no bias of positions. Use {able}.")

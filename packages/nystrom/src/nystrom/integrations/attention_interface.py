@@ -58,13 +58,17 @@ from transformers.utils.output_capturing import _active_collector
 from nystrom.attention.exact_heads import attend_by_options
 from nystrom.attention.exact_limit import may_branch
 from nystrom.attention.fused import fused_softmax
+from nystrom.attention.mask_values import unignored_tokens
+from nystrom.attention.parts.biased_softmax import biased_softmax
 from nystrom.attention.plan import PLAN, plan_of_options
+from nystrom.attention.position_bias import PositionBias
 from nystrom.attention.registry import METHODS, WEIGHTLESS
 from nystrom.checks import check_names, nearest_name
 from nystrom.integrations.bert_names import longest_input
 from nystrom.integrations.layer_numbers import number_of
 from nystrom.integrations.mask_interface import make_mask, read_mask
 from nystrom.integrations.modules import default_options
+from nystrom.integrations.relative_positions import has_buckets, pairs, takes_bias
 from nystrom.shapes import Masks, cross_masks, is_number, zero_masked
 
 # Names under which the methods are registered, and with the plan of a method for each layer.
@@ -122,6 +126,8 @@ class Route(NamedTuple):
     options: dict[str, Any]  # Options of the method, for the method
     # Start of each packed sequence, and the end of the last; None if each row is one sequence
     cu_seqlens: Int[Tensor, " ends"] | None = None
+    # Of positions, which the method adds to the scores; in an exact layer also transformers' own tensor
+    bias: PositionBias | Tensor | None = None
 
 
 def register_methods() -> None:
@@ -191,11 +197,20 @@ def attend_layer(
     method = route.method
     # The tokens of a cache are read exactly.
     if route.exact or (route.causal and query.shape[2] != key.shape[2]):
+        terms: dict[str, Any] = {"position_bias": pairs(x, query) if isinstance(x := route.bias, PositionBias) else x}
         if route.causal:
             attention_mask = _causal_pairs(query, key, attention_mask)
         whole = route.causal and attention_mask is None and query.shape[2] == key.shape[2]
         return sdpa_attention_forward(
-            module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, is_causal=whole
+            module,
+            query,
+            key,
+            value,
+            attention_mask,
+            dropout=dropout,
+            scaling=scaling,
+            is_causal=whole,
+            **(terms if route.bias is not None else {}),
         )
     if dropout and not torch.compiler.is_compiling():
         warnings.warn(
@@ -213,19 +228,47 @@ def attend_layer(
     options = usual | route.options | ({} if group is None else {"group": group})
     if route.causal:
         options["is_causal"] = True
+    if isinstance(route.bias, PositionBias):
+        options["bias"] = route.bias
     out = attend_by_options(method, query, key, value, masks, scaling, options)
     real, n = masks.settled()[1], query.shape[2]
     if real is not None and not route.causal and group is None and is_number(n) and n <= MASKED_UP_TO:
         key, value = zero_masked(key, route.keep), zero_masked(value, route.keep)
-        exact = fused_softmax(query, key, value, keep=route.keep, scale=scaling)
+        exact = _softmax(query, key, value, route, scaling)
         out = torch.where(real[:, None, :, None], out, exact.to(out.dtype))
     return out.transpose(1, 2).contiguous(), None
+
+
+def _softmax(query: Tensor, key: Tensor, value: Tensor, route: Route, scale: float | None) -> Tensor:
+    """Exact attention to the real keys, for all queries."""
+    if not isinstance(route.bias, PositionBias):
+        return fused_softmax(query, key, value, keep=route.keep, scale=scale)
+    return biased_softmax(query, key, value, route.bias, route.bias.places(query), keep=route.keep, scale=scale)
 
 
 def choose_route(
     method: str, module: nn.Module, query: Tensor, attention_mask: Tensor | None, named: Mapping[str, Any]
 ) -> Route:
     """Decide how a layer attends; arguments and errors are those of `attend_layer`."""
+    bias = named.get("position_bias")
+    if not has_buckets(module):
+        return _choose_route(method, module, query, attention_mask, named)
+    if attention_mask is not None and attention_mask.is_floating_point() and attention_mask.shape[1:3] == (1, 1):
+        # SwitchTransformers makes one of 0 and the lowest float.
+        attention_mask = unignored_tokens("attention_mask", attention_mask)
+    # The tensor in cross-attention is all zeros, and in a causal layer made for the exact attention.
+    of_decoder = bool(getattr(module, "is_causal", False)) or _reads_for_decoder(module)
+    given = {name: value for name, value in named.items() if name != "position_bias"}
+    route = _choose_route(method, module, query, attention_mask, given)
+    route = route._replace(exact=route.exact or of_decoder, bias=bias)
+    if not route.exact and not (isinstance(bias, PositionBias) and takes_bias(route.method)):
+        refuse_term(module, route.method, "position_bias")
+    return route
+
+
+def _choose_route(
+    method: str, module: nn.Module, query: Tensor, attention_mask: Tensor | None, named: Mapping[str, Any]
+) -> Route:
     who = type(module).__name__
     attention_mask, numbers, told, is_local = read_mask(attention_mask)
     causal = _check_causal(method, module, named.get("is_causal"), told if query.shape[2] > 1 or told else None)

@@ -28,6 +28,7 @@ from transformers import PreTrainedModel
 from nystrom.attention.registry import METHODS
 from nystrom.integrations.attention_interface import SERVED, is_guess, refuse_causal, refuse_guess, refuse_term
 from nystrom.integrations.mask_interface import raise_ignores_attn_implementation
+from nystrom.integrations.relative_positions import has_buckets, takes_bias
 
 # Attributes of layers, and of configurations, that add a bias of positions to a mask.
 _BIASED_LAYERS = ("relative_position_bias", "bias_u")
@@ -112,6 +113,8 @@ def check_layer(layer: Any, method: str) -> None:
         refuse_term(layer, method, "s_aux")
     if "softcap" in names and getattr(layer, "attn_logit_softcapping", None) is not None:
         refuse_term(layer, method, "softcap")
+    if has_buckets(layer) and takes_bias(method):
+        return
     # Conformers have biases for some kinds of positions; others of this name for all.
     if "position_bias" in names and getattr(layer, "position_embeddings_type", "relative") in (
         "relative",

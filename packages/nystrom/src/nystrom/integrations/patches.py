@@ -41,6 +41,7 @@ from nystrom.integrations.first_checks import check_asks_anywhere, check_model, 
 from nystrom.integrations.layer_calls import INTERCEPTED
 from nystrom.integrations.mask_interface import raise_ignores_attn_implementation
 from nystrom.integrations.position_tables import watch_positions
+from nystrom.integrations.relative_positions import read_tables
 
 
 def patch_transformers() -> None:
@@ -107,6 +108,7 @@ def _finish(model: PreTrainedModel) -> None:
     check_model(model)
     if model.config._attn_implementation in SERVED:
         watch_positions(model)
+        read_tables(model)
 
 
 def _with_options(load: Any) -> Any:

@@ -15,6 +15,7 @@ those of its tokens that are not near, and the logarithm of their number added t
 - `num_selected`: each block of queries sees r more keys exactly, those whose cluster would cost it most, see
   `nystrom.attention.parts.selected_keys`. N(i) then holds them as well; they leave their cluster for that block.
 - Cross-attention, where queries and keys are different tokens, has no near tokens: all queries see the same keys.
+- `bias`: a function of positions, such as T5's, is added to the scores, see `nystrom.attention.parts.biased_blocks`.
 - `is_causal`: a query sees only tokens up to itself: those of its block and of the block before, and heavy keys and
   clusters of all earlier ones; see `nystrom.attention.parts.causal`. `reach` and `iterations` are not used, and the
   queries of the first `exact_up_to` tokens, in whole blocks, are exact.
@@ -33,8 +34,6 @@ clustered attention (clusters of queries, their top keys exact; Vyas et al. 2020
 Mitchell and Kersting 2025, arXiv:2509.10406) and WildCat (a weighted coreset of the keys).
 """
 
-from typing import NamedTuple
-
 import torch
 import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
@@ -46,12 +45,16 @@ from nystrom.attention.exact_limit import exact_one_by_one, exact_where_short
 from nystrom.attention.fused import fused_softmax, unmask_empty_rows
 from nystrom.attention.options import NearFarOptions, documented, refuse_tolerance
 from nystrom.attention.parts.band import from_first_real, pad_to_blocks, without_padding
+from nystrom.attention.parts.biased_blocks import attend_with_positions
+from nystrom.attention.parts.biased_softmax import biased_softmax, exact_or_not
 from nystrom.attention.parts.block_stretches import attend_in_stretches
 from nystrom.attention.parts.causal import attend_causally
 from nystrom.attention.parts.clusters import QUERY_MEANS, Chosen, choose, cluster_sizes, cluster_sums, take_rows
 from nystrom.attention.parts.error_estimate import within_tolerance
 from nystrom.attention.parts.far_keys import attend_blocks, attend_everywhere
+from nystrom.attention.parts.moved_tokens import Tokens, moved_tokens
 from nystrom.attention.parts.selected_keys import select_keys
+from nystrom.attention.position_bias import SELF_BIAS, PositionBias, as_bias, real_places
 from nystrom.checks import Backend, check_flag
 from nystrom.landmarks import all_real, take
 from nystrom.native import runs_in_stretches
@@ -96,6 +99,7 @@ def near_far_attention(
     query_keep: Bool[Tensor, "b n"] | None = None,
     cu_seqlens: Int[Tensor, " ends"] | None = None,
     is_causal: bool = False,
+    bias: PositionBias | None = None,
     group: Group = None,
 ) -> Float[Tensor, "b h n e"]:
     """Attend to near tokens, heavy keys and clusters of the rest, in time and memory linear in n and s.
@@ -103,6 +107,8 @@ def near_far_attention(
     Args:
         **usual: Tensors, masks, group and `NearFarOptions`.
         is_causal: Causal attention: a query sees no later token; self-attention, in one process.
+        bias: A function of positions that is added to the scores: `nystrom.RelativeBuckets`, `nystrom.Alibi` or
+            `nystrom.Alibi2d`; self-attention, in one process.
     """
     options = NearFarOptions(
         block_size=block_size,
@@ -118,6 +124,9 @@ def near_far_attention(
     )
     masks = Masks(keep, key_keep, query_keep, cu_seqlens)
     check_flag("is_causal", is_causal)
+    if bias is not None:
+        _check_bias(options, is_causal=is_causal, group=group)
+        return attend(_with_bias, q, k, v, masks, options, as_bias(bias), same_tokens=SELF_BIAS)
     _check_selected(masks, options, is_causal=is_causal, group=group)
     if is_causal:
         _check_causal(q, masks, options, group)
@@ -191,7 +200,8 @@ def near_far_rows(
         if masks.is_self:
             exact = exact | _near(real, queries, options)[:, None]
         if num_selected:
-            exact = exact | _selected(_moved(q, k, v, keep, chosen, options), queries, k.shape[1], k.shape[2], options)
+            moved = moved_tokens(q, k, v, keep, chosen, options)
+            exact = exact | _selected(moved, queries, k.shape[1], k.shape[2], options)
         # A key of no cluster takes the zeros behind the last one.
         sizes = cluster_sizes(k, chosen.cluster, num_clusters).clamp(min=1)[..., None]
         means = F.pad(cluster_sums(k, chosen.cluster, num_clusters) / sizes, (0, 0, 0, 1))
@@ -229,6 +239,34 @@ def _near_far(
     if not exact_up_to or (keep is None and is_number(s)):
         return approximate(q, k, v, keep, query_keep)
     return exact_where_short(approximate, q, k, v, all_real(k) if keep is None else keep, exact_up_to, options.scale)
+
+
+def _with_bias(
+    q: Float[Tensor, "b h n d"],
+    k: Float[Tensor, "b h n d"],
+    v: Float[Tensor, "b h n e"],
+    keep: Bool[Tensor, "b n"] | None,
+    query_keep: Bool[Tensor, "b n"] | None,
+    options: NearFarOptions,
+    bias: PositionBias,
+) -> Float[Tensor, "b h n e"]:
+    """Self-attention with a bias of positions."""
+    n, most = k.shape[2], options.exact_up_to
+    places = real_places(bias, q, keep)
+
+    def exact(q: Tensor, k: Tensor, v: Tensor, places: Tensor, keep: Tensor | None) -> Tensor:
+        return biased_softmax(q, k, v, bias, places, keep=keep, scale=options.scale)
+
+    def approximate(q: Tensor, k: Tensor, v: Tensor, places: Tensor, keep: Tensor | None) -> Tensor:
+        q, k, v = at_least_float32(q), *(at_least_float32(x).contiguous() for x in (k, v))
+        tokens = moved_tokens(q, k, v, keep, choose(q, k, keep, keep, options), options)
+        return _put_back(attend_with_positions(tokens, bias, places, keep, options, q.shape[1]), tokens, q)
+
+    if is_number(n) and n <= max(options.num_heavy, options.num_clusters, options.block_size, most):
+        return exact(q, k, v, places, keep)
+    if not most or (keep is None and is_number(n)):
+        return approximate(q, k, v, places, keep)
+    return exact_or_not(exact, approximate, q, k, v, places, all_real(k) if keep is None else keep, most)
 
 
 def _approximate(
@@ -291,49 +329,21 @@ def _blocks(
     """Self-attention, on tokens that are moved so that the first real one begins a block."""
     # A compiler takes one call, and a GPU needs no stretches.
     attend_rows = attend_in_stretches if runs_in_stretches(q, k, v) else attend_blocks
-    tokens = _moved(q, k, v, keep, chosen, options)
-    out = attend_rows(tokens.q, tokens.k, tokens.v, tokens.chosen, options, _select(tokens, options))
+    tokens = moved_tokens(q, k, v, keep, chosen, options)
+    return _put_back(
+        attend_rows(tokens.q, tokens.k, tokens.v, tokens.chosen, options, _select(tokens, options)), tokens, q
+    )
+
+
+def _put_back(out: Float[Tensor, "r t e"], tokens: Tokens, q: Float[Tensor, "b h n d"]) -> Float[Tensor, "b h n e"]:
+    """The results of moved tokens, where the tokens were."""
     if tokens.first is None:
         return without_padding(out.unflatten(0, q.shape[:2]), q.shape[2])
     back = (torch.arange(q.shape[2], device=q.device) - tokens.first[:, None]).clamp(min=0)
     return take_rows(out, back).unflatten(0, q.shape[:2])
 
 
-class _Tokens(NamedTuple):
-    """Tokens of self-attention, one head per row, the first real one at the begin of a block, in whole blocks."""
-
-    q: Float[Tensor, "r t d"]
-    k: Float[Tensor, "r t d"]
-    v: Float[Tensor, "r t e"]
-    real: Bool[Tensor, "r t"] | None  # Of the real queries; None if that is not asked for
-    chosen: Chosen
-    first: Int[Tensor, " r"] | None  # The first real token of each row; None if no token has moved
-
-
-def _moved(
-    q: Float[Tensor, "b h n d"],
-    k: Float[Tensor, "b h n d"],
-    v: Float[Tensor, "b h n e"],
-    keep: Bool[Tensor, "b n"] | None,
-    chosen: Chosen,
-    options: NearFarOptions,
-) -> _Tokens:
-    (b, h, n), size, m = q.shape[:3], options.block_size, options.num_clusters
-    q, k, v, heavy, found, cluster = (x.flatten(0, 1) for x in (q, k, v, *chosen))
-    if keep is None:
-        real = pad_to_blocks(torch.ones_like(cluster, dtype=torch.bool)[..., None], size)[..., 0]
-        q, k, v = (pad_to_blocks(x, size) for x in (q, k, v))
-        cluster = pad_to_blocks((cluster - m)[..., None], size)[..., 0] + m
-        return _Tokens(q, k, v, real if options.num_selected else None, Chosen(heavy, found, cluster), None)
-    row = torch.arange(b * h, device=q.device) // h
-    positions, real, first, _ = (x[row] for x in from_first_real(keep, size))
-    q, k, v = (torch.where(real[..., None], take_rows(x, positions), 0.0) for x in (q, k, v))
-    cluster = torch.where(real, cluster.gather(1, positions), m)
-    heavy = (heavy - first[:, None]).clamp(min=0, max=n - 1)
-    return _Tokens(q, k, v, real, Chosen(heavy, found, cluster), first)
-
-
-def _select(tokens: _Tokens, options: NearFarOptions) -> Int[Tensor, "r l s"] | None:
+def _select(tokens: Tokens, options: NearFarOptions) -> Int[Tensor, "r l s"] | None:
     """The places of the keys that each block selects, see `select_keys`."""
     if tokens.real is None or not options.num_selected:
         return None
@@ -353,6 +363,20 @@ def _check_selected(masks: Masks, options: NearFarOptions, *, is_causal: bool = 
     for what, is_so in {"is_causal is True": is_causal, "group is given": group is not None}.items():
         if is_so:
             raise ValueError(f"num_selected is {options.num_selected}, and {what}: leave one of them out.")
+
+
+def _check_bias(options: NearFarOptions, *, is_causal: bool, group: Group) -> None:
+    """Raise for what near_far does not support together with a bias of positions."""
+    wrong = {
+        "is_causal is True": is_causal,
+        "group is given": group is not None,
+        f"num_selected is {options.num_selected}": bool(options.num_selected),
+        f"tolerance is {options.tolerance}": options.tolerance is not None,
+        "backend is 'triton'": options.backend == "triton",
+    }
+    for what, is_so in wrong.items():
+        if is_so:
+            raise ValueError(f"bias is given, and {what}: leave one of them out.")
 
 
 def _check_causal(q: Tensor, masks: Masks, options: NearFarOptions, group: Group) -> None:
@@ -420,7 +444,7 @@ def _near(real: Bool[Tensor, "b s"], queries: Int[Tensor, " r"], options: NearFa
 
 
 def _selected(
-    tokens: _Tokens, queries: Int[Tensor, " r"], heads: int, n: int, options: NearFarOptions
+    tokens: Tokens, queries: Int[Tensor, " r"], heads: int, n: int, options: NearFarOptions
 ) -> Bool[Tensor, "b h r n"]:
     """Which of the n tokens the block of a query selects."""
     places = _select(tokens, options)

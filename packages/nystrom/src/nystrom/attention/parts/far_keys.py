@@ -26,7 +26,7 @@ class SeenKeys(NamedTuple):
 
     keys: Float[Tensor, "b l k d"]
     values: Float[Tensor, "b l k e"]
-    bias: Float[Tensor, "b l k"]
+    bias: Float[Tensor, "b l k"] | Float[Tensor, "b l c k"]  # Of all queries of a block, or of each
 
 
 class FarKeys(NamedTuple):
@@ -174,4 +174,5 @@ def attend_with_bias(q: Float[Tensor, "b l c d"], keys: SeenKeys, scale: float) 
     """One fused call, for any widths of keys and values."""
     d, e = q.shape[-1], keys.values.shape[-1]
     q, k, v = (F.pad(x, (0, max(d, e) - x.shape[-1])) if d != e else x for x in (q, keys.keys, keys.values))
-    return F.scaled_dot_product_attention(q, k, v, attn_mask=keys.bias[:, :, None], scale=scale)[..., :e]
+    bias = keys.bias if keys.bias.ndim == 4 else keys.bias[:, :, None]
+    return F.scaled_dot_product_attention(q, k, v, attn_mask=bias, scale=scale)[..., :e]

@@ -1,0 +1,250 @@
+r"""near_far with a bias of positions, see `nystrom.attention.position_bias`.
+
+Near and heavy keys get their bias $b(x_i, x_j)$. A far key of block l gets one for the whole block, so that a cluster
+takes part with its mean key, and weights in place of counts:
+$$e^{c\, q_i^\top \mu(a)}\; \sum_j e^{\beta(l, j)}, \qquad
+\frac{\sum_j e^{\beta(l, j)} v_j}{\sum_j e^{\beta(l, j)}}$$
+over the far keys j of cluster a. Blocks are cut into pieces where windows begin and end (three if `reach` is less than
+half a block), and $\beta(l, j)$ is that of the piece of j:
+
+- Buckets: $\log \mathrm{mean}\, e^{b}$ over the pairs of a query place and a key place, in blocks so near that
+  distances differ in bias; further away each side has one bias, which is exact.
+- ALiBi: minus the slope times the distance between the middles of block and piece, over their real tokens.
+
+Sums of the values of each cluster by pieces are made once. Those of a block are a product of weights and these sums,
+plus for buckets the sums over all blocks on either side; nothing is subtracted. The product of ALiBi takes
+$3\, l^2 m e$ steps for l blocks: it grows with the square of the tokens, at a thousandth of exact attention's rate.
+
+Heads are computed one after the other, and again for the gradient, so that copies of keys exist for one head.
+"""
+
+import math
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Bool, Float, Int, Shaped
+from torch import Tensor
+
+from nystrom.attention.fused import bias_of
+from nystrom.attention.options import NearFarOptions
+from nystrom.attention.parts.band import from_first_real, pad_to_blocks, windows, without_padding
+from nystrom.attention.parts.clusters import cluster_sizes, cluster_sums, open_where_empty, take_rows
+from nystrom.attention.parts.far_keys import SeenKeys, attend_with_bias
+from nystrom.attention.parts.moved_tokens import Tokens
+from nystrom.attention.position_bias import PositionBias
+from nystrom.autograd_modes import pull_back
+from nystrom.precision import at_least_float32
+from nystrom.shapes import cut_blocks, is_number, score_scale
+
+# Blocks whose sums over near pieces are one product.
+_GROUP = 16
+# A weight is at least e to this: less would vanish, and a cluster of such keys with it.
+_LEAST = -80.0
+
+
+class Settings(NamedTuple):
+    """What all heads share."""
+
+    bias: PositionBias
+    options: NearFarOptions
+    scale: float
+
+
+def attend_with_positions(
+    tokens: Tokens,
+    bias: PositionBias,
+    places: Shaped[Tensor, "#b n p"],
+    keep: Bool[Tensor, "b n"] | None,
+    options: NearFarOptions,
+    heads: int,
+) -> Float[Tensor, "r t e"]:
+    """Self-attention of tokens that are moved to whole blocks, with the bias of where they are."""
+    q, k, v, _, chosen, _ = tokens
+    size, t = options.block_size, q.shape[1]
+    if keep is None:
+        real = pad_to_blocks(torch.ones_like(places[..., :1], dtype=torch.bool), size)[..., 0]
+        places = pad_to_blocks(places, size)
+    else:
+        positions, real, _, _ = from_first_real(keep, size)
+        places = take_rows(places.expand(len(keep), -1, -1), positions)
+    if not places.is_floating_point():
+        # Of numbers, only differences count.
+        places = torch.arange(t, device=q.device)[None, :, None]
+    settings = Settings(bias, options, score_scale(q, options.scale))
+    weight = at_least_float32(bias.weight).to(q.dtype)
+    attend = _attend_head if torch.compiler.is_compiling() or not is_number(t) else _Head.apply
+    out = []
+    for head, numbers in enumerate(weight.unbind(0)):
+        mine = [x.unflatten(0, (-1, heads))[:, head] for x in (q, k, v, *chosen)]
+        out.append(attend(settings, *mine[:3], numbers, *mine[3:], real, places))
+    return torch.stack(out, dim=1).flatten(0, 1)
+
+
+def _attend_head(
+    settings: Settings,
+    q: Float[Tensor, "b t d"],
+    k: Float[Tensor, "b t d"],
+    v: Float[Tensor, "b t e"],
+    weight: Float[Tensor, " w"],
+    heavy: Int[Tensor, "b g"],
+    found: Bool[Tensor, "b g"],
+    cluster: Int[Tensor, "b t"],
+    real: Bool[Tensor, "#b t"],
+    places: Shaped[Tensor, "#b t p"],
+) -> Float[Tensor, "b t e"]:
+    bias, options, scale = settings
+    size, reach, m = options.block_size, options.reach, options.num_clusters
+    blocks = cut_blocks(q, size)
+    shape = (-1, blocks.shape[1], -1, -1)
+    near = [windows(x, size, reach) for x in (k, v)]
+    inside = windows((cluster - m)[..., None], size, reach)[..., 0] < 0
+    sizes = open_where_empty(counted := cluster_sizes(k, cluster, m), found)
+    means = cluster_sums(k, cluster, m) / sizes.clamp(min=1)[..., None]
+    logs, values = _far(settings, v, weight, cluster, real, places, sizes - counted)
+    heavies = [take_rows(x, heavy)[:, None].expand(shape) for x in (k, v)]
+    at = cut_blocks(places, size)
+    if places.is_floating_point():
+        around = bias.distance(at, windows(places, size, reach))
+    else:
+        around = bias.distance(at[:, :1], at[:, :1, :1] + torch.arange(-reach, size + reach, device=q.device)[:, None])
+    of_heavy = bias.distance(at, take_rows(places.expand(len(k), -1, -1), heavy)[:, None])
+    scores = [
+        bias.at_distance(weight, around) + bias_of(inside, q.dtype)[:, :, None],
+        bias.at_distance(weight, of_heavy) + bias_of(found, q.dtype)[:, None, None],
+        logs[:, :, None].expand(-1, -1, size, -1),
+    ]
+    seen = SeenKeys(
+        torch.cat([near[0], heavies[0], means[:, None].expand(shape)], dim=2),
+        torch.cat([near[1], heavies[1], values], dim=2),
+        torch.cat([x.to(q.dtype) for x in scores], dim=3),
+    )
+    return attend_with_bias(blocks, seen, scale).flatten(1, 2)
+
+
+def _far(
+    settings: Settings,
+    v: Float[Tensor, "b t e"],
+    weight: Float[Tensor, " w"],
+    cluster: Int[Tensor, "b t"],
+    real: Bool[Tensor, "#b t"],
+    places: Shaped[Tensor, "#b t p"],
+    opened: Float[Tensor, "b m"],
+) -> tuple[Float[Tensor, "b l m"], Float[Tensor, "b l m e"]]:
+    """The logarithms of the weights of each cluster for each block, and its mean values."""
+    bias, options, e = settings.bias, settings.options, v.shape[-1]
+    size, m = options.block_size, options.num_clusters
+    starts = _starts(size, options.reach)
+    piece, none = _numbers(starts, size, v.device), len(starts) * m
+    inside = cut_blocks(cluster, size)
+    inside = torch.where(inside < m, inside + piece * m, none)
+    # A column of ones counts.
+    sums = cluster_sums(cut_blocks(F.pad(v, (0, 1), value=1.0), size), inside, none).unflatten(2, (len(starts), m))
+    if bias.furthest is None:
+        top, sums = _by_middles(settings, sums, weight, real, places)
+    else:
+        top, sums = _by_sides(settings, sums, weight, bias.furthest)
+    total = sums[..., e] + opened[:, None]
+    safe = torch.where(total > 0, total, 1.0)
+    return (safe.log() + top).masked_fill(total <= 0, -torch.inf), sums[..., :e] / safe[..., None]
+
+
+def _by_sides(
+    settings: Settings, sums: Float[Tensor, "b l p m w"], weight: Float[Tensor, " w"], furthest: int
+) -> tuple[Float[Tensor, ""], Float[Tensor, "b l m w"]]:
+    """The logarithm of the largest weight, and weighted sums, where each side has one bias from a distance on."""
+    bias, size, reach = settings.bias, settings.options.block_size, settings.options.reach
+    starts, (m, width) = _starts(size, reach), sums.shape[3:]
+    # Blocks on either side whose distances differ in bias, or that are partly in the window.
+    z = max(-(-(furthest + size - 1) // size) - 1, -(-reach // size))
+    place, steps = torch.arange(size, device=weight.device), torch.arange(-z, z + 1, device=weight.device)
+    pairs = bias.at_distance(weight, steps[:, None, None] * size + place[:, None] - place).logsumexp(dim=2)
+    ends = [*starts[1:], size]
+    means = [
+        pairs[:, start:end].logsumexp(dim=1) - math.log((end - start) * size)
+        for start, end in zip(starts, ends, strict=True)
+    ]
+    seen = torch.stack([_in_window(steps * size + start, size, reach) for start in starts], dim=1)
+    near = torch.stack(means, dim=1).masked_fill(seen, -torch.inf)
+    sides = bias.at_distance(weight, torch.tensor([-furthest, furthest], device=weight.device))
+    top = torch.cat([near.flatten(), sides]).amax().detach()
+    near, sides = ((x - top).clamp(min=_LEAST).exp() for x in (near.masked_fill(seen, 0.0), sides))
+    near = torch.where(seen, 0.0, near)
+    # Row g has the weights of the blocks around the g-th of its group.
+    shift = torch.arange(_GROUP + 2 * z, device=weight.device) - torch.arange(_GROUP, device=weight.device)[:, None]
+    around = ((shift >= 0) & (shift <= 2 * z))[..., None]
+    matrix = torch.where(around, near[shift.clamp(0, 2 * z)], 0.0).flatten(1)
+    groups = windows(pad_to_blocks(sums.flatten(2), _GROUP), _GROUP, z)
+    groups = matrix @ groups.unflatten(3, (len(starts), m * width)).flatten(2, 3)
+    out = without_padding(groups.flatten(1, 2)[:, None], sums.shape[1])[:, 0].unflatten(2, (m, width))
+    cells = sums.sum(dim=2)
+    before = F.pad(cells, (0, 0, 0, 0, z + 1, 0)).cumsum(dim=1)[:, : -z - 1]
+    after = F.pad(cells.flip(1), (0, 0, 0, 0, z + 1, 0)).cumsum(dim=1)[:, : -z - 1].flip(1)
+    return top, out + sides[0] * before + sides[1] * after
+
+
+def _by_middles(
+    settings: Settings,
+    sums: Float[Tensor, "b l p m w"],
+    weight: Float[Tensor, " w"],
+    real: Bool[Tensor, "#b t"],
+    places: Shaped[Tensor, "#b t p"],
+) -> tuple[Float[Tensor, "b l 1"], Float[Tensor, "b l m w"]]:
+    """The logarithm of the largest weight of each block, and weighted sums, by distances between middles."""
+    bias, size, reach = settings.bias, settings.options.block_size, settings.options.reach
+    starts, device = _starts(size, reach), weight.device
+    exists = cut_blocks(real, size)[..., None].to(weight)
+    held = exists * cut_blocks(places, size)
+    members = F.one_hot(_numbers(starts, size, device), len(starts)).to(weight)
+    middle = held.sum(dim=2) / exists.sum(dim=2).clamp(min=1)
+    middles = (members.mT @ held) / (members.mT @ exists).clamp(min=1)
+    block = torch.arange(sums.shape[1], device=device)
+    first = block[:, None] * size + torch.tensor(starts, device=device)
+    seen = _in_window(first.flatten() - block[:, None] * size, size, reach)
+    seen = seen | (sums[..., -1].sum(dim=3) == 0).flatten(1)[:, None]
+    scores = bias.at_distance(weight, bias.distance(middle, middles.flatten(1, 2)))
+    top = scores.detach().masked_fill(seen, -torch.inf).amax(dim=2, keepdim=True)
+    top = torch.where(top == -torch.inf, 0.0, top)
+    weights = torch.where(seen, 0.0, (scores - top).clamp(min=_LEAST, max=0.0).exp())
+    return top, (weights @ sums.flatten(3).flatten(1, 2)).unflatten(2, sums.shape[3:])
+
+
+def _starts(size: int, reach: int) -> list[int]:
+    """Where the pieces of a block begin."""
+    return sorted({0, reach % size, -reach % size})
+
+
+def _numbers(starts: list[int], size: int, device: torch.device) -> Int[Tensor, " c"]:
+    """The piece of each place of a block."""
+    return torch.bucketize(
+        torch.arange(size, device=device), torch.tensor(starts[1:], device=device, dtype=torch.long), right=True
+    )
+
+
+def _in_window(start: Int[Tensor, "*p"], size: int, reach: int) -> Bool[Tensor, "*p"]:
+    """Which pieces are in the window of a block, by where they begin, counted from the begin of the block."""
+    return (start >= -reach) & (start < size + reach)
+
+
+class _Head(torch.autograd.Function):
+    """`_attend_head`; the backward pass attends again, so that no copy is kept."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(settings: Settings, *tensors: Any) -> Tensor:
+        return _attend_head(settings, *tensors)
+
+    @staticmethod
+    def setup_context(ctx, inputs, output: Tensor) -> None:
+        ctx.settings = inputs[0]
+        ctx.save_for_backward(*inputs[1:])
+
+    @staticmethod
+    def backward(ctx, *grads: Tensor):  # pyright: ignore[reportIncompatibleMethodOverride]
+        saved = ctx.saved_tensors
+
+        def attend(*tensors: Any) -> Tensor:
+            return _attend_head(ctx.settings, *tensors, *saved[4:])
+
+        return None, *pull_back(attend, saved[:4], *grads), *(None for _ in saved[4:])
