@@ -298,6 +298,69 @@ def near_far(
     return torch.where(exact, _scale(q) * q @ k.T, _scale(q) * q @ means.T).softmax(dim=1) @ v
 
 
+def softmax_with_bias(q: Queries, k: Keys, v: Values, *, bias: Float[Tensor, "n s"]) -> Out:
+    r"""Softmax of $c\, q_i^\top k_j + b_{ij}$, with a bias of positions."""
+    return (_scale(q) * q @ k.T + bias).softmax(dim=1) @ v
+
+
+def near_far_with_bias(
+    q: Queries,
+    k: Keys,
+    v: Values,
+    *,
+    cluster: Int[Tensor, " s"],
+    num_clusters: int,
+    near: Bool[Tensor, "n s"],
+    bias: Float[Tensor, "n s"],
+    far: Float[Tensor, "n s"],
+) -> Out:
+    r"""`near_far` with $b_{ij}$ for near and heavy keys, and `far`, that of a whole block, for the others (ours)."""
+    heavy = cluster == num_clusters
+    means = _group_means(k, torch.where(heavy, -1, cluster))
+    scores = torch.where(heavy | near, _scale(q) * q @ k.T + bias, _scale(q) * q @ means.T + far)
+    return scores.softmax(dim=1) @ v
+
+
+def far_bias(
+    between: Callable[[Tensor], Tensor],
+    places: Int[Tensor, " n"],
+    *,
+    block_size: int,
+    reach: int,
+    by_sides: bool,
+) -> Float[Tensor, "n n"]:
+    r"""The bias of far keys in `near_far_with_bias`, one for each block of queries and piece of a block of keys.
+
+    A block is cut at $\pm$ `reach`, modulo its size. If `by_sides`, it is $\log \mathrm{mean}\, e^{b}$ over all pairs
+    of a place in the block and one in the piece; else b of the distance between the means of their real places.
+
+    Args:
+        between: The bias of distances, key minus query.
+        places: Those of the tokens, counted from the first.
+        block_size: Queries of a block.
+        reach: Tokens beside its block that a query sees.
+        by_sides: Which of the two.
+    """
+    starts = sorted({0, reach % block_size, -reach % block_size})
+    block = places.div(block_size, rounding_mode="floor")
+    piece = (places[:, None] % block_size >= torch.tensor(starts, device=places.device)).sum(dim=1) - 1
+    far = between(places[None] - places[:, None]).clone()
+    for of_queries in block.unique():
+        for of_keys in block.unique():
+            for number, (start, end) in enumerate(zip(starts, [*starts[1:], block_size], strict=True)):
+                queries, keys = block == of_queries, (block == of_keys) & (piece == number)
+                if by_sides:
+                    i = of_queries * block_size + torch.arange(block_size, device=places.device)
+                    j = of_keys * block_size + torch.arange(start, end, device=places.device)
+                    value = between(j - i[:, None]).exp().mean().log()
+                elif keys.any():
+                    value = between(places[keys].to(far.dtype).mean() - places[queries].to(far.dtype).mean())
+                else:
+                    continue
+                far = torch.where(queries[:, None] & keys, value, far)
+    return far
+
+
 def selected_keys(
     q: Queries,
     k: Keys,

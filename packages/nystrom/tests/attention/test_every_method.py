@@ -19,7 +19,7 @@ from torch._dynamo.testing import CompileCounter
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from nystrom import MultiheadAttention, build_attention, reference
+from nystrom import Alibi, MultiheadAttention, RelativeBuckets, build_attention, reference
 from nystrom.attention.functions import FUNCTIONS
 from nystrom.attention.methods.informer import _sample as sample_keys
 from nystrom.attention.methods.near_far import near_far_rows
@@ -40,8 +40,27 @@ from nystrom.linalg import pinv
 TRITON = {"backend": "triton"}
 # An argument of a call, which `build` gives to all calls: no query sees a token after itself.
 CAUSAL = {"is_causal": True}
+
+
+class Buckets(RelativeBuckets):
+    """With a name for the test, in place of its numbers."""
+
+    def __repr__(self):
+        return "of_T5"
+
+
+class Slopes(Alibi):
+    def __repr__(self):
+        return "slopes"
+
+
+# Others: a function of positions that is added to the scores, here of two heads.
+_TABLE = torch.randn(2, 8, generator=torch.Generator().manual_seed(0), dtype=torch.float64, device="cpu")
+BUCKETS = {"bias": Buckets(_TABLE.to("cuda" if torch.cuda.is_available() else "cpu"), max_distance=7)}
+SLOPES = {"bias": Slopes(_TABLE[:, 0].abs().to(BUCKETS["bias"].table.device))}
+CALLED = {*CAUSAL, "bias"}
 VARIANTS = {
-    "softmax": [{}, {"form": "materialised"}],
+    "softmax": [{}, {"form": "materialised"}, BUCKETS],
     "nystrom": [
         {"num_landmarks": 5},
         {"num_landmarks": 5, "landmarks": "uniform"},
@@ -61,6 +80,8 @@ VARIANTS = {
         {"block_size": 18, "reach": 0, "num_heavy": 0, "num_clusters": 2, "exact_up_to": 0, "num_selected": 3},
         {"block_size": 4, "num_heavy": 2, "num_clusters": 3, "exact_up_to": 0, **CAUSAL},
         {"block_size": 3, "num_heavy": 0, "num_clusters": 1, "exact_up_to": 9, **CAUSAL},
+        {"block_size": 4, "reach": 1, "num_heavy": 2, "num_clusters": 3, "exact_up_to": 0, **BUCKETS},
+        {"block_size": 3, "reach": 4, "num_heavy": 0, "num_clusters": 2, "exact_up_to": 9, **SLOPES},
     ],
     "kernelized": [{}, {"kernel": "laplace"}],
     "skyformer": [
@@ -97,7 +118,7 @@ POSITIONAL = {name for name, method in METHODS.items() if method.positional}
 
 def is_cross(name, options):
     """Whether queries and keys may be different tokens."""
-    return METHODS[name].cross_attention and not (options.get("is_causal") or options.get("num_selected"))
+    return METHODS[name].cross_attention and not any(options.get(each) for each in (*CALLED, "num_selected"))
 
 
 RANDOM = [
@@ -262,23 +283,41 @@ def draw_keep(seed, b, n):
     return keep.to(DEVICE)
 
 
-class Causal(torch.nn.Module):
-    """A method that is asked for its causal form in every call."""
+class Called(torch.nn.Module):
+    """A method that is asked for its causal form, or with a bias, in every call."""
 
-    def __init__(self, attend):
+    def __init__(self, attend, **called):
         super().__init__()
-        self.attend, self.weights = attend, attend.weights
-        self.method, self.options, self.num_heads = f"{attend.method} causal", attend.options, attend.num_heads
+        self.attend, self.weights, self.called = attend, attend.weights, called
+        self.method, self.options, self.num_heads = attend.method, attend.options, attend.num_heads
+        self.method += " causal" if "is_causal" in called else " biased"
 
-    def forward(self, q, k, v, *, keep=None, key_keep=None, query_keep=None, cu_seqlens=None):
+    def forward(self, q, k, v, *, keep=None, key_keep=None, query_keep=None, cu_seqlens=None, skip=None):
         masks = {"keep": keep, "key_keep": key_keep, "query_keep": query_keep, "cu_seqlens": cu_seqlens}
-        return self.attend(q, k, v, **masks, is_causal=True)
+        return self.attend(q, k, v, **masks, skip=skip, **self.called)
+
+    def _apply(self, fn, recurse=True):
+        if "bias" in self.called:
+            bias = self.called["bias"]
+            self.called["bias"] = type(bias)(
+                fn(bias.weight if isinstance(bias, Buckets) else bias.slopes),
+                **({"max_distance": bias.max_distance} if isinstance(bias, Buckets) else {}),
+            )
+        return super()._apply(fn, recurse)
+
+
+def called_with(options):
+    """Options of a method, and arguments of its calls."""
+    called = {name: value for name, value in options.items() if name in CALLED}
+    return {name: value for name, value in options.items() if name not in CALLED}, called
 
 
 def build(name, options, *, h=2, d=4):
-    of_method = {option: value for option, value in options.items() if option != "is_causal"}
+    of_method, called = called_with(options)
     attend = build_attention(name, num_heads=h, head_dim=d, **of_method).to(DEVICE)
-    return (Causal(attend) if options.get("is_causal") else attend).eval()
+    if "bias" in called:
+        called["bias"] = called["bias"].of_heads([head % 2 for head in range(h)])
+    return (Called(attend, **called) if called else attend).eval()
 
 
 def ones(b, n):
@@ -290,8 +329,16 @@ def across(name, n, s, b=2):
     return {"key_keep": ones(b, s)} if name in POSITIONAL and n != s else {}
 
 
-def dense_softmax(q, k, v):
-    return torch.softmax(q @ k.mT / q.shape[-1] ** 0.5, dim=-1) @ v
+def dense_softmax(q, k, v, bias=None):
+    return torch.softmax(q @ k.mT / q.shape[-1] ** 0.5 + pairs_of(bias, q), dim=-1) @ v
+
+
+def pairs_of(bias, q):
+    """The bias of all pairs of tokens (h, n, n)."""
+    if bias is None:
+        return 0.0
+    place = torch.arange(q.shape[-2], device=DEVICE)
+    return torch.stack([bias.at_distance(each, place - place[:, None]) for each in bias.weight]).to(q.dtype)
 
 
 def dense_causal(q, k, v):
@@ -357,6 +404,8 @@ def build_exact(name, backend):
     options, oracle = EXACT[name]
     attend = build(name, {**options, **backend})
     EXACT_WEIGHTS.get(name, lambda module: None)(attend)
+    if "bias" in backend:
+        return attend, functools.partial(dense_softmax, **backend)
     return attend, dense_causal if backend == CAUSAL else OTHER_KERNELS.get(backend.get("kernel"), oracle)
 
 
@@ -529,9 +578,7 @@ def test_what_padding_holds_reaches_no_gradient_of_a_layer(name, options, junk, 
     """Neither inputs nor weights: a projection sums over all tokens."""
     if not self_attention and not is_cross(name, options):
         pytest.skip("self-attention only")
-    options, called = dict(options), {}
-    if options.pop("is_causal", False):
-        called = CAUSAL
+    options, called = called_with(options)
     layer = MultiheadAttention(8, 2, method=name, self_attention=self_attention, dtype=torch.float64, **options).eval()
     layer, keep, results = layer.to(DEVICE), draw_keep(8, 2, 17), []
     for content in (0.0, junk):
@@ -664,6 +711,9 @@ EXACT_CASES = [
     ("nystrom", TRITON),
     ("near_far", TRITON),
     ("near_far", CAUSAL),
+    ("near_far", BUCKETS),
+    ("near_far", SLOPES),
+    ("softmax", BUCKETS),
     ("skyformer", TRITON),
 ]
 every_exact_case = pytest.mark.parametrize(("name", "backend"), EXACT_CASES, ids=str)
@@ -789,6 +839,25 @@ def formula_of(attend, inputs, keep=None, key_keep=None, query_keep=None):
             near = near | reference.selected_keys(q, k, v, cluster=chosen, near=near, places=places, **sizes)
         return reference.near_far(q, k, v, cluster=chosen, num_clusters=m, near=near if is_self else None)
 
+    def near_far_biased(q, k, v, b, h, places):
+        bias, m, size = attend.called["bias"], options.num_clusters, options.block_size
+        between = functools.partial(bias.at_distance, bias.weight[h].to(q.dtype))
+        if len(k) <= max(options.exact_up_to, options.num_heavy, m, size):
+            return reference.softmax_with_bias(q, k, v, bias=between(places - places[:, None]))
+        far = reference.far_bias(
+            between, places, block_size=size, reach=options.reach, by_sides=bias.furthest is not None
+        )
+        return reference.near_far_with_bias(
+            q, k, v, cluster=choose(*batch(q, k), None, None, options).cluster[0, 0], num_clusters=m,
+            near=reference.near_keys(places, places, block_size=size, reach=options.reach),
+            bias=between(places - places[:, None]), far=far,
+        )  # fmt: skip
+
+    def softmax_biased(q, k, v, b, h, places):
+        bias = attend.called["bias"]
+        pairs = bias.at_distance(bias.weight[h].to(q.dtype), places - places[:, None])
+        return reference.softmax_with_bias(q, k, v, bias=pairs)
+
     def near_far_causal(q, k, v, b, h, places):
         """Holes count as positions, so that tokens are put where they are, among zeros that are not real."""
         n, size, exact = places[-1].item() + 1, options.block_size, options.exact_up_to // options.block_size
@@ -840,6 +909,8 @@ def formula_of(attend, inputs, keep=None, key_keep=None, query_keep=None):
         "softmax": lambda q, k, v, *_: reference.softmax(q, k, v),
         "nystrom": nystrom,
         "near_far": near_far,
+        "near_far biased": near_far_biased,
+        "softmax biased": softmax_biased,
         "near_far causal": near_far_causal,
         "kernelized": lambda q, k, v, *_: reference.kernelized(q, k, v, kernel=options.kernel),
         "skyformer": skyformer,
@@ -1010,6 +1081,9 @@ def test_huge_tokens_leave_finite_what_exact_attention_does(name, options, n, dt
 
     torch.manual_seed(seed)  # for the weights of those that have some
     mask, attend = None if keep is None else keep[:, None, None], build(name, options)
+    if "bias" in options:
+        pairs = pairs_of(options["bias"], inputs[0])
+        mask = pairs[None] if mask is None else torch.where(mask, pairs, -torch.inf)
     exact = results(lambda q, k, v: F.scaled_dot_product_attention(q, k, v, mask), inputs)
     found, wide = (
         results(lambda q, k, v: attend(q, k, v, keep=keep), x) for x in (inputs, [x.float() for x in inputs])
@@ -1059,7 +1133,7 @@ COMMON_OFFSET = {
 @pytest.mark.parametrize("size", [100, 1000, 4000])
 def test_a_common_offset_costs_no_more_digits_than_in_the_plain_formula(name, options, size):
     attend, errors, formula = build(name, options, d=16), 0.0, 0.0
-    dense = dense_causal if options.get("is_causal") else dense_softmax
+    dense = dense_causal if options.get("is_causal") else functools.partial(dense_softmax, bias=options.get("bias"))
     for seed in range(4):
         # On a grid, so that the sums with the offset are exact in float32.
         q, k, v = ((x * 2**10).round() / 2**10 for x in draw(seed, 48, b=1, d=16))
@@ -1263,8 +1337,8 @@ def under(default):
 def test_torchs_defaults_change_nothing(name, options, n, default, native, monkeypatch):
     if native == "0":
         monkeypatch.setenv("NYSTROM_NATIVE", "0")
-    of_method = {key: value for key, value in options.items() if key not in CAUSAL}
-    called, taps = ({}, {"conv_kernel_size": 3}) if of_method == options else (CAUSAL, {})
+    of_method, called = called_with(options)
+    taps = {} if "is_causal" in called else {"conv_kernel_size": 3}
     layer = MultiheadAttention(8, 2, method=name, dtype=torch.float32, **of_method, **taps).to(DEVICE).eval()
     attend, keep, inputs = build(name, options), draw_keep(8, 2, n), draw(8, n, dtype=torch.float32)
     # One sequence is short, and both are in a call of their own.

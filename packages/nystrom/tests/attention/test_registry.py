@@ -15,6 +15,7 @@ def test_each_ability_is_said_once(name):
     assert "masks per pair of tokens" in cannot
     for ability in (
         "causal masks",
+        "a bias of positions",
         "cross-attention",
         "rows of its matrix",
         "ranks of a process group",

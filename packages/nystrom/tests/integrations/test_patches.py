@@ -173,7 +173,7 @@ T5 = {"d_model": 32, "num_layers": 2, "num_heads": 4, "d_ff": 48, "d_kv": 8, "vo
 SAID = {
     "gpt_oss": (GEMMA | {"num_local_experts": 4}, "near_far", "GptOssAttention passes s_aux .attention sinks."),
     "gemma2": (GEMMA, "near_far", "Gemma2Attention passes softcap .soft capping."),
-    "t5": (T5, "near_far", "T5Attention passes position_bias .relative positions."),
+    "t5": (T5, "nystrom", "T5Attention passes position_bias .relative positions."),
     "wav2vec2-bert": (SIZES, "nystrom", "passes position_bias .relative positions."),
     "beit": (SIZES | {"use_relative_position_bias": True}, "nystrom", "passes a bias .of relative positions"),
     "llama": (GEMMA, "nystrom", "LlamaAttention is causal, and nystrom"),

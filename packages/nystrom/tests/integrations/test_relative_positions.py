@@ -1,0 +1,84 @@
+"""T5 and its kin by near_far: equal in the exact limit, and without transformers' n x n bias."""
+
+import pytest
+import torch
+from torch.testing import assert_close
+from torch.utils._python_dispatch import TorchDispatchMode
+from transformers import T5Config, T5EncoderModel, T5Model
+
+from nystrom.integrations import check_attention, set_attention
+
+SIZES = {"d_model": 16, "num_layers": 2, "num_heads": 2, "d_ff": 24, "d_kv": 8, "vocab_size": 64, "dropout_rate": 0.0}
+N = 70
+
+
+def make(method, **options):
+    torch.manual_seed(0)
+    model = T5EncoderModel._from_config(T5Config(**SIZES), attn_implementation=method, attention_options=options)
+    with torch.no_grad():
+        for weight in model.parameters():
+            if weight.ndim == 2:
+                weight.normal_(std=0.15)
+    return model.eval().double()
+
+
+def texts():
+    ids = torch.randint(1, 60, (2, N), generator=torch.Generator().manual_seed(1))
+    return ids, torch.arange(N) < torch.tensor([[N], [48]])
+
+
+@pytest.mark.parametrize("side", ["right", "left"])
+def test_an_encoder_is_its_exact_self_in_the_exact_limit(side):
+    (ids, keep), exact, ours = texts(), make("sdpa"), make("near_far")
+    keep = keep if side == "right" else keep.flip(1)
+    expected, found = (model(input_ids=ids, attention_mask=keep.long())[0] for model in (exact, ours))
+    assert_close(found[keep], expected[keep], rtol=1e-10, atol=1e-10)
+    alone = ours(input_ids=ids[1:][:, keep[1]])[0]
+    assert_close(found[1][keep[1]], alone[0], rtol=1e-10, atol=1e-10)
+    grads = []
+    for out, model in ((expected, exact), (found, ours)):
+        out[keep].square().sum().backward()
+        grads.append(model.encoder.block[0].layer[0].SelfAttention.relative_attention_bias.weight.grad)
+    assert_close(grads[1], grads[0], rtol=1e-8, atol=1e-9)
+
+
+class Largest(TorchDispatchMode):
+    def __init__(self):
+        super().__init__()
+        self.numel = 0
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        out = function(*args, **(kwargs or {}))
+        for x in out if isinstance(out, tuple | list) else (out,):
+            if isinstance(x, torch.Tensor) and x.untyped_storage().size():
+                self.numel = max(self.numel, x.untyped_storage().size() // x.element_size())
+        return out
+
+
+def test_the_bias_of_all_pairs_is_never_made():
+    sizes = {"block_size": 8, "reach": 2, "num_heavy": 4, "num_clusters": 4, "exact_up_to": 0}
+    n, seen = 400, {}
+    for method, options in (("near_far", sizes), ("sdpa", {})):
+        with Largest() as largest, torch.no_grad():
+            make(method, **options)(input_ids=torch.ones(1, n, dtype=torch.long))
+        seen[method] = largest.numel
+    assert seen["near_far"] < n * n <= seen["sdpa"]
+
+
+def test_a_decoder_stays_exact():
+    torch.manual_seed(0)
+    exact = T5Model._from_config(T5Config(**SIZES, decoder_start_token_id=0), attn_implementation="sdpa").eval()
+    ours = T5Model._from_config(T5Config(**SIZES, decoder_start_token_id=0), attn_implementation="near_far").eval()
+    ours.load_state_dict(exact.state_dict())
+    ids, keep = texts()
+    named = {"input_ids": ids, "attention_mask": keep.long(), "decoder_input_ids": ids[:, :9]}
+    assert_close(ours(**named)[0], exact(**named)[0], rtol=1e-4, atol=1e-5)
+    assert len(check_attention(ours, named).exact) == 4
+
+
+@pytest.mark.refuses
+def test_other_methods_refuse_by_name():
+    model = make("sdpa")
+    for call in (lambda: set_attention(model, "nystrom"), lambda: model.set_attn_implementation("skyformer")):
+        with pytest.raises(ValueError, match="T5Attention passes position_bias"):
+            call()
