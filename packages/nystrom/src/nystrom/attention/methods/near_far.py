@@ -258,9 +258,15 @@ def _with_bias(
         return biased_softmax(q, k, v, bias, places, keep=keep, scale=options.scale)
 
     def approximate(q: Tensor, k: Tensor, v: Tensor, places: Tensor, keep: Tensor | None) -> Tensor:
-        q, k, v = at_least_float32(q), *(at_least_float32(x).contiguous() for x in (k, v))
-        tokens = moved_tokens(q, k, v, keep, choose(q, k, keep, keep, options), options)
-        return _put_back(attend_with_positions(tokens, bias, places, keep, options, q.shape[1]), tokens, q)
+        q, k, v = (at_least_float32(x) for x in (q, k, v))
+        chosen, out = choose(q, k, keep, keep, options), []
+        for head in range(q.shape[1]):
+            # Copies exist for one head.
+            one = slice(head, head + 1)
+            tokens = moved_tokens(q[:, one], k[:, one], v[:, one], keep, Chosen(*(x[:, one] for x in chosen)), options)
+            found = attend_with_positions(tokens, bias.of_heads(one), places, keep, options)
+            out.append(_put_back(found, tokens, q[:, one]))
+        return torch.cat(out, dim=1)
 
     if is_number(n) and n <= max(options.num_heavy, options.num_clusters, options.block_size, most):
         return exact(q, k, v, places, keep)

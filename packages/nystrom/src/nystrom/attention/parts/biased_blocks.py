@@ -57,9 +57,8 @@ def attend_with_positions(
     places: Shaped[Tensor, "#b n p"],
     keep: Bool[Tensor, "b n"] | None,
     options: NearFarOptions,
-    heads: int,
-) -> Float[Tensor, "r t e"]:
-    """Self-attention of tokens that are moved to whole blocks, with the bias of where they are."""
+) -> Float[Tensor, "b t e"]:
+    """Self-attention of the tokens of one head, moved to whole blocks, with the bias of where they are."""
     q, k, v, _, chosen, _ = tokens
     size, t = options.block_size, q.shape[1]
     if keep is None:
@@ -72,13 +71,9 @@ def attend_with_positions(
         # Of numbers, only differences count.
         places = torch.arange(t, device=q.device)[None, :, None]
     settings = Settings(bias, options, score_scale(q, options.scale))
-    weight = at_least_float32(bias.weight).to(q.dtype)
+    weight = at_least_float32(bias.weight[0]).to(q.dtype)
     attend = _attend_head if torch.compiler.is_compiling() or not is_number(t) else _Head.apply
-    out = []
-    for head, numbers in enumerate(weight.unbind(0)):
-        mine = [x.unflatten(0, (-1, heads))[:, head] for x in (q, k, v, *chosen)]
-        out.append(attend(settings, *mine[:3], numbers, *mine[3:], real, places))
-    return torch.stack(out, dim=1).flatten(0, 1)
+    return attend(settings, q, k, v, weight, *chosen, real, places)
 
 
 def _attend_head(
