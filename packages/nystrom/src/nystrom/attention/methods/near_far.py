@@ -44,7 +44,7 @@ from nystrom.attention.entry import attend, picks_triton
 from nystrom.attention.exact_limit import exact_one_by_one, exact_where_short
 from nystrom.attention.fused import fused_softmax, unmask_empty_rows
 from nystrom.attention.options import NearFarOptions, documented, refuse_tolerance
-from nystrom.attention.parts.band import from_first_real, pad_to_blocks, without_padding
+from nystrom.attention.parts.band import MovedTokens, from_first_real, moved_tokens, pad_to_blocks, without_padding
 from nystrom.attention.parts.biased_blocks import attend_with_positions
 from nystrom.attention.parts.biased_softmax import biased_softmax, exact_or_not
 from nystrom.attention.parts.block_stretches import attend_in_stretches
@@ -52,7 +52,6 @@ from nystrom.attention.parts.causal import attend_causally
 from nystrom.attention.parts.clusters import QUERY_MEANS, Chosen, choose, cluster_sizes, cluster_sums, take_rows
 from nystrom.attention.parts.error_estimate import within_tolerance
 from nystrom.attention.parts.far_keys import attend_blocks, attend_everywhere
-from nystrom.attention.parts.moved_tokens import Tokens, moved_tokens
 from nystrom.attention.parts.selected_keys import select_keys
 from nystrom.attention.position_bias import SELF_BIAS, PositionBias, as_bias, real_places
 from nystrom.checks import Backend, check_flag
@@ -341,7 +340,9 @@ def _blocks(
     )
 
 
-def _put_back(out: Float[Tensor, "r t e"], tokens: Tokens, q: Float[Tensor, "b h n d"]) -> Float[Tensor, "b h n e"]:
+def _put_back(
+    out: Float[Tensor, "r t e"], tokens: MovedTokens, q: Float[Tensor, "b h n d"]
+) -> Float[Tensor, "b h n e"]:
     """The results of moved tokens, where the tokens were."""
     if tokens.first is None:
         return without_padding(out.unflatten(0, q.shape[:2]), q.shape[2])
@@ -349,7 +350,7 @@ def _put_back(out: Float[Tensor, "r t e"], tokens: Tokens, q: Float[Tensor, "b h
     return take_rows(out, back).unflatten(0, q.shape[:2])
 
 
-def _select(tokens: Tokens, options: NearFarOptions) -> Int[Tensor, "r l s"] | None:
+def _select(tokens: MovedTokens, options: NearFarOptions) -> Int[Tensor, "r l s"] | None:
     """The places of the keys that each block selects, see `select_keys`."""
     if tokens.real is None or not options.num_selected:
         return None
@@ -450,7 +451,7 @@ def _near(real: Bool[Tensor, "b s"], queries: Int[Tensor, " r"], options: NearFa
 
 
 def _selected(
-    tokens: Tokens, queries: Int[Tensor, " r"], heads: int, n: int, options: NearFarOptions
+    tokens: MovedTokens, queries: Int[Tensor, " r"], heads: int, n: int, options: NearFarOptions
 ) -> Bool[Tensor, "b h r n"]:
     """Which of the n tokens the block of a query selects."""
     places = _select(tokens, options)

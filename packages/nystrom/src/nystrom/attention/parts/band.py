@@ -3,6 +3,7 @@ r"""Attention of each query to a few keys around it and a few chosen ones, in me
 Queries are cut into blocks of `size` tokens. Block l attends to K keys: the same ones for all of its queries, apart
 from a bias of 0 or -inf.
 
+- `moved_tokens` lets the first real token of each sequence begin a block.
 - `windows` gives each block the tokens around it without copying them.
 - `attend_blocks` attends to the keys that a method gathers.
 - `attend_globally` lets some queries attend to all keys, and inserts their results among the others.
@@ -12,6 +13,7 @@ time; they are not kept for the backward pass, which copies the keys and attends
 """
 
 from collections.abc import Callable
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -21,7 +23,9 @@ from torch.fx.experimental.symbolic_shapes import statically_known_true
 from torch.utils.checkpoint import checkpoint
 
 from nystrom.attention.fused import fused_softmax
+from nystrom.attention.options import NearFarOptions
 from nystrom.attention.parts.by_heads import by_heads
+from nystrom.attention.parts.clusters import Chosen, take_rows
 from nystrom.autograd_modes import pull_back
 from nystrom.landmarks import take
 from nystrom.shapes import cut_blocks, is_number
@@ -58,6 +62,41 @@ def from_first_real(
     place = torch.arange(pad_to_blocks(keep[..., None], size).shape[1], device=keep.device)
     positions = (first[:, None] + place).clamp(max=n - 1)
     return positions, keep.gather(1, positions) & (place < span[:, None]), first, span
+
+
+class MovedTokens(NamedTuple):
+    """Tokens of self-attention, one head per row, the first real one at the begin of a block, in whole blocks."""
+
+    q: Float[Tensor, "r t d"]
+    k: Float[Tensor, "r t d"]
+    v: Float[Tensor, "r t e"]
+    real: Bool[Tensor, "r t"] | None  # Of the real queries; None if that is not asked for
+    chosen: Chosen
+    first: Int[Tensor, " r"] | None  # The first real token of each row; None if no token has moved
+
+
+def moved_tokens(
+    q: Float[Tensor, "b h n d"],
+    k: Float[Tensor, "b h n d"],
+    v: Float[Tensor, "b h n e"],
+    keep: Bool[Tensor, "b n"] | None,
+    chosen: Chosen,
+    options: NearFarOptions,
+) -> MovedTokens:
+    """Move the tokens; queries, keys and values are zeros where they are not real."""
+    (b, h, n), size, m = q.shape[:3], options.block_size, options.num_clusters
+    q, k, v, heavy, found, cluster = (x.flatten(0, 1) for x in (q, k, v, *chosen))
+    if keep is None:
+        real = pad_to_blocks(torch.ones_like(cluster, dtype=torch.bool)[..., None], size)[..., 0]
+        q, k, v = (pad_to_blocks(x, size) for x in (q, k, v))
+        cluster = pad_to_blocks((cluster - m)[..., None], size)[..., 0] + m
+        return MovedTokens(q, k, v, real if options.num_selected else None, Chosen(heavy, found, cluster), None)
+    row = torch.arange(b * h, device=q.device) // h
+    positions, real, first, _ = (x[row] for x in from_first_real(keep, size))
+    q, k, v = (torch.where(real[..., None], take_rows(x, positions), 0.0) for x in (q, k, v))
+    cluster = torch.where(real, cluster.gather(1, positions), m)
+    heavy = (heavy - first[:, None]).clamp(min=0, max=n - 1)
+    return MovedTokens(q, k, v, real, Chosen(heavy, found, cluster), first)
 
 
 def windows(x: Shaped[Tensor, "b t d"], size: int, half: int) -> Shaped[Tensor, "b l k d"]:

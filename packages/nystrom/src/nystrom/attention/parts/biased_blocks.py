@@ -28,10 +28,9 @@ from torch import Tensor
 
 from nystrom.attention.fused import bias_of
 from nystrom.attention.options import NearFarOptions
-from nystrom.attention.parts.band import from_first_real, pad_to_blocks, windows, without_padding
+from nystrom.attention.parts.band import MovedTokens, from_first_real, pad_to_blocks, windows, without_padding
 from nystrom.attention.parts.clusters import cluster_sizes, cluster_sums, open_where_empty, take_rows
 from nystrom.attention.parts.far_keys import SeenKeys, attend_with_bias
-from nystrom.attention.parts.moved_tokens import Tokens
 from nystrom.attention.position_bias import PositionBias
 from nystrom.autograd_modes import pull_back
 from nystrom.precision import at_least_float32
@@ -43,7 +42,7 @@ _GROUP = 16
 _LEAST = -80.0
 
 
-class Settings(NamedTuple):
+class OfAllHeads(NamedTuple):
     """What all heads share."""
 
     bias: PositionBias
@@ -52,7 +51,7 @@ class Settings(NamedTuple):
 
 
 def attend_with_positions(
-    tokens: Tokens,
+    tokens: MovedTokens,
     bias: PositionBias,
     places: Shaped[Tensor, "#b n p"],
     keep: Bool[Tensor, "b n"] | None,
@@ -70,14 +69,14 @@ def attend_with_positions(
     if not places.is_floating_point():
         # Of numbers, only differences count.
         places = torch.arange(t, device=q.device)[None, :, None]
-    settings = Settings(bias, options, score_scale(q, options.scale))
+    settings = OfAllHeads(bias, options, score_scale(q, options.scale))
     weight = at_least_float32(bias.weight[0]).to(q.dtype)
     attend = _attend_head if torch.compiler.is_compiling() or not is_number(t) else _Head.apply
     return attend(settings, q, k, v, weight, *chosen, real, places)
 
 
 def _attend_head(
-    settings: Settings,
+    settings: OfAllHeads,
     q: Float[Tensor, "b t d"],
     k: Float[Tensor, "b t d"],
     v: Float[Tensor, "b t e"],
@@ -118,7 +117,7 @@ def _attend_head(
 
 
 def _far(
-    settings: Settings,
+    settings: OfAllHeads,
     v: Float[Tensor, "b t e"],
     weight: Float[Tensor, " w"],
     cluster: Int[Tensor, "b t"],
@@ -145,7 +144,7 @@ def _far(
 
 
 def _by_sides(
-    settings: Settings, sums: Float[Tensor, "b l p m w"], weight: Float[Tensor, " w"], furthest: int
+    settings: OfAllHeads, sums: Float[Tensor, "b l p m w"], weight: Float[Tensor, " w"], furthest: int
 ) -> tuple[Float[Tensor, ""], Float[Tensor, "b l m w"]]:
     """The logarithm of the largest weight, and weighted sums, where each side has one bias from a distance on."""
     bias, size, reach = settings.bias, settings.options.block_size, settings.options.reach
@@ -179,7 +178,7 @@ def _by_sides(
 
 
 def _by_middles(
-    settings: Settings,
+    settings: OfAllHeads,
     sums: Float[Tensor, "b l p m w"],
     weight: Float[Tensor, " w"],
     real: Bool[Tensor, "#b t"],
@@ -227,7 +226,7 @@ class _Head(torch.autograd.Function):
     generate_vmap_rule = True
 
     @staticmethod
-    def forward(settings: Settings, *tensors: Any) -> Tensor:
+    def forward(settings: OfAllHeads, *tensors: Any) -> Tensor:
         return _attend_head(settings, *tensors)
 
     @staticmethod
