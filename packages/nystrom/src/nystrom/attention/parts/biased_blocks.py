@@ -38,6 +38,8 @@ from nystrom.shapes import cut_blocks, is_number, score_scale
 
 # Blocks whose sums over near pieces are one product.
 _GROUP = 16
+# Scores of blocks that attend in one call: at least _FEWEST, or half as many as keys have numbers, at most _MOST.
+_FEWEST, _MOST = 2**14, 2**21
 # A weight is at least e to this: less would vanish, and a cluster of such keys with it.
 _LEAST = -80.0
 
@@ -103,17 +105,36 @@ def _attend_head(
     else:
         around = bias.distance(at[:, :1], at[:, :1, :1] + torch.arange(-reach, size + reach, device=q.device)[:, None])
     of_heavy = bias.distance(at, take_rows(places.expand(len(k), -1, -1), heavy)[:, None])
-    scores = [
-        bias.at_distance(weight, around) + bias_of(inside, q.dtype)[:, :, None],
-        bias.at_distance(weight, of_heavy) + bias_of(found, q.dtype)[:, None, None],
-        logs[:, :, None].expand(-1, -1, size, -1),
-    ]
-    seen = SeenKeys(
-        torch.cat([near[0], heavies[0], means[:, None].expand(shape)], dim=2),
-        torch.cat([near[1], heavies[1], values], dim=2),
-        torch.cat([x.to(q.dtype) for x in scores], dim=3),
-    )
-    return attend_with_bias(blocks, seen, scale).flatten(1, 2)
+    means = means[:, None].expand(shape)
+    parts, step = [], _blocks_at_once(k, size * (inside.shape[2] + heavy.shape[1] + m))
+
+    def attend(some: slice) -> Tensor:
+        of_window = bias.at_distance(weight, around if around.shape[1] == 1 else around[:, some])
+        scores = [
+            of_window + bias_of(inside[:, some], q.dtype)[:, :, None],
+            bias.at_distance(weight, of_heavy[:, some]) + bias_of(found, q.dtype)[:, None, None],
+            logs[:, some, None].expand(-1, -1, size, -1),
+        ]
+        scores = [x.expand(len(k), -1, -1, -1).to(q.dtype) for x in scores]
+        seen = SeenKeys(
+            torch.cat([near[0][:, some], heavies[0][:, some], means[:, some]], dim=2),
+            torch.cat([near[1][:, some], heavies[1][:, some], values[:, some]], dim=2),
+            torch.cat(scores, dim=3),
+        )
+        return attend_with_bias(blocks[:, some], seen, scale).flatten(1, 2)
+
+    if step is None:
+        return attend(slice(None))
+    for start in range(0, blocks.shape[1], step):
+        parts.append(attend(slice(start, start + step)))
+    return torch.cat(parts, dim=1)
+
+
+def _blocks_at_once(k: Float[Tensor, "b t d"], scores: int) -> int | None:
+    """How many blocks, each with so many scores in a row, attend in one call; None for all."""
+    if torch.compiler.is_compiling() or not is_number(k.shape[1]):
+        return None
+    return max(1, min(max(_FEWEST, k.numel() // 2), _MOST) // (len(k) * scores))
 
 
 def _far(
@@ -160,7 +181,7 @@ def _by_sides(
     ]
     seen = torch.stack([_in_window(steps * size + start, size, reach) for start in starts], dim=1)
     near = torch.stack(means, dim=1).masked_fill(seen, -torch.inf)
-    sides = bias.at_distance(weight, torch.tensor([-furthest, furthest], device=weight.device))
+    sides = bias.at_distance(weight, torch.arange(-furthest, furthest + 1, 2 * furthest, device=weight.device))
     top = torch.cat([near.flatten(), sides]).amax().detach()
     near, sides = ((x - top).clamp(min=_LEAST).exp() for x in (near.masked_fill(seen, 0.0), sides))
     near = torch.where(seen, 0.0, near)
@@ -189,11 +210,11 @@ def _by_middles(
     starts, device = _starts(size, reach), weight.device
     exists = cut_blocks(real, size)[..., None].to(weight)
     held = exists * cut_blocks(places, size)
-    members = F.one_hot(_numbers(starts, size, device), len(starts)).to(weight)
+    members = (_numbers(starts, size, device)[:, None] == torch.arange(len(starts), device=device)).to(weight)
     middle = held.sum(dim=2) / exists.sum(dim=2).clamp(min=1)
     middles = (members.mT @ held) / (members.mT @ exists).clamp(min=1)
     block = torch.arange(sums.shape[1], device=device)
-    first = block[:, None] * size + torch.tensor(starts, device=device)
+    first = torch.stack([block * size + start for start in starts], dim=1)
     seen = _in_window(first.flatten() - block[:, None] * size, size, reach)
     seen = seen | (sums[..., -1].sum(dim=3) == 0).flatten(1)[:, None]
     scores = bias.at_distance(weight, bias.distance(middle, middles.flatten(1, 2)))
@@ -210,9 +231,11 @@ def _starts(size: int, reach: int) -> list[int]:
 
 def _numbers(starts: list[int], size: int, device: torch.device) -> Int[Tensor, " c"]:
     """The piece of each place of a block."""
-    return torch.bucketize(
-        torch.arange(size, device=device), torch.tensor(starts[1:], device=device, dtype=torch.long), right=True
-    )
+    place = torch.arange(size, device=device)
+    piece = torch.zeros_like(place)
+    for start in starts[1:]:
+        piece = piece + (place >= start)
+    return piece
 
 
 def _in_window(start: Int[Tensor, "*p"], size: int, reach: int) -> Bool[Tensor, "*p"]:

@@ -19,8 +19,9 @@ from nystrom.autograd_modes import pull_back
 from nystrom.landmarks import first_tokens, ranks, take
 from nystrom.shapes import is_number, score_scale, zero_masked
 
-# Scores of a stretch, over batch and heads.
-_SCORES = 2**23
+# Scores of a stretch, over batch and heads: at least _FEWEST, or some for each number of the keys, at most _MOST.
+_FEWEST, _MOST = 2**14, 2**23
+_EACH = 8
 
 
 def biased_softmax(
@@ -42,7 +43,8 @@ def biased_softmax(
     real = None if keep is None else bias_of(unmask_empty_rows(keep), q.dtype)[:, None, None]
     if torch.compiler.is_compiling() or not is_number(n):
         return _attend(bias, factor, q, places, k, v, weight, places, real)[..., :e]
-    length = max(1, _SCORES // max(1, q.shape[0] * q.shape[1] * n))
+    scores = min(max(_FEWEST, _EACH * k.numel()), _MOST)
+    length = max(1, scores // max(1, q.shape[0] * q.shape[1] * n))
     parts = []
     for start in range(0, n, length):
         some = slice(start, start + length)
