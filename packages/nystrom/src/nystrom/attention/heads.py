@@ -83,8 +83,9 @@ class AttentionHeads(nn.Module):
         if is_causal:
             self._check_causal(skip)
         if bias is not None:
-            check_bias(as_bias(bias), q)
             check_takes_bias(self.method)
+            if q.ndim == 4:
+                check_bias(as_bias(bias), q)
         masks, scale = Masks(keep, key_keep, query_keep, cu_seqlens), self._arguments.get("scale")
 
         def exact(heads: list[int], q: Tensor, k: Tensor, v: Tensor) -> Tensor:

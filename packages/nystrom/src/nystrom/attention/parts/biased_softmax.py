@@ -116,9 +116,10 @@ class _Stretch(torch.autograd.Function):
     @staticmethod
     def backward(ctx, *grads: Tensor):  # pyright: ignore[reportIncompatibleMethodOverride]
         q, at, k, v, weight, places, real = ctx.saved_tensors
+        bias, scale = ctx.fixed
 
         def attend(q: Tensor, k: Tensor, v: Tensor, weight: Tensor) -> Tensor:
-            return _attend(*ctx.fixed, q, at, k, v, weight, places, real)
+            return _attend(bias, scale, q, at, k, v, weight, places, real)
 
         of_q, of_k, of_v, of_weight = pull_back(attend, (q, k, v, weight), *grads)
         return None, None, of_q, None, of_k, of_v, of_weight, None, None
