@@ -42,7 +42,7 @@ __all__ = [
 ]
 
 # Raises where a condition on values does not hold when a compiled graph runs.
-assert_in_graph = torch._assert_async
+assert_in_graph = torch._assert_async  # pyright: ignore[reportPrivateImportUsage]
 # Tells a compiler that a condition on sizes holds.
 assume = torch._check
 # The gradients of the first points of torch.cdist, and of a softmax.
