@@ -1,9 +1,9 @@
 """Whether the heads that make most of the error are the same on other texts and at other lengths.
 
-For each model, file of texts and length, the effects of all heads (`nystrom.inspection.head_effects`) are those on the
-first of two texts, with the model's own method, approximating at every length. On the second text, which nothing was
-chosen by, the error of the hidden states is measured with no exact head, with the four of the largest effect on the
-first, and with those of the first file and length.
+For each model, file of texts and length, four exact heads are chosen (`nystrom.inspection.choose_exact_heads`) by all
+of the texts except the last, with the model's own method, approximating at every length. On the last text, which
+nothing was chosen by, the error of the hidden states is measured with no exact head, with these four, and with those of
+the first file and length.
 
     python tools/compare_heads.py --models FOLDER ... --texts papers.jsonl.xz reviews.jsonl.xz --to rows.csv
 
@@ -17,15 +17,15 @@ from pathlib import Path
 import torch
 
 from nystrom.attention.method_names import sized_name
+from nystrom.inspection import choose_exact_heads
 from nystrom.inspection.candidates import SOFTMAX, Candidate
-from nystrom.inspection.head_effects import head_effects, largest_effects
 from nystrom.inspection.whole_model import compare_models, exact_results
 from nystrom_lab.data.language.encoder_texts import Prose, load_encoder, read_batches, read_prose
 from nystrom_lab.data.language.tokenizer import load_tokenizer
 from nystrom_lab.data.sources.corpora import find_corpora
 from nystrom_lab.measure.rows import Row, append_rows, cpu_name
 
-MOST, ENOUGH = 4, 400_000
+ENOUGH = 400_000
 REFERENCE = Path("python")
 
 
@@ -51,14 +51,13 @@ def with_heads(plain, heads):
 
 
 def rows_of(model, plain, batches, first):
-    """The four heads with the largest effects, and quantities with their values; `first` are those of another text."""
-    exact = exact_results(model, batches)
-    effects = head_effects(model, batches[:1], exact[:1], plain)
-    total = sum(float(each.clamp(min=0).sum()) for each in effects.values())
-    best = largest_effects(effects, MOST)
-    found = [(f"share {place[0]}.{place[1]}", value / total) for place, value in best.items()]
+    """The four chosen heads, and quantities with their values; `first` are those of another text."""
+    shares = choose_exact_heads(model, batches[:-1], plain.method, plain.options).found["exact heads"]
+    best = [tuple(map(int, place.split("."))) for place in shares]
+    found = [(f"share {place}", value) for place, value in shares.items()]
+    batches, exact = batches[-1:], exact_results(model, batches[-1:])
     for name, heads in (("no", ()), ("its own", best), ("the first", first or best)):
-        error = compare_models(model, batches[1:], exact[1:], with_heads(plain, heads)).error
+        error = compare_models(model, batches, exact, with_heads(plain, heads)).error
         found.append((f"held-out hidden error, {name} exact heads", error))
     return best, found
 
@@ -69,6 +68,7 @@ def main():
     parser.add_argument("--models", type=Path, nargs="+", required=True)
     parser.add_argument("--texts", type=Path, nargs="*", default=[REFERENCE])
     parser.add_argument("--lengths", type=int, nargs="+", default=[512, 1024, 2048])
+    parser.add_argument("--count", type=int, default=2, help="texts of each kind, the last of them held out")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--to", type=Path, required=True)
     args = parser.parse_args()
@@ -84,7 +84,7 @@ def main():
         assert plain != SOFTMAX, "a method that approximates"
         for length in args.lengths:
             for path, prose in kinds.items():
-                batches = read_batches(prose, tokenizer, model, length=length, num_texts=2)
+                batches = read_batches(prose, tokenizer, model, length=length, num_texts=args.count)
                 best, found = rows_of(model, plain, batches, first)
                 first = first or best
                 facts = {"model": folder.name, "texts": path.name, "heads": " ".join(f"{a}.{b}" for a, b in best)}
