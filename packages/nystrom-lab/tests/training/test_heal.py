@@ -22,6 +22,7 @@ from transformers import (
 )
 
 import nystrom.integrations  # noqa: F401 (registers the methods that config.json names)
+from nystrom.attention.plan import AttentionPlan, LayerChoice
 from nystrom.integrations.convert import convert
 from nystrom.models import EncoderModel
 from nystrom_lab.cli.main import main
@@ -393,6 +394,17 @@ def test_a_quantised_or_healed_model_is_refused_by_name(healed, unbroken, bert, 
         healed(tmp_path / "made", quantised)
     with pytest.raises(ValueError, match="is healed already, from bert"):
         healed(tmp_path / "made", unbroken, num_landmarks="auto")
+
+
+def test_a_model_with_exact_heads_keeps_them(healed, bert, tmp_path):
+    layers = tuple(LayerChoice("nystrom", {"num_landmarks": 4, "exact_heads": [head]}) for head in (0, 2))
+    AttentionPlan(layers).write(tmp_path / "plan.json")
+    convert(bert, tmp_path / "planned", plan=tmp_path / "plan.json")
+    to = healed(tmp_path / "made", tmp_path / "planned", num_landmarks="auto", learning_rate=1e-4, whole=0.0)
+    first, second = (json.loads((folder / "config.json").read_text()) for folder in (tmp_path / "planned", to))
+    assert second["attention_options"] == first["attention_options"]
+    before, after = errors(to)
+    assert after < before
 
 
 @pytest.mark.long

@@ -52,7 +52,10 @@ def convert_model(words: list[str]) -> None:
     )
     calibrate = asked.pop("calibrate")
     if calibrate and asked["texts"]:
-        raise ValueError("--calibrate chooses exact heads, and --heal trains the attention: leave one of them out.")
+        raise ValueError(
+            "--calibrate chooses exact heads, and --heal trains the attention: convert with --calibrate first, then "
+            "heal that folder."
+        )
     if asked["texts"]:
         heal(**asked)
         return
