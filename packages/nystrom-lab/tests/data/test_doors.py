@@ -35,7 +35,7 @@ def labelled(columns: str = "text,label", labels: Sequence[str] = ("0", "1"), ro
     draw = random.Random(1)
     lines = [columns]
     for i in range(rows):
-        words = " ".join(draw.choices("good bad film plot slow fine".split(), k=9))
+        words = " ".join(draw.choices(["good", "bad", "film", "plot", "slow", "fine"], k=9))
         # Each label comes.
         label = labels[i] if i < len(labels) else draw.choice(labels)
         lines.append(f"{'' if i == empty else f'{words} {i}'},{label}")

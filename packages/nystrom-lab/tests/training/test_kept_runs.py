@@ -76,7 +76,7 @@ def make(to: Path) -> None:
     from nystrom_lab.data.language.mlm_sop.task import prepare_mlm_sop
     from nystrom_lab.data.lra.listops.task import prepare_listops
 
-    draw, words = random.Random(0), "good bad film plot slow fine a the".split()
+    draw, words = random.Random(0), ["good", "bad", "film", "plot", "slow", "fine", "a", "the"]
     for kind in COMMANDS:
         (to / kind).mkdir(parents=True)
     prepare_listops(to / "train" / "data", train=16, val=8, test=8, min_length=5, max_length=30)
