@@ -25,7 +25,7 @@ KEPT = Path(__file__).with_name("resolved_settings.txt")
 CHANGES: list[dict[str, Any]] = [
     {},
     {"steps": 50},
-    {"learning_rate": 0.01, "positions": "rotary"},
+    {"learning_rate": 0.01, "position_kind": "rotary"},
     {"evaluate_every": 7, "steps": 70},
     {"pooling": "cls", "batch_size": 8},
     {"max_length": 777},
@@ -46,12 +46,12 @@ PRETRAIN_CHANGES: list[dict[str, Any]] = [
 def trained(task: str, preset: str, attention: str | None) -> Iterator[dict[str, Any]]:
     for change in CHANGES:
         named = dict(change)
-        positions = named.pop("max_length", None)
+        num_positions = named.pop("max_length", None)
         try:
             options = TrainOptions(
                 task=task, preset=preset, attention=attention, device="cpu", precision="float32", **named
             )
-            settings = settle(options, positions=positions)
+            settings = settle(options, num_positions=num_positions)
             yield {"settings": settings.record(), "words": settings.words()}
         except (ValueError, TypeError) as error:
             yield {"refused": str(error)}

@@ -21,14 +21,15 @@ from nystrom.command_options import arguments_doc, signature_of
 from nystrom.input_files import check_model, check_model_folder, check_regular
 from nystrom.json_files import read_json
 from nystrom.whole_files import check_place
+from nystrom_lab.config import FLAGS
 
 _IN_WORDS = {"INT": "a whole number", "FLOAT": "a number", "FLOAT FLOAT": "two numbers"}
 # Parameters that name places to write to; all other paths are read.
 OUTPUTS = ("to", "figure", "gather")
 # Commands whose first word is a model.
 _MODELS = {"convert": "source", "export": "folder"}
-# No parameter in Python can be called from.
-_NAMES = MappingProxyType({"source": "from"})
+# `from` is a keyword, so the parameter is `source` and only the flag is `--from`.
+_NAMES = MappingProxyType({"source": "from", **FLAGS})
 
 
 class UsageError(ValueError):
@@ -42,7 +43,7 @@ def arguments_of(
     /,
     *,
     positional: str = "",
-    names: Mapping[str, str] = _NAMES,
+    names: Mapping[str, str] = MappingProxyType({}),
     **replaced: inspect.Parameter,
 ) -> dict[str, Any]:
     """Parse a command line by a function's signature and docstring, without calling the function.
@@ -61,6 +62,7 @@ def arguments_of(
     """
     import tyro
 
+    names = {**_NAMES, **names}
     shown, doc = inspect.signature(function), inspect.getdoc(function) or ""
     if isinstance(function, type):
         shown, doc = signature_of(function), doc.partition("\n\n")[0] + "\n\n" + arguments_doc(function)
