@@ -508,7 +508,7 @@ class FinetuneOptions(Steps, RunOptions):
 
 @dataclass(frozen=True)
 class HealOptions(ConvertOptions, Steps, RunOptions):
-    """Options of a conversion that is healed: its attention learns from the exact model.
+    """Convert a model, and let its attention learn from the exact model; a model that became worse is not kept.
 
     Attributes:
         source: As for a conversion; of another model of transformers, a decoder too, the attention alone is replaced.

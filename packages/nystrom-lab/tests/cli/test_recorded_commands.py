@@ -40,7 +40,14 @@ def recorded() -> list[list[str]]:
             found |= {row.get("command") or "" for row in csv.DictReader(rows)}
     each = [shlex.split(command) for command in sorted(found)]
     each = [words[words.index("nystrom_lab") :] if "nystrom_lab" in words[:6] else words for words in each]
-    return [words[1:] for words in each if words[:1] in (["nystrom"], ["nystrom_lab"])]
+    return [healing(words[1:]) for words in each if words[:1] in (["nystrom"], ["nystrom_lab"])]
+
+
+def healing(words: list[str]) -> list[str]:
+    """A healing as it was recorded, `convert MODEL --heal TEXTS`, as the command that it is now."""
+    if words[0] != "convert" or "--heal" not in words:
+        return words
+    return ["heal", *("--texts" if word == "--heal" else word for word in words[1:])]
 
 
 @pytest.mark.long

@@ -27,7 +27,7 @@ _IN_WORDS = {"INT": "a whole number", "FLOAT": "a number", "FLOAT FLOAT": "two n
 # Parameters that name places to write to; all other paths are read.
 OUTPUTS = ("to", "figure", "gather")
 # Commands whose first word is a model.
-_MODELS = {"convert": "source", "export": "folder"}
+_MODELS = {"convert": "source", "heal": "source", "export": "folder"}
 # `from` is a keyword, so the parameter is `source` and only the flag is `--from`.
 _NAMES = MappingProxyType({"source": "from", **FLAGS})
 

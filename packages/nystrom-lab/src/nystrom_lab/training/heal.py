@@ -48,8 +48,7 @@ def heal(asked: HealOptions) -> Path:
         check_fresh(asked.to)
     # Before anything is converted: what is not there, or has no text, is refused.
     find_corpora(asked.texts, text_field=asked.text_field)
-    words = ["convert", str(asked.source), "--heal", *map(str, asked.texts), "--to", str(asked.to)]
-    words += asked_words(replace(asked, texts=()), options="")
+    words = ["heal", str(asked.source), "--to", str(asked.to), *asked_words(asked, options="")]
 
     from nystrom_lab.training.heal_model import heal_model
 
