@@ -117,7 +117,7 @@ class Settings(Resolved, TrainOptions):
         changed = {f"options.{name}": value for name, value in self.options.items() if value != before.get(name)}
         if self.conv_kernel_size != method.conv_kernel_size:
             changed["conv_kernel_size"] = self.conv_kernel_size or 0
-        plain = _preset_values(base, method, self.position_kind, self.steps, self.evaluate_every)
+        plain = preset_values(base, method, self.position_kind, self.steps, self.evaluate_every)
         plain |= {"position_kind": method.position_kind or base.position_kind, "steps": base.steps}
         plain["evaluate_every"] = min(base.evaluate_every, self.steps)
         plain = {name: now for name, value in plain.items() if (now := getattr(self, name)) != value}
@@ -235,7 +235,7 @@ def settle(
         chosen["adam_betas"] = tuple(chosen["adam_betas"])
     steps = chosen.get("steps", base.steps)
     check_at_least("steps", steps, 1)
-    values = _preset_values(base, method, chosen.get("position_kind"), steps, chosen.get("evaluate_every")) | chosen
+    values = preset_values(base, method, chosen.get("position_kind"), steps, chosen.get("evaluate_every")) | chosen
     longest = attended(base, num_positions, values["pooling"])
     if start is not None:
         start.check_longest(longest)
@@ -261,10 +261,15 @@ def settle(
     return settings
 
 
-def _preset_values(
+def preset_values(
     base: Preset, method: MethodSetting, position_kind: str | None, steps: int, evaluate_every: int | None
 ) -> dict[str, Any]:
-    """The defaults of a run of a method with this kind of positions (None for the preset's) and number of steps."""
+    """The defaults of a run of a method, by the names of `Arena`.
+
+    Args:
+        position_kind: The requested kind; None for the preset's.
+        evaluate_every: The requested interval; None for the preset's.
+    """
     values = {entry.name: getattr(base, entry.name) for entry in fields(Arena)}
     values["position_kind"] = method.position_kind or base.position_kind
     if (position_kind or values["position_kind"]) != "rotary":
