@@ -20,6 +20,7 @@ from nystrom.attention.method_names import sized_name
 from nystrom.inspection.candidates import SOFTMAX, Candidate
 from nystrom.inspection.head_effects import head_effects, largest_effects
 from nystrom.inspection.whole_model import compare_models, exact_results
+from nystrom.models.files.model_fingerprint import model_fingerprint
 from nystrom_lab.data.language.encoder_texts import Prose, load_encoder, read_batches, read_prose
 from nystrom_lab.data.language.tokenizer import load_tokenizer
 from nystrom_lab.data.sources.corpora import find_corpora
@@ -77,6 +78,7 @@ def main():
     for folder in args.models:
         model, tokenizer, first = load_encoder(folder, length=max(args.lengths)), load_tokenizer(folder), {}
         method, options = model.config.attention, model.config.attention_options
+        fingerprint = model_fingerprint(folder)
         if method == "near_far":
             options = {**options, "exact_up_to": 0}
         name, size = sized_name(method, options)
@@ -87,7 +89,8 @@ def main():
                 batches = read_batches(prose, tokenizer, model, length=length, num_texts=2)
                 best, found = rows_of(model, plain, batches, first)
                 first = first or best
-                facts = {"model": folder.name, "texts": path.name, "heads": " ".join(f"{a}.{b}" for a, b in best)}
+                heads = " ".join(f"{layer}.{head}" for layer, head in best)
+                facts = {"model": folder.name, "fingerprint": fingerprint, "texts": path.name, "heads": heads}
                 print(folder.name, path.name, length, *(f"{what} {value:.3f}" for what, value in found), flush=True)
                 append_rows(
                     args.to,

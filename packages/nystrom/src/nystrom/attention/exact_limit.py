@@ -20,6 +20,7 @@ from torch import Tensor
 
 from nystrom.attention.fused import fused_softmax
 from nystrom.landmarks import all_real, first_tokens, is_known, real_index, short_sequences, take
+from nystrom.private_torch import is_transformed
 from nystrom.shapes import has_numbers, is_number, zero_masked
 
 # Share of padding above which cutting a batch into sequences saves more than the extra calls cost.
@@ -165,7 +166,7 @@ def may_branch(x: Tensor) -> bool:
     return not (
         # First: a compiler cannot ask for a capture.
         torch.compiler.is_compiling()
-        or torch._C._are_functorch_transforms_active()
+        or is_transformed()
         or not has_numbers(x)
         or (x.is_cuda and torch.cuda.is_current_stream_capturing())
         or not all(is_number(size) for size in x.shape)

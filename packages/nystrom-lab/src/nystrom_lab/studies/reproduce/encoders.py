@@ -29,6 +29,7 @@ from nystrom.integrations.model_loader import load_model, read_model_config
 from nystrom.models.configuration import EncoderConfig
 from nystrom.models.encoder import EncoderModel
 from nystrom.models.files.loading import check_weights
+from nystrom.models.files.model_fingerprint import model_fingerprint
 from nystrom.models.positions import Lengthening
 from nystrom_lab.data.language.encoder_texts import Prose, read_prose, tokens_of, windows_of
 from nystrom_lab.data.language.tokenizer import load_tokenizer
@@ -67,7 +68,7 @@ class Encoder:
 
     def in_words(self, **setting: object) -> dict[str, str]:
         """The setting of a study of this encoder, for its plan."""
-        return in_words(model=self.name, texts=self.prose.name, **setting)
+        return in_words(model=self.name, fingerprint=model_fingerprint(self.folder), texts=self.prose.name, **setting)
 
     def check_length(self, length: int, windows: int = 1) -> None:
         """Raise ValueError if the text has fewer than windows * length tokens."""
