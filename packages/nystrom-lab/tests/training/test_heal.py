@@ -430,15 +430,16 @@ def test_other_models_are_healed_too(healed, tmp_path):
 
 
 @pytest.mark.long
-def test_the_command_heals_and_says_what_needs_texts(bert, texts, tmp_path, capsys):
-    words = ["convert", str(bert), "--to", str(tmp_path / "made"), "--num-landmarks", "4", "--device", "cpu"]
+def test_the_command_heals_and_needs_texts(bert, texts, tmp_path, capsys):
+    words = ["heal", str(bert), "--to", str(tmp_path / "made"), "--num-landmarks", "4", "--device", "cpu"]
     words += ["--steps", "2", "--batch-size", "4"]
     assert main(words) == 2
-    assert "--device is cpu, but nothing is healed: name texts with --heal" in capsys.readouterr().err
-    assert main([*words, "--heal", str(texts)]) == 0
+    assert "texts names nothing: name files or folders of texts" in capsys.readouterr().err
+    assert main([*words, "--texts", str(texts)]) == 0
     assert "Error of the last hidden states" in capsys.readouterr().out
     (row, *_) = read_rows(tmp_path / "made-run" / "rows.csv")
-    assert row.command.startswith("nystrom convert bert --heal texts.txt --to made")
+    assert row.command.startswith("nystrom heal bert --to made --steps 2 --batch-size 4")
+    assert "--texts texts.txt" in row.command
     assert (tmp_path / "made-run" / "error.png").stat().st_size > 1000
 
 
@@ -446,7 +447,7 @@ def test_the_command_heals_and_says_what_needs_texts(bert, texts, tmp_path, caps
 def test_two_processes_share_the_texts(unbroken, bert, texts, torchrun, tmp_path):
     words = ["--num-landmarks", "4", "--steps", "6", "--batch-size", "4", "--evaluate-every", "2"]
     words += ["--learning-rate", "1e-3", "--device", "cpu", "--threads", "1", "--whole", ".5"]
-    done = torchrun(2, "convert", bert, "--heal", texts, "--to", tmp_path / "made", *words)
+    done = torchrun(2, "heal", bert, "--texts", texts, "--to", tmp_path / "made", *words)
     assert done.returncode == 0, done.stderr
     # float32, over the steps of Adam; other sums.
     assert errors(tmp_path / "made") == pytest.approx(errors(unbroken), rel=1e-3)

@@ -100,25 +100,25 @@ class Encoder:
             result[layer] = Recording(*(torch.cat(part) for part in parts))
         return result
 
-    def lengthened(self, length: int, folder: Path, positions: Lengthening = "interpolate") -> "Encoder":
+    def lengthened(self, length: int, folder: Path, stretch: Lengthening = "interpolate") -> "Encoder":
         """The encoder with a table of positions for this length, if its own is shorter (`nystrom convert`).
 
         Args:
             length: Tokens of the longest text.
             folder: Folder in which the new model is made, or already is.
-            positions: "interpolate" stretches the table, "repeat" repeats it.
+            stretch: "interpolate" stretches the table, "repeat" repeats it.
 
         Raises:
             ValueError: The positions of the encoder cannot be stretched.
         """
         if length <= self.positions:
             return self
-        made = folder / f"{self.name}-{length}{'' if positions == 'interpolate' else f'-{positions}'}"
+        made = folder / f"{self.name}-{length}{'' if stretch == 'interpolate' else f'-{stretch}'}"
         if not made.is_dir():
             with no_file_bars():
                 convert(
                     self.folder, made, attention="softmax", conv_kernel_size=None, max_position_embeddings=length,
-                    positions=positions,
+                    stretch=stretch,
                 )  # fmt: skip
         return replace(self, folder=made)
 

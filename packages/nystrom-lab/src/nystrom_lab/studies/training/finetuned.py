@@ -238,7 +238,7 @@ def _made(setting: Setting, name: str, runs: Path) -> str:
         return name
     made = runs / name
     if not (made / "config.json").is_file():
-        convert(model, made, num_landmarks=64, conv_kernel_size=None, max_position_embeddings=LONG, positions="repeat")
+        convert(model, made, num_landmarks=64, conv_kernel_size=None, max_position_embeddings=LONG, stretch="repeat")
     return str(made)
 
 
