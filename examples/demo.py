@@ -235,7 +235,7 @@ def main() -> None:
         model = longer(folder / "stretched", longest)
         with Progress("Reading", len(lengths) * len(METHODS) * (args.turns + 2), unit="readings") as progress:
             found = {n: read(model, [*ids[: n - 1], tokenizer.sep_token_id], args.turns, progress) for n in lengths}
-        model = longer(folder / "repeated", args.tokens, positions="repeat")
+        model = longer(folder / "repeated", args.tokens, stretch="repeat")
     rows = [(f"{n:,}", *row) for n, (each, _) in found.items() for row in each]
     heads = ("tokens", "attention", "seconds", "quartiles", "faster", "MB", "error", "cosine")
     forms = ("{}", "{}", "{:.3g}", "{}", "{:.1f}x", "{:.0f}", "{:.2f}", "{:.3f}")

@@ -58,7 +58,7 @@ def main() -> None:
             folder / "long",
             attention=args.attention,
             max_position_embeddings=args.max_length,
-            positions="repeat",
+            stretch="repeat",
         )
 
         from sentence_transformers import SentenceTransformer

@@ -169,6 +169,21 @@ def test_the_table_of_exact_heads_with_selected_keys_is_that_of_the_rows():
         assert f"| {n:,} | {found} |" in page
 
 
+def test_the_table_of_heads_that_are_chosen_one_by_one_is_that_of_the_rows():
+    cells: dict[tuple[int, str, str], dict[str, Row]] = {}
+    for row in read_rows(ROOT / "results" / "heads-chosen.csv"):
+        if not row.facts.get("threads"):
+            assert row.n is not None
+            cells.setdefault((row.n, row.facts["model"], row.command), {})[row.quantity] = row
+    page = (DOCS / "inspect.md").read_text(encoding="utf-8")
+    for (n, model, _), found in cells.items():
+        shares = ", ".join(f"{name[6:]} {row.value:.0%}" for name, row in found.items() if name.startswith("share"))
+        errors = (found[f"held-out hidden error, {heads} exact heads"] for heads in ("no", "its own"))
+        sizes = "with selected keys" if model.endswith("-selects") else "without"
+        line = f"| {n:,} | {sizes} | {shares} | {' | '.join(f'{row.value:.3f}' for row in errors)} |"
+        assert not shares or line in page
+
+
 def test_the_summary_of_compared_attentions_has_numbers_of_the_tables_below():
     page = (DOCS / "compare-attentions.md").read_text(encoding="utf-8")
     summary, _, below = page.partition("## The same call")

@@ -22,6 +22,7 @@ from pathlib import Path
 import torch
 import torch.nn.functional as F
 
+from nystrom.models.files.model_fingerprint import model_fingerprint
 from nystrom_lab.data.language.encoder_texts import load_encoder
 from nystrom_lab.data.language.tokenizer import load_tokenizer
 from nystrom_lab.data.sources.corpora import find_corpora
@@ -108,7 +109,8 @@ def main():
         seconds = (time.process_time() - start) / len(rest)
         scores = F.normalize(asked, dim=-1) @ F.normalize(torch.stack(read), dim=-1).T
         found = int((scores.argmax(1) == torch.tensor(right)).sum())
-        common = {"method": name, "n": args.length, "dtype": "float32", "device": cpu_name()}
+        facts = {"fingerprint": model_fingerprint(folder)}
+        common = {"method": name, "n": args.length, "dtype": "float32", "device": cpu_name(), "facts": facts}
         values = (("passages found", found, "", right), (f"processor time of a {kind}", seconds, "s", rest))
         rows = [
             Row(study=f"search {kind}s", quantity=quantity, value=value, unit=unit, repeats=len(of), **common)

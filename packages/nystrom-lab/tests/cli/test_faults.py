@@ -177,7 +177,7 @@ def test_a_model_that_asks_for_other_code_ends_every_command_in_one_line(
         "predict": ["predict", "--model", str(folder), "--data", str(prose)],
         "inspect": ["inspect", str(folder), "--texts", str(prose)],
         "finetune": ["finetune", "--model", str(folder), "--data", str(tmp_path), *to],
-        "heal": ["convert", str(folder), *to, "--heal", str(prose), "--device", "cpu"],
+        "heal": ["heal", str(folder), *to, "--texts", str(prose), "--device", "cpu"],
         "bench": ["bench", "model", "--model", str(folder), *to],
         "reproduce": ["reproduce", "low-rank", "--model", str(folder), "--texts", str(prose), *to],
     }[command]

@@ -15,7 +15,7 @@ from nystrom_lab.cli.main import main
 
 # The words of each command that reads a model or a file, with the place of what it reads.
 READERS = [
-    *("inspect {} --texts here", "inspect here --texts {}", "convert {} --to made", "convert here --heal {} --to made"),
+    *("inspect {} --texts here", "inspect here --texts {}", "convert {} --to made", "heal here --texts {} --to made"),
     *("convert here --plan {} --to made", "export {} --to made.onnx", "finetune --model ./{} --data here"),
     *("finetune --model here --data {}", "predict --model ./{} --data here", "predict --model here --data {}"),
     *("train listops --model {}", "train listops --data {}", "pretrain --model {} --data here", "pretrain --data {}"),
@@ -88,7 +88,7 @@ def test_a_pipe_is_refused_in_one_line(words, here, capsys):
 @pytest.mark.parametrize(
     "words",
     [
-        *("convert here --to {}", "convert here --heal here/a.txt --to {}", "export here --to {}.onnx"),
+        *("convert here --to {}", "heal here --texts here/a.txt --to {}", "export here --to {}.onnx"),
         *("predict --model here --data here/a.txt --to {}.tsv", "inspect here --texts here/a.txt --to {}"),
         *("tokenizer train --from here --to {}", "data prepare text --from here --to {}", "train listops --to {}"),
         "data prepare mlm-sop --from here --tokenizer here --to {}",
@@ -104,7 +104,7 @@ def test_a_place_that_nothing_can_be_written_to_is_told_before_anything_is_read(
 
 @pytest.mark.parametrize(
     "words",
-    ["convert ../here --to .", "convert ../here --heal ../here --to .", "tokenizer train --from ../texts --to ."],
+    ["convert ../here --to .", "heal ../here --texts ../here --to .", "tokenizer train --from ../texts --to ."],
 )
 def test_the_current_folder_is_no_place_for_a_new_one(words, here, monkeypatch, capsys):
     (here / "texts").mkdir()

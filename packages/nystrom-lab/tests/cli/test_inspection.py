@@ -7,6 +7,7 @@ from transformers import AlbertConfig, AlbertModel, PreTrainedModel
 
 from nystrom.attention.plan import read_plan
 from nystrom.models import EncoderConfig
+from nystrom.models.files.model_fingerprint import model_fingerprint
 from nystrom_lab.cli.main import main
 from nystrom_lab.measure.rows import read_rows
 from nystrom_lab.report.inspection import TIME
@@ -24,6 +25,7 @@ def test_inspect_writes_a_verdict_rows_and_figures(tiny_bert, prose, tmp_path, c
     assert max(map(len, verdict.splitlines())) <= 80
     rows = read_rows(tmp_path / "out" / "rows.csv")
     assert {row.method for row in rows} == {"softmax", "nystrom-4", "nystrom-8"}
+    assert {row.fact("fingerprint") for row in rows} == {model_fingerprint(tiny_bert)}
     names = {file.name for file in (tmp_path / "out").iterdir()}
     assert names == {"rows.csv", "verdict.txt"} | {
         f"{name}.{suffix}" for name in ("errors", "attention", "sizes") for suffix in ("png", "svg")
@@ -92,6 +94,7 @@ def test_a_budget_gives_a_plan_that_convert_takes(tiny_bert, prose, tmp_path, ca
     rows = read_rows(tmp_path / "out" / "rows.csv")
     (time,) = (row for row in rows if (row.method, row.quantity) == ("nystrom_plan", TIME))
     assert [time.low, time.high] == plan.found["quartiles of the mean ms"]
+    assert time.fact("fingerprint") == model_fingerprint(tiny_bert)
     # The plan rests on the times that the verdict prints, not on others.
     exact = next(row.value for row in rows if (row.method, row.quantity) == ("softmax", TIME))
     assert plan.found["ms of a layer's attention"]["softmax"] == pytest.approx(exact, abs=1e-4)

@@ -63,6 +63,7 @@ OUTPUTS = {
     ("lra curves", "gather"): [("{curves} --figure {work}/new.png --gather {to}", [""])],
     ("inspect", "to"): [("{model} " + ON_TEXTS + " --to {to}", INSPECTED)],
     ("convert", "to"): [("{model} --to {to}", ("notes.txt", "config.json", "model.safetensors"))],
+    ("heal", "to"): [("{model} " + ON_TEXTS + " --to {to}", ("notes.txt", "config.json", "model.safetensors"))],
     ("export", "to"): [("{model} --to {to}.onnx", ["", ".data"])],
     ("reproduce", "to"): [
         ("complexity --to {to}/..", STUDY),

@@ -6,8 +6,9 @@ import pytest
 from transformers import BertConfig, pipeline
 
 from nystrom.models import EncoderForMaskedLM
+from nystrom.models.files.model_fingerprint import model_fingerprint
 from nystrom_lab.cli.main import main
-from nystrom_lab.measure.rows import Row
+from nystrom_lab.measure.rows import Row, read_rows
 from nystrom_lab.studies.fill_mask import PRINTED, SENTENCE, STUDIES
 from nystrom_lab.studies.reproduce.run import check_study, run_study
 from nystrom_lab.studies.reproduce.study import Setting
@@ -36,6 +37,8 @@ def test_a_published_model_fills_the_sentence_and_its_words_are_those_of_the_lib
     assert [line[1] for line in summary.tables[0].lines] == list(PRINTED)
     assert summary.verdicts[0].agrees is False
     assert (job.folder / "blog.png").is_file()
+    fingerprints = {row.fact("fingerprint") for row in read_rows(job.folder / "rows.csv")}
+    assert fingerprints == {model_fingerprint(folder)}
 
 
 def test_the_posts_own_words_and_scores_agree_and_others_do_not(rows):

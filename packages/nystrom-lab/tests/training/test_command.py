@@ -45,7 +45,7 @@ def settings_of(task="listops", **asked):
         {"steps": 50, "batch_size": 8, "learning_rate": 3e-4, "warmup_steps": 2, "dropout": 0.0, "accumulation": 2},
         {"steps": 60, "evaluate_every": 30, "log_every": 10},
         {"attention": "reformer", "options": {"across_buckets": True, "shared_qk": False}},
-        {"positions": "rotary", "rotary_share": 0.5, "rotary_across_heads": True, "short_conv_kernel_size": 3},
+        {"position_kind": "rotary", "rotary_share": 0.5, "rotary_across_heads": True, "short_conv_kernel_size": 3},
         {"attention": "none", "pooling": "max", "pooled_norm": "batch", "feed_forward": "glu"},
         {"adam_betas": (0.9, 0.98), "clip_norm": 1.0},
         {"schedule": "cosine", "label_smoothing": 0.1, "augment": True, "denoise": 1.0},

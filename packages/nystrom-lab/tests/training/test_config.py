@@ -21,7 +21,7 @@ HERE = {"device": "cpu", "precision": "float32"}
 
 def train():
     options = {"preset": "modern-small", "attention": "linformer", "options": {"num_features": 16}, "augment": True}
-    return settle(TrainOptions("listops", **options, **HERE, steps=50), positions=600)
+    return settle(TrainOptions("listops", **options, **HERE, steps=50), num_positions=600)
 
 
 def pretrain():

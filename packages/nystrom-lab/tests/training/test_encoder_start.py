@@ -23,7 +23,7 @@ def pretrained(data, tmp_path_factory):
     """An encoder with settings that differ from those of its preset."""
     run = train(
         "listops", preset="demo", data=data, to=tmp_path_factory.mktemp("pretrained") / "run", mask_share=0.1,
-        options={"num_landmarks": 8}, conv_kernel_size=5, positions="rotary", short_conv_kernel_size=3,
+        options={"num_landmarks": 8}, conv_kernel_size=5, position_kind="rotary", short_conv_kernel_size=3,
         feed_forward="gated", **SHORT,
     )  # fmt: skip
     return run / "best"
@@ -42,7 +42,7 @@ def test_its_weights_go_into_the_model_and_the_head_is_that_of_a_run_from_nothin
 
     monkeypatch.setattr(EncoderTrainer, "__init__", note)
     run = train("listops", model=pretrained, data=data, to=tmp_path / "run", **SHORT)
-    same = {"options": {"num_landmarks": 8}, "conv_kernel_size": 5, "positions": "rotary", "feed_forward": "gated"}
+    same = {"options": {"num_landmarks": 8}, "conv_kernel_size": 5, "position_kind": "rotary", "feed_forward": "gated"}
     train("listops", preset="demo", data=data, to=tmp_path / "new", short_conv_kernel_size=3, **same, **SHORT)
     encoder, (taken, new) = load_file(pretrained / "model.safetensors"), starts
     prefix = "nystromformer."
@@ -94,7 +94,7 @@ def test_a_run_that_started_from_it_is_resumed_as_long_as_it_is_the_same(pretrai
         ({"options": {"num_landmarks": 16}}, "options.num_landmarks is 16 but model .* was trained with 8"),
         ({"options": {"pinv_steps": 3}}, "options.pinv_steps is 3 but model .* was trained with the default"),
         ({"conv_kernel_size": 0}, "conv_kernel_size is 0 but model .* was trained with 5"),
-        ({"positions": "learned"}, "positions is 'learned' but model .* was trained with 'rotary'"),
+        ({"position_kind": "learned"}, "positions is 'learned' but model .* was trained with 'rotary'"),
         ({"short_conv_kernel_size": 5}, "short_conv_kernel_size is 5 but model .* was trained with 3"),
         ({"feed_forward": "plain"}, "feed_forward is 'plain' but model .* was trained with 'gated'"),
         ({"rotary_share": 0.5}, r"rotary_share is 0\.5 but model .* was trained with 1\.0"),
@@ -131,7 +131,13 @@ def test_a_record_without_settings_names_no_preset(pretrained, tmp_path):
 @pytest.mark.long
 def test_inputs_beyond_its_projections_are_refused_before_a_run_begins(data, tmp_path):
     settings = SHORT | {"steps": 1, "evaluate_every": 1, "batch_size": 2, "data": data}
-    rotary = {"attention": "linformer", "positions": "rotary", "preset": "demo", "mask_share": 0.5, "max_length": 600}
+    rotary = {
+        "attention": "linformer",
+        "position_kind": "rotary",
+        "preset": "demo",
+        "mask_share": 0.5,
+        "max_length": 600,
+    }
     model = train("listops", to=tmp_path / "run", **rotary, **settings) / "best"
     with pytest.raises(ValueError, match=r"max_length is 700 but model .* has projections \(linformer\) of 600 pos"):
         train("listops", model=model, to=tmp_path / "longer", max_length=700, **settings)

@@ -22,6 +22,7 @@ from transformers import (
 )
 
 import nystrom.integrations  # noqa: F401 (registers the methods that config.json names)
+from nystrom.attention.plan import AttentionPlan, LayerChoice
 from nystrom.integrations.convert import convert
 from nystrom.models import EncoderModel
 from nystrom_lab.cli.main import main
@@ -395,6 +396,17 @@ def test_a_quantised_or_healed_model_is_refused_by_name(healed, unbroken, bert, 
         healed(tmp_path / "made", unbroken, num_landmarks="auto")
 
 
+def test_a_model_with_exact_heads_keeps_them(healed, bert, tmp_path):
+    layers = tuple(LayerChoice("nystrom", {"num_landmarks": 4, "exact_heads": [head]}) for head in (0, 2))
+    AttentionPlan(layers).write(tmp_path / "plan.json")
+    convert(bert, tmp_path / "planned", plan=tmp_path / "plan.json")
+    to = healed(tmp_path / "made", tmp_path / "planned", num_landmarks="auto", learning_rate=1e-4, whole=0.0)
+    first, second = (json.loads((folder / "config.json").read_text()) for folder in (tmp_path / "planned", to))
+    assert second["attention_options"] == first["attention_options"]
+    before, after = errors(to)
+    assert after < before
+
+
 @pytest.mark.long
 def test_other_models_are_healed_too(healed, tmp_path):
     """A masked language model by its logits, an encoder of transformers, and a decoder by near_far."""
@@ -418,15 +430,16 @@ def test_other_models_are_healed_too(healed, tmp_path):
 
 
 @pytest.mark.long
-def test_the_command_heals_and_says_what_needs_texts(bert, texts, tmp_path, capsys):
-    words = ["convert", str(bert), "--to", str(tmp_path / "made"), "--num-landmarks", "4", "--device", "cpu"]
+def test_the_command_heals_and_needs_texts(bert, texts, tmp_path, capsys):
+    words = ["heal", str(bert), "--to", str(tmp_path / "made"), "--num-landmarks", "4", "--device", "cpu"]
     words += ["--steps", "2", "--batch-size", "4"]
     assert main(words) == 2
-    assert "--device is cpu, but nothing is healed: name texts with --heal" in capsys.readouterr().err
-    assert main([*words, "--heal", str(texts)]) == 0
+    assert "texts names nothing: name files or folders of texts" in capsys.readouterr().err
+    assert main([*words, "--texts", str(texts)]) == 0
     assert "Error of the last hidden states" in capsys.readouterr().out
     (row, *_) = read_rows(tmp_path / "made-run" / "rows.csv")
-    assert row.command.startswith("nystrom convert bert --heal texts.txt --to made")
+    assert row.command.startswith("nystrom heal bert --to made --steps 2 --batch-size 4")
+    assert "--texts texts.txt" in row.command
     assert (tmp_path / "made-run" / "error.png").stat().st_size > 1000
 
 
@@ -434,7 +447,7 @@ def test_the_command_heals_and_says_what_needs_texts(bert, texts, tmp_path, caps
 def test_two_processes_share_the_texts(unbroken, bert, texts, torchrun, tmp_path):
     words = ["--num-landmarks", "4", "--steps", "6", "--batch-size", "4", "--evaluate-every", "2"]
     words += ["--learning-rate", "1e-3", "--device", "cpu", "--threads", "1", "--whole", ".5"]
-    done = torchrun(2, "convert", bert, "--heal", texts, "--to", tmp_path / "made", *words)
+    done = torchrun(2, "heal", bert, "--texts", texts, "--to", tmp_path / "made", *words)
     assert done.returncode == 0, done.stderr
     # float32, over the steps of Adam; other sums.
     assert errors(tmp_path / "made") == pytest.approx(errors(unbroken), rel=1e-3)

@@ -126,7 +126,7 @@ def test_a_run_keeps_its_size_of_pictures(root, small_run, tmp_path):
 def _settled(attention, preset, positions, options=None, **changes):
     return settle(
         TrainOptions("pathfinder", device="cpu", attention=attention, options=options, preset=preset, **changes),
-        positions=positions,
+        num_positions=positions,
     )
 
 

@@ -96,7 +96,7 @@ def test_a_run_has_the_betas_and_the_decay_that_were_asked_for(small_run, tmp_pa
 
 
 def test_a_model_without_attention_is_trained_and_named_so(small_run, tmp_path):
-    none = {"attention": "none", "options": None, "short_conv_kernel_size": 3, "positions": "none"}
+    none = {"attention": "none", "options": None, "short_conv_kernel_size": 3, "position_kind": "none"}
     row = read_rows(small_run(tmp_path / "run", **none, **SHORT) / "rows.csv")[0]
     assert row.method == "none"
     assert "short_conv_kernel_size=3" in row.words

@@ -1,7 +1,4 @@
-"""Detect forward mode and transforms, which some calls do not support, and recomputation by checkpointing.
-
-`torch.func.jvp`, `jacfwd`, `hessian` and `torch.autograd.forward_ad` use forward mode.
-"""
+"""What a `backward` does in graphs, batches of gradients and transforms, and recomputation by checkpointing."""
 
 import functools
 import inspect
@@ -10,20 +7,10 @@ from typing import Any, TypeVar, cast
 
 import torch
 from torch import Tensor
-from torch.autograd import forward_ad
+
+from nystrom.private_torch import graph_task, is_batched_gradient, is_transformed
 
 F = TypeVar("F", bound=Callable[..., object])
-
-
-def is_forward_mode() -> bool:
-    """Whether any tensor is being differentiated in forward mode."""
-    # Tensors cannot be asked: inside a gradient of torch.func their tangents are hidden.
-    return forward_ad._current_level >= 0  # pyright: ignore[reportPrivateUsage]
-
-
-def is_transformed() -> bool:
-    """Whether this runs inside a transform of torch.func, such as vmap or grad."""
-    return torch._C._are_functorch_transforms_active()
 
 
 def pull_back(function: Callable[..., Any], inputs: Sequence[Tensor], *grads: Tensor) -> tuple[Tensor, ...]:
@@ -41,13 +28,14 @@ def needs_graph(*grads: Tensor | None) -> bool:
     That is where its graph is recorded; for a batch of gradients, by `is_grads_batched`; and inside a transform of
     torch.func, whose gradients come for a graph that was recorded outside.
     """
-    batched = torch._C._functorch.is_legacy_batchedtensor  # pyright: ignore[reportAttributeAccessIssue]
-    return torch.is_grad_enabled() or is_transformed() or any(x is not None and batched(x) for x in grads)
+    if torch.is_grad_enabled() or is_transformed():
+        return True
+    return any(x is not None and is_batched_gradient(x) for x in grads)
 
 
 def is_computed_again() -> bool:
     """Whether this is the recomputed forward pass of gradient checkpointing, which runs inside a backward pass."""
-    return not torch.compiler.is_compiling() and torch._C._current_graph_task_id() >= 0
+    return not torch.compiler.is_compiling() and graph_task() >= 0
 
 
 def for_one_gradient(backward: F) -> F:

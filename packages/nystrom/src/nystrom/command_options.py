@@ -90,7 +90,7 @@ class ConvertOptions:
         conv_kernel_size: Odd kernel size of the skip convolution, None for none. "auto" means 33 with Nyström attention
             or a plan, and none with other methods; a Nyströmformer keeps its own, which cannot be changed.
         max_position_embeddings: The longest input in tokens, padding included. Default: that of the source.
-        positions: How new positions are made from the trained table: "interpolate" stretches it, "repeat" repeats it.
+        stretch: How new positions are made from the trained table: "interpolate" stretches it, "repeat" repeats it.
     """
 
     source: Path
@@ -102,7 +102,7 @@ class ConvertOptions:
     plan: Path | None = None
     conv_kernel_size: int | Literal["auto"] | None = "auto"
     max_position_embeddings: int | None = None
-    positions: Literal["repeat", "interpolate"] = "interpolate"
+    stretch: Literal["repeat", "interpolate"] = "interpolate"
 
     def __post_init__(self):
         if self.plan is not None and self.num_landmarks != "auto":

@@ -28,6 +28,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from nystrom.checks import Kernel
+from nystrom.private_torch import cdist_backward, is_transformed
 
 
 def softmax_kernel(q: Float[Tensor, "*b n d"], k: Float[Tensor, "*b s d"], *, scale: float) -> Float[Tensor, "*b n s"]:
@@ -70,7 +71,7 @@ def _distances(q: Float[Tensor, "*b n d"], k: Float[Tensor, "*b s d"], *, scale:
     """Distances times the root of the scale, clamped so that their squares stay finite."""
     if not torch.compiler.is_compiling():
         distances = _Distances.apply(q, k)
-    elif torch._C._are_functorch_transforms_active():
+    elif is_transformed():
         # A compiler sees neither the rule for a map nor the missing second derivative.
         squares = (q[..., :, None, :] - k[..., None, :, :]).square().sum(dim=-1)
         distances = torch.where(squares == 0, 0.0, torch.where(squares == 0, 1.0, squares).sqrt())
@@ -111,7 +112,7 @@ class _Gradient(torch.autograd.Function):
     @staticmethod
     def forward(*inputs: Tensor) -> Tensor:
         grad, q, k, r = (x.contiguous() for x in inputs)
-        return torch.ops.aten._cdist_backward(grad, q, k, 2.0, r)
+        return cdist_backward(grad, q, k, 2.0, r)
 
     @staticmethod
     def setup_context(ctx, inputs, output) -> None: ...

@@ -42,7 +42,7 @@ _DISTANCES = 2**14
 _for_onnx = ContextVar("_for_onnx", default=False)
 
 
-def ranks(keep: Bool[Tensor, "b n"]) -> tuple[Int[Tensor, "b n"], Int[Tensor, " b"]]:
+def real_index(keep: Bool[Tensor, "b n"]) -> tuple[Int[Tensor, "b n"], Int[Tensor, " b"]]:
     """Rank of each token among the real ones of its sequence (meaningless for the others), and their count."""
     running = keep.cumsum(dim=-1)
     return running - 1, running[:, -1]
@@ -50,7 +50,7 @@ def ranks(keep: Bool[Tensor, "b n"]) -> tuple[Int[Tensor, "b n"], Int[Tensor, " 
 
 def first_tokens(keep: Bool[Tensor, "b n"], m: int) -> tuple[Int[Tensor, "b m"], Bool[Tensor, "b m"]]:
     """Positions of the first m real tokens, and which of them exist."""
-    rank, count = ranks(keep)
+    rank, count = real_index(keep)
     slot = torch.where(keep & (rank < m), rank, m)
     here = torch.arange(keep.shape[1], device=keep.device).expand_as(slot)
     positions = here.new_zeros(keep.shape[0], m + 1).scatter(1, slot, here)[:, :m]
@@ -134,7 +134,7 @@ def uniform(
 
 def uniform_positions(keep: Bool[Tensor, "b n"], m: int, draws: Float[Tensor, " m"]) -> Int[Tensor, "b m"]:
     """Position of the real token drawn from each of m near-equal segments."""
-    rank, count = ranks(keep)
+    rank, count = real_index(keep)
     wanted = drawn_ranks(count, m, draws)
     # Ranks never decrease, so the position of a rank is its insertion point. A padding token has the rank of the real
     # token before it, but the search finds the leftmost.
@@ -238,7 +238,7 @@ def group_sums(
 def segments(x: Float[Tensor, "b h n d"], m: int, keep: Bool[Tensor, "b n"] | None) -> Int[Tensor, "b n"]:
     """The segment of each token, 0 ... m - 1; m for padding tokens."""
     keep = all_real(x) if keep is None else keep
-    rank, count = ranks(keep)
+    rank, count = real_index(keep)
     count = count[:, None]
     return torch.where(keep, rank * count.clamp(max=m) // count.clamp(min=1), m)
 
@@ -253,7 +253,7 @@ def middle_of(x: Float[Tensor, "b h n d"], keep: Bool[Tensor, "b n"] | None = No
     if keep is None:
         some = x[:, :, torch.arange(MIDDLE_TOKENS, device=x.device) * x.shape[2] // MIDDLE_TOKENS]
     else:
-        rank, count = ranks(keep)
+        rank, count = real_index(keep)
         some = take(x, insertion_points(rank, places_of_middle(count)).clamp(max=keep.shape[1] - 1))
     return middle_of_some(at_least_float32(some))
 

@@ -16,9 +16,9 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.autograd import forward_ad
 
 from nystrom.native_library import loops
+from nystrom.private_torch import count_modes, is_forward_mode, is_transformed, tracing_state
 from nystrom.shapes import has_numbers, is_number
 
 _OF_LANDMARKS = (
@@ -102,9 +102,7 @@ def is_plain(*inputs: Tensor) -> bool:
     # First what a compiler traces.
     if not runs_in_stretches(*inputs) or any(type(x) not in (Tensor, nn.Parameter) for x in inputs):
         return False
-    watched = torch._C._get_tracing_state() is not None or torch._C._are_functorch_transforms_active()
-    is_forward_mode = forward_ad._current_level >= 0  # pyright: ignore[reportPrivateUsage]
-    return not watched and not torch._C._len_torch_dispatch_stack() and not is_forward_mode
+    return tracing_state() is None and not (is_transformed() or count_modes() or is_forward_mode())
 
 
 def is_worth_loops(tokens: int) -> bool:

@@ -26,9 +26,9 @@ from typing import Any, Literal, NamedTuple
 import torch
 from jaxtyping import Bool, Float, Shaped
 from torch import Tensor
-from torch._subclasses.fake_tensor import FakeTensor
 
 from nystrom.precision import is_autocast
+from nystrom.private_torch import FakeTensor, assert_in_graph
 
 # Where a method's draws come from: None spreads them evenly, "global" is torch's global generator.
 Generator = torch.Generator | Literal["global"] | None
@@ -232,7 +232,7 @@ def check_positions(name: str, positions: Tensor, x: Tensor) -> None:
     inside, message = ((positions >= 0) & (positions < x.shape[2])).all(), f"{name} holds positions outside the tokens."
     if torch.compiler.is_compiling():
         # A compiled graph cannot branch on values: it raises this as a RuntimeError when it runs.
-        torch._assert_async(inside, message)  # pyright: ignore[reportPrivateImportUsage]
+        assert_in_graph(inside, message)
     elif has_numbers(positions) and not inside:
         raise ValueError(f"{name} holds positions outside 0 ... {x.shape[2] - 1}.")
 

@@ -47,7 +47,7 @@ def test_effects_add_up_to_the_squared_error_and_say_what_each_head_takes_away(b
         numbers = {None if layer == "others" else int(layer[1:]): each for layer, each in choice.items()}
         return compare_models(bert, [batch], exact, numbers).error ** 2
 
-    effects, before = head_effects(bert, [batch], exact, few), squared(others=few)
+    effects, before = head_effects(bert, [batch], exact, {None: few}), squared(others=few)
     assert {layer: len(effect) for layer, effect in effects.items()} == {0: 4, 1: 4}
     assert sum(float(effect.sum()) for effect in effects.values()) == pytest.approx(before, rel=1e-2)
     for head in range(4):
@@ -63,6 +63,25 @@ def test_at_most_so_many_and_never_a_whole_layer(bert, batch):
         assert all(len(heads) < 4 for heads in plan.exact_heads.values())
         assert plan.found["held-out error"] is None
     assert plan.found["error"] < plan.found["error without exact heads"]
+
+
+def test_shares_are_what_each_head_takes_away_beside_those_before_it(bert, batch):
+    plan = choose_exact_heads(bert, [batch], "nystrom", FEW, num_exact_heads=4)
+    shares, without = plan.found["exact heads"], plan.found["error without exact heads"]
+    assert len(shares) > 1
+    assert sum(shares.values()) == pytest.approx(1 - (plan.found["error"] / without) ** 2, abs=1e-3)
+    (few,), exact = read_candidates(["nystrom-2"]), exact_results(bert, [batch])
+    error, chosen = without, {}
+    for place in shares:
+        layer, head = map(int, place.split("."))
+        choice = {None: few, **{at: few.with_exact_heads(heads) for at, heads in chosen.items()}}
+        effects = head_effects(bert, [batch], exact, choice)
+        assert all(effects[at][heads].abs().max() < 1e-12 for at, heads in chosen.items())
+        chosen.setdefault(layer, []).append(head)
+        choice[layer] = few.with_exact_heads(chosen[layer])
+        came = compare_models(bert, [batch], exact, choice).error
+        assert shares[place] == pytest.approx((error**2 - came**2) / without**2, abs=1e-4)
+        error = came
 
 
 def test_a_method_that_is_exact_needs_none(bert, batch):

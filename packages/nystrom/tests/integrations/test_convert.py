@@ -283,9 +283,9 @@ def test_a_checkpoint_in_several_files_and_in_half_precision_is_read(tmp_path):
 @pytest.mark.parametrize("kind", [BertModel, RobertaModel])
 def test_positions_repeat_block_after_block(kind, tmp_path):
     source = make(kind)
-    longer = {"max_position_embeddings": 60, "positions": "repeat"}
+    longer = {"max_position_embeddings": 60, "stretch": "repeat"}
     done = convert(save(source, tmp_path / "a"), tmp_path / "b", num_landmarks=20, **longer)
-    assert done.positions == (POSITIONS, 60)
+    assert done.num_positions == (POSITIONS, 60)
     ours, ids = EncoderModel.from_pretrained(tmp_path / "b"), draw_batch(0)[0]
     table = ours.embeddings.position_embeddings.weight[2:]
     trained = source.embeddings.position_embeddings.weight[-POSITIONS:]
@@ -306,10 +306,10 @@ def test_interpolated_positions_lie_between_the_trained_ones(tmp_path):
     assert_close(table, wanted, rtol=0, atol=1e-4)
 
 
-@pytest.mark.parametrize("positions", ["interpolate", "repeat"])
-def test_fewer_positions_are_the_first_ones(positions, tmp_path):
+@pytest.mark.parametrize("stretch", ["interpolate", "repeat"])
+def test_fewer_positions_are_the_first_ones(stretch, tmp_path):
     source = make(BertModel)
-    convert(save(source, tmp_path / "a"), tmp_path / "b", max_position_embeddings=7, positions=positions)
+    convert(save(source, tmp_path / "a"), tmp_path / "b", max_position_embeddings=7, stretch=stretch)
     table = EncoderModel.from_pretrained(tmp_path / "b").embeddings.position_embeddings.weight[2:]
     assert_close(table, source.embeddings.position_embeddings.weight[:7], rtol=0, atol=0)
 
@@ -319,7 +319,7 @@ def test_a_model_of_this_library_takes_longer_inputs(kind, tmp_path):
     torch.manual_seed(0)
     options = {"attention": "nystrom", "attention_options": {"num_landmarks": 4, "pinv_steps": 8}}
     source = kind(EncoderConfig(**BERT, **options, conv_kernel_size=3, norm="pre")).eval()
-    done = convert(save(source, tmp_path / "a"), tmp_path / "b", max_position_embeddings=50, positions="repeat")
+    done = convert(save(source, tmp_path / "a"), tmp_path / "b", max_position_embeddings=50, stretch="repeat")
     ours, ids = kind.from_pretrained(tmp_path / "b"), draw_batch(0)[0]
     assert_close(ours(ids)[0], source(ids)[0], rtol=0, atol=0)
     assert ours.config.max_position_embeddings == 50
@@ -336,7 +336,7 @@ def test_a_published_nystromformer_takes_longer_inputs_and_stays_published(tmp_p
     torch.manual_seed(0)
     config = NystromformerConfig(**BERT, num_landmarks=8, segment_means_seq_len=8, conv_kernel_size=5)
     source = NystromformerForMaskedLM(config).eval()
-    convert(save(source, tmp_path / "a"), tmp_path / "b", max_position_embeddings=50, positions="repeat")
+    convert(save(source, tmp_path / "a"), tmp_path / "b", max_position_embeddings=50, stretch="repeat")
     theirs = NystromformerForMaskedLM.from_pretrained(tmp_path / "b")
     ours, ids = EncoderForMaskedLM.from_pretrained(tmp_path / "b"), draw_batch(0)[0]
     assert theirs.config.max_position_embeddings == ours.config.max_position_embeddings == 50
@@ -351,7 +351,7 @@ def test_published_sentence_order_is_kept(tmp_path):
     source = EncoderForPreTraining(
         EncoderConfig(**BERT, attention="softmax", conv_kernel_size=3, pooling="first", segment_means_seq_len=8)
     ).eval()
-    convert(save(source, tmp_path / "a"), tmp_path / "b", max_position_embeddings=50, positions="repeat")
+    convert(save(source, tmp_path / "a"), tmp_path / "b", max_position_embeddings=50, stretch="repeat")
     ours, ids = EncoderForPreTraining.from_pretrained(tmp_path / "b"), draw_batch(0)[0]
     assert_close(ours(ids).to_tuple(), source(ids).to_tuple(), **LOGITS)
 
@@ -485,7 +485,7 @@ def test_nothing_half_written_stays(tmp_path, monkeypatch):
         ({"options": {"block_size": 8}, "plan": "p.json"}, "plan sets the method of each layer, and attention or its"),
         ({"conv_kernel_size": 4}, "conv_kernel_size is 4"),
         ({"max_position_embeddings": 0}, "max_position_embeddings is 0"),
-        ({"positions": "stretch"}, "positions is 'stretch'"),
+        ({"stretch": "longer"}, "stretch is 'longer'"),
     ],
 )
 @pytest.mark.refuses
@@ -559,7 +559,7 @@ def test_the_token_of_the_class_keeps_its_position(tmp_path):
     torch.manual_seed(0)
     source = EncoderForSequenceClassification(EncoderConfig(**BERT, pooling="cls", attention="softmax")).eval()
     save(source, tmp_path / "a")
-    convert(tmp_path / "a", tmp_path / "b", max_position_embeddings=50, positions="repeat")
+    convert(tmp_path / "a", tmp_path / "b", max_position_embeddings=50, stretch="repeat")
     convert(tmp_path / "a", tmp_path / "c", attention="nystrom", options={"num_landmarks": 30})
     ids = draw_batch(0)[0]
     for name in ("b", "c"):
@@ -578,7 +578,7 @@ def test_buffers_that_older_versions_saved_are_left_out(tmp_path):
     tensors = load_file(tmp_path / "a" / "model.safetensors")
     tensors["nystromformer.embeddings.position_ids"] = torch.arange(24)[None] + 2
     save_file(tensors, tmp_path / "a" / "model.safetensors", metadata={"format": "pt"})
-    convert(tmp_path / "a", tmp_path / "b", max_position_embeddings=50, positions="repeat")
+    convert(tmp_path / "a", tmp_path / "b", max_position_embeddings=50, stretch="repeat")
     ids = draw_batch(0)[0]
     assert_close(EncoderForMaskedLM.from_pretrained(tmp_path / "b")(ids).logits, source(ids).logits, **LOGITS)
 
@@ -633,7 +633,7 @@ def make_sentence_model(folder, pooling="1_Pooling"):
 
 def test_a_model_of_sentence_transformers_stays_one(tmp_path):
     source = make_sentence_model(tmp_path / "a")
-    done = convert(source, tmp_path / "b", max_position_embeddings=40, positions="repeat")
+    done = convert(source, tmp_path / "b", max_position_embeddings=40, stretch="repeat")
     assert done.modules == ("modules.json", "sentence_bert_config.json", "1_Pooling")
     for name in ("modules.json", "1_Pooling/config.json"):
         assert (tmp_path / "b" / name).read_bytes() == (source / name).read_bytes()

@@ -148,7 +148,10 @@ def sweep_lengths(lengths: Sequence[int], setup: LengthSetup, path: Path) -> lis
         if not shorter and not probed:
             probed.extend(_probe(n, setup))
         new = measure(n, setup, probed + shorter)
-        return new if setup.bandwidth is None else new + floor_rows(n, setup, setup.bandwidth)
+        if setup.bandwidth is None:
+            return new
+        passes = [cell.timed for cell in setup.cells]
+        return new + floor_rows(n, setup.blank, setup.sizes, passes, setup.bandwidth)
 
     columns = {f"n={n}": n for n in sorted(set(lengths))}
     return sweep(columns, setup, path, plural="lengths", column_of=lambda row: f"n={row.n}", measure=measured)

@@ -15,17 +15,14 @@ median time. A method that is bound by memory cannot be faster than the floor, e
 
 from collections.abc import Callable, Collection
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import torch
 
 from nystrom.clock import seconds
 from nystrom.interleaved_timing import in_turns, quartiles
+from nystrom_lab.bench.inputs import Sizes
 from nystrom_lab.measure.memory import free_bytes
 from nystrom_lab.measure.rows import Row
-
-if TYPE_CHECKING:
-    from nystrom_lab.bench.by_length import LengthSetup
 
 FLOOR = "floor"
 # Forward and backward.
@@ -61,14 +58,18 @@ def floor_quantities(passes: Collection[str]) -> set[tuple[str, str]]:
 
 
 def floor_rows(
-    n: int, setup: "LengthSetup", bandwidth: Callable[[torch.device], tuple[float, float, float]] = copy_bandwidth
+    n: int,
+    blank: Row,
+    sizes: Sizes,
+    passes: Collection[str],
+    bandwidth: Callable[[torch.device], tuple[float, float, float]] = copy_bandwidth,
 ) -> list[Row]:
-    """Measure the bandwidth, and the time of the floor at n tokens."""
-    sizes, like = setup.sizes, replace(setup.blank, method=FLOOR, n=n, repeats=_COPIES)
+    """Measure the bandwidth, and the time of the floor of each pass at n tokens; `blank` is what all rows share."""
+    like = replace(blank, method=FLOOR, n=n, repeats=_COPIES)
     middle, low, high = bandwidth(sizes.device)
     size = sizes.batch * sizes.heads * n * sizes.width * sizes.dtype.itemsize
     rows = [replace(like, quantity=BANDWIDTH, unit="GB/s", value=middle / 1e9, low=low / 1e9, high=high / 1e9)]
-    for name in dict.fromkeys(cell.timed for cell in setup.cells):
+    for name in dict.fromkeys(passes):
         value, least, most = (1e3 * PASSES[name] * size / x for x in (middle, high, low))
         rows.append(replace(like, quantity=f"{name} time", unit="ms", value=value, low=least, high=most))
     return rows

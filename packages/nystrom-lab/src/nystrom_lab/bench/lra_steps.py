@@ -21,8 +21,7 @@ from nystrom.models.heads.pairs import EncoderForPairClassification
 from nystrom.progress import Progress
 from nystrom_lab.bench.contenders import find_method
 from nystrom_lab.bench.harness import Setup, reason, sweep, take_turns, time_and_memory
-from nystrom_lab.bench.options import device_name
-from nystrom_lab.bench.training import TrainingOptions
+from nystrom_lab.bench.options import TrainingOptions, device_name
 from nystrom_lab.bench.training_step import TrainingStep
 from nystrom_lab.data.lra.facts import LRA, TaskFacts
 from nystrom_lab.measure.memory import allocator

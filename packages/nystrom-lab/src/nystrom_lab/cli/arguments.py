@@ -21,14 +21,15 @@ from nystrom.command_options import arguments_doc, signature_of
 from nystrom.input_files import check_model, check_model_folder, check_regular
 from nystrom.json_files import read_json
 from nystrom.whole_files import check_place
+from nystrom_lab.config import FLAGS
 
 _IN_WORDS = {"INT": "a whole number", "FLOAT": "a number", "FLOAT FLOAT": "two numbers"}
 # Parameters that name places to write to; all other paths are read.
 OUTPUTS = ("to", "figure", "gather")
 # Commands whose first word is a model.
-_MODELS = {"convert": "source", "export": "folder"}
-# No parameter in Python can be called from.
-_NAMES = MappingProxyType({"source": "from"})
+_MODELS = {"convert": "source", "heal": "source", "export": "folder"}
+# `from` is a keyword, so the parameter is `source` and only the flag is `--from`.
+_NAMES = MappingProxyType({"source": "from", **FLAGS})
 
 
 class UsageError(ValueError):
@@ -42,7 +43,8 @@ def arguments_of(
     /,
     *,
     positional: str = "",
-    names: Mapping[str, str] = _NAMES,
+    names: Mapping[str, str] = MappingProxyType({}),
+    note: str = "",
     **replaced: inspect.Parameter,
 ) -> dict[str, Any]:
     """Parse a command line by a function's signature and docstring, without calling the function.
@@ -53,6 +55,7 @@ def arguments_of(
         name: The command's name.
         positional: The parameter that is a positional argument.
         names: Options that are called otherwise than their parameter.
+        note: A paragraph of the help, after what the command does.
         **replaced: Parameters that take another form on the command line.
 
     Raises:
@@ -61,9 +64,13 @@ def arguments_of(
     """
     import tyro
 
+    names = {**_NAMES, **names}
     shown, doc = inspect.signature(function), inspect.getdoc(function) or ""
     if isinstance(function, type):
         shown, doc = signature_of(function), doc.partition("\n\n")[0] + "\n\n" + arguments_doc(function)
+    if note:
+        head, _, rest = doc.partition("\n\n")
+        doc = f"{head}\n\n{note}\n\n{rest}"
     parameters = [replaced.get(key, value) for key, value in shown.parameters.items()]
     parameters = [_shown(each, each.name == positional, names.get(each.name)) for each in parameters]
     signature = inspect.Signature(parameters)
@@ -154,6 +161,7 @@ def arguments_with_method(
     default: str,
     also: Collection[str] = (),
     flat: bool = False,
+    preset: Mapping[str, object] = MappingProxyType({}),
     **shown: Any,
 ) -> dict[str, Any]:
     """Parse a command line as `arguments_of` does, with the options of the method that --attention names.
@@ -164,6 +172,7 @@ def arguments_with_method(
         function: The function whose arguments are parsed; it takes `options`.
         also: Words accepted in place of a method, which have no options.
         flat: Whether the options have no prefix, as in --num-landmarks; on a conflict the function's own arguments win.
+        preset: Defaults to show, of arguments and of options as "options.NAME"; none of them counts as given.
 
     Raises:
         UsageError: An option or value that is missing, unknown or wrong.
@@ -188,17 +197,33 @@ def arguments_with_method(
     for option in () if method is None else fields(method):
         if flat and option.name in taken:
             continue
-        optional.append((option.name, option.type | None, field(default=None)))  # pyright: ignore[reportOperatorIssue]
+        value = preset.get(f"options.{option.name}")
+        # tyro shows no empty tuple as the value of an option that may be None.
+        kind: Any = option.type if value == () else option.type | None  # pyright: ignore[reportOperatorIssue]
+        optional.append((option.name, kind, field(default=value)))
     chosen: Any = make_dataclass("Options", optional)
     chosen.__doc__ = (
         None if method is None else f"{inspect.getdoc(method)}".partition("\n\n")[0] + f"\n\n{arguments_doc(method)}"
     )
     parameter = taken["options"]
-    kind = Annotated[chosen, tyro.conf.arg(name="")] if flat else chosen
-    shown["options"] = parameter.replace(annotation=kind, default=chosen())
+    group = Annotated[chosen, tyro.conf.arg(name="")] if flat else chosen
+    shown["options"] = parameter.replace(annotation=group, default=chosen())
+    of_preset = [key for key in preset if key in taken]
+    shown |= {key: shown.get(key, taken[key]).replace(default=preset[key]) for key in of_preset}
     arguments = arguments_of(function, words, name, **shown)
-    given = vars(arguments["options"])
-    return arguments | {"options": {key: value for key, value in given.items() if value is not None}}
+    typed = {word.partition("=")[0].replace("_", "-") for word in words}
+    arguments |= {key: taken[key].default for key in of_preset if _flag(key) not in typed}
+    given = {
+        key: value
+        for key, value in vars(arguments["options"]).items()
+        if value is not None and (f"options.{key}" not in preset or _flag(f"options.{key}") in typed)
+    }
+    return arguments | {"options": given}
+
+
+def _flag(name: str) -> str:
+    """The option of an argument, or of an option of the method, as "options.NAME"."""
+    return f"--{_NAMES.get(name, name).replace('_', '-')}"
 
 
 def word_after(flag: str, words: list[str], default: str) -> str:

@@ -88,6 +88,7 @@ def inspect(asked: InspectOptions) -> None:
     from nystrom.inspection.budget import check_can_be_planned, choose_plan
     from nystrom.inspection.candidates import read_candidates
     from nystrom.inspection.inspect import inspect_model
+    from nystrom.models.files.model_fingerprint import model_fingerprint
     from nystrom.whole_files import check_folder
     from nystrom_lab.data.language.encoder_texts import hold_out, load_encoder, read_batches, read_prose
     from nystrom_lab.data.language.tokenizer import load_tokenizer
@@ -105,7 +106,7 @@ def inspect(asked: InspectOptions) -> None:
     place = torch.device(usable_device(asked.device))
     logging.disable_progress_bar()
     prose = read_prose(asked.texts)
-    encoder = load_encoder(model, length=asked.length)
+    encoder, fingerprint = load_encoder(model, length=asked.length), model_fingerprint(model)
     if budget is not None:
         check_can_be_planned(encoder)
     batches = read_batches(prose, load_tokenizer(model), encoder, length=asked.length, num_texts=asked.num_texts)
@@ -141,7 +142,7 @@ def inspect(asked: InspectOptions) -> None:
         text += said
         print(said, end="")
     if to is not None:
-        append_rows(to / "rows.csv", rows)
+        append_rows(to / "rows.csv", [row.with_facts(fingerprint=fingerprint) for row in rows])
         write_whole(to / "verdict.txt", text, new=True)
         with house_style():
             for name, figure in inspection_figures(rows, lambda name: split_name(name)[0]).items():

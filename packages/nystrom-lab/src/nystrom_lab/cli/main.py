@@ -134,6 +134,7 @@ COMMANDS = {
     "lra curves": "train.lra_curves",
     "inspect": "inspection.inspect_encoder",
     "convert": "models.convert_model",
+    "heal": "models.heal_model",
     "export": "models.export_model",
     "methods": "studies.list_methods",
     "reproduce": "reproduce.reproduce_study",
@@ -147,7 +148,7 @@ COMMANDS = {
 }
 # What a group is called, and how the names of its commands begin; each command is in one.
 GROUPS = {
-    "models": ("Use a model", ("convert", "inspect", "predict", "export", "methods")),
+    "models": ("Use a model", ("convert", "heal", "inspect", "predict", "export", "methods")),
     "training": ("Train", ("pretrain", "finetune", "train", "evaluate", "data", "tokenizer")),
     "papers": ("The papers", ("reproduce", "lra")),
     "measuring": ("Measure", ("bench", "report")),

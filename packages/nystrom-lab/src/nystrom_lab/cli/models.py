@@ -1,18 +1,17 @@
-"""Commands on models in folders: convert, export."""
+"""Commands on models in folders: convert, heal, export."""
 
-import inspect
-from dataclasses import KW_ONLY, dataclass, fields
+from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
 
 from nystrom.command_options import ConvertOptions
 from nystrom.whole_files import check_fresh, check_new
-from nystrom_lab.cli.arguments import arguments_of, arguments_with_method
+from nystrom_lab.cli.arguments import UsageError, arguments_of, arguments_with_method
 from nystrom_lab.config import HealOptions
 
 
 @dataclass(frozen=True)
-class ConvertCommand(HealOptions):
-    """Put a method into a trained encoder, give it more positions, heal it on your texts.
+class ConvertCommand(ConvertOptions):
+    """Put a method into a trained encoder, or give it more positions.
 
     Attributes:
         calibrate: Text files like those that the model will read: at most four heads, those that make most of the error
@@ -44,34 +43,28 @@ class ExportOptions:
 
 
 def convert_model(words: list[str]) -> None:
-    """Put a method into a trained encoder, give it more positions, heal it on your texts."""
-    from nystrom_lab.training.heal import heal
-
-    asked = arguments_with_method(
-        ConvertCommand, words, "convert", default="nystrom", flat=True, positional="source", names={"texts": "heal"}
-    )
+    """Put a method into a trained encoder, or give it more positions."""
+    if any(word.partition("=")[0] == "--heal" for word in words):
+        raise UsageError("--heal is a command of its own: nystrom heal MODEL --texts FILE --to FOLDER.")
+    asked = arguments_with_method(ConvertCommand, words, "convert", default="nystrom", flat=True, positional="source")
     calibrate = asked.pop("calibrate")
-    if calibrate and asked["texts"]:
-        raise ValueError("--calibrate chooses exact heads, and --heal trains the attention: leave one of them out.")
-    if asked["texts"]:
-        heal(**asked)
-        return
-    plain = {name: asked.pop(name) for name in [entry.name for entry in fields(ConvertOptions)]}
-    for name, value in asked.items():
-        if value != inspect.signature(heal).parameters[name].default:
-            raise ValueError(
-                f"--{name.replace('_', '-')} is {value}, but nothing is healed: name texts with --heal, or leave it "
-                "out."
-            )
-    check_fresh(plain["to"])
+    check_fresh(asked["to"])
     if calibrate:
         from nystrom_lab.training.calibrate import convert_calibrated
 
-        print(*convert_calibrated(ConvertOptions(**plain), calibrate), sep="\n")
+        print(*convert_calibrated(ConvertOptions(**asked), calibrate), sep="\n")
         return
     from nystrom.integrations.convert import convert
 
-    print(convert(**plain))
+    print(convert(**asked))
+
+
+def heal_model(words: list[str]) -> None:
+    """Convert a model, and let its attention learn from the exact model on your texts."""
+    asked = arguments_with_method(HealOptions, words, "heal", default="nystrom", flat=True, positional="source")
+    from nystrom_lab.training.heal import heal
+
+    heal(**asked)
 
 
 def export_model(words: list[str]) -> None:

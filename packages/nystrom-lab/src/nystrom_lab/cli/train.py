@@ -2,6 +2,7 @@
 
 import inspect
 import sys
+from dataclasses import MISSING, fields
 from pathlib import Path
 from typing import Any
 
@@ -59,10 +60,50 @@ def _pretrain_on_task(words: list[str]) -> None:
 def _arguments(words: list[str], name: str, mask_share: inspect.Parameter) -> dict[str, Any]:
     from nystrom.attention.method_names import NO_ATTENTION
 
-    default = attention_of(word_after("--model", words, ""))
+    model = word_after("--model", words, "")
+    default = attention_of(model)
+    preset, note = ({}, "") if model else _preset_of(words, word_after("--attention", words, default))
     return arguments_with_method(
-        TrainOptions, words, name, default=default, also=[NO_ATTENTION], positional="task", mask_share=mask_share
+        TrainOptions,
+        words,
+        name,
+        default=default,
+        also=[NO_ATTENTION],
+        positional="task",
+        preset=preset,
+        note=note,
+        mask_share=mask_share,
     )
+
+
+def _preset_of(words: list[str], attention: str) -> tuple[dict[str, Any], str]:
+    """What a command line takes from its preset, by argument, options as "options.NAME"; and a line that says so.
+
+    An unknown preset has nothing here: the training refuses it.
+    """
+    from nystrom.attention.registry import METHODS
+    from nystrom_lab.data.lra.facts import LRA
+    from nystrom_lab.training.presets import PRESETS, MethodSetting
+    from nystrom_lab.training.run_settings import preset_values
+
+    task, name = words[0] if words and words[0] in LRA else "listops", word_after("--preset", words, "nystromformer")
+    if (base := PRESETS.get((task, name))) is None:
+        return {}, ""
+    method = base.methods(base.data.max_length).get(attention, MethodSetting())
+    steps, every = (word_after(flag, words, "") for flag in ("--steps", "--evaluate-every"))
+    values = preset_values(
+        base,
+        method,
+        word_after("--positions", words, "") or None,
+        int(steps) if steps.isdecimal() and int(steps) else base.steps,
+        int(every) if every.isdecimal() and int(every) else None,
+    )
+    values |= {"attention": attention, "preset": name, "conv_kernel_size": method.conv_kernel_size or 0}
+    values |= {} if LRA[task].pad_token_id is None else {"max_length": base.data.max_length}
+    options = fields(METHODS[attention].options) if attention in METHODS else ()
+    of_method = {each.name: each.default for each in options if each.default not in (MISSING, None)}
+    values |= {f"options.{key}": value for key, value in (of_method | dict(method.options)).items()}
+    return values, f"Defaults are those of {task} with the preset {name}; name a task and --preset to see its own."
 
 
 def finetune_model(words: list[str]) -> None:

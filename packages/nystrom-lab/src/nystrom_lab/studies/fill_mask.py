@@ -16,6 +16,7 @@ import pandas as pd
 
 from nystrom.models.configuration import EncoderConfig
 from nystrom.models.files.loading import check_weights
+from nystrom.models.files.model_fingerprint import model_fingerprint
 from nystrom.models.heads.language import EncoderForMaskedLM
 from nystrom_lab.data.language.tokenizer import load_tokenizer
 from nystrom_lab.measure.rows import Row
@@ -53,7 +54,7 @@ def _plan(setting: Setting) -> Plan:
     check_weights(folder)
     if load_tokenizer(folder).mask_token != "[MASK]":
         raise ValueError(f"--model {folder} has a tokenizer without [MASK]; expected the model's own.")
-    said = {"model": folder.name, "sentence": SENTENCE}
+    said = {"model": folder.name, "fingerprint": model_fingerprint(folder), "sentence": SENTENCE}
     return Plan([part("sentence", _measure, folder)], said, "")
 
 

@@ -22,7 +22,7 @@ from nystrom.models import EncoderModel
 from nystrom.parallel import parallelize
 from nystrom_lab.data.store.split import Split
 from nystrom_lab.training.batches import AugmentedSplit, PassOrder, Vary
-from nystrom_lab.training.results import Place, accuracy_row, result_row, setting_facts
+from nystrom_lab.training.results import Provenance, accuracy_row, result_row, setting_facts
 from nystrom_lab.training.run_folder import RunFolder
 from nystrom_lab.training.run_progress import QUANTITIES
 from nystrom_lab.training.run_settings import Settings
@@ -144,23 +144,23 @@ class EncoderTrainer(RunTrainer[Settings]):
         guesses, guess = {"largest class": test.majority_share}, find_task(settings.task).guess
         if guess is not None:
             guesses[guess.name] = guess.share(self.splits.train, test)
-        place = self.place(command)
+        provenance = self.provenance(command)
         rows = [
-            accuracy_row(model.config, "test accuracy", scores, len(test), place),
-            accuracy_row(model.config, "validation accuracy", reached, len(val), place),
-            *(result_row(model.config, f"{name} of test", told, "", place) for name, told in guesses.items()),
+            accuracy_row(model.config, "test accuracy", scores, len(test), provenance),
+            accuracy_row(model.config, "validation accuracy", reached, len(val), provenance),
+            *(result_row(model.config, f"{name} of test", told, "", provenance) for name, told in guesses.items()),
         ]
         beside = ", ".join(f"{name} {told:.1%}" for name, told in guesses.items())
         text = (
             f"test accuracy {scores:.1%} ({rows[0].low:.1%} to {rows[0].high:.1%} on {len(test)} samples), {beside}; "
             f"best after step {self.state.best_global_step} with validation accuracy {reached:.1%}"
         )
-        return RunResults(rows, partial(result_row, model.config, place=place), text, self.run.drawn)
+        return RunResults(rows, partial(result_row, model.config, provenance=provenance), text, self.run.drawn)
 
-    def place(self, command: str) -> Place:
+    def provenance(self, command: str) -> Provenance:
         """Where its results are measured."""
         settings = self.settings
-        return Place(settings.device, settings.precision, settings.seed, setting_facts(settings), command)
+        return Provenance(settings.device, settings.precision, settings.seed, setting_facts(settings), command)
 
     def _test(self) -> Split:
         assert self.splits.test is not None, "a run that classifies opens the test split"

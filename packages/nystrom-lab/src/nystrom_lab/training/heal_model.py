@@ -42,7 +42,8 @@ from nystrom_lab.report.plots.curves import draw_over_minutes
 from nystrom_lab.training.finetune.encoding import EncodedSplit, collator, padding_of
 from nystrom_lab.training.finetune.finetune_settings import ADAM_EPSILON, model_name
 from nystrom_lab.training.hardware import is_main, processes
-from nystrom_lab.training.heal import HealSettings, planned, read_texts, settle
+from nystrom_lab.training.heal_settings import HealSettings, planned, settle
+from nystrom_lab.training.heal_texts import read_texts
 from nystrom_lab.training.healing import Healing, two_tokens
 from nystrom_lab.training.ranks import leaving_the_group
 from nystrom_lab.training.run_folder import RunFolder, state_of, written

@@ -88,13 +88,13 @@ class MethodSetting:
         options: Options of the method; the others have the method's defaults.
         conv_kernel_size: Kernel size of the skip convolution of the values; None for none.
         share_projections: Whether all layers share the weights of the method.
-        positions: Kind of positions that the method needs instead of the preset's; None for the preset's.
+        position_kind: Kind of positions that the method needs instead of the preset's; None for the preset's.
     """
 
     options: Mapping[str, object] = field(default_factory=lambda: MappingProxyType({}))
     conv_kernel_size: int | None = None
     share_projections: bool = False
-    positions: PositionKind | None = None
+    position_kind: PositionKind | None = None
 
 
 Methods = Callable[[int], Mapping[str, MethodSetting]]
@@ -207,7 +207,7 @@ def _of_modern(length: int) -> Mapping[str, MethodSetting]:
         "reformer": reformer(length),
         "longformer": MethodSetting({"window": 129}),
         # There are no queries and keys to turn.
-        NO_ATTENTION: MethodSetting(positions="none"),
+        NO_ATTENTION: MethodSetting(position_kind="none"),
     }
 
 
@@ -229,7 +229,7 @@ NYSTROMFORMER = Preset(
     name="nystromformer",
     source="Xiong et al. 2021, arXiv:2102.03902",
     methods=_of_nystromformer,
-    positions="learned",
+    position_kind="learned",
     rotary_share=1.0,
     rotary_across_heads=False,
     short_conv_kernel_size=0,
@@ -348,7 +348,7 @@ MODERN = replace(
     name="modern",
     source="Ma et al. 2022, arXiv:2209.10655; arXiv:2501.14850",
     methods=_of_modern,
-    positions="rotary",
+    position_kind="rotary",
     rotary_share=0.5,
     rotary_across_heads=True,
     short_conv_kernel_size=3,

@@ -22,7 +22,7 @@ from nystrom_lab.training.run_settings import Settings
 _SAID_ELSEWHERE = ("steps", "evaluate_every", "log_every")
 
 
-class Place(NamedTuple):
+class Provenance(NamedTuple):
     """Where a result was measured.
 
     Attributes:
@@ -54,9 +54,11 @@ def setting_facts(settings: Settings) -> dict[str, object]:
     return {"preset": settings.preset, **changed}
 
 
-def accuracy_row(config: EncoderConfig, quantity: str, share: float, samples: int, place: Place, **more: Any) -> Row:
+def accuracy_row(
+    config: EncoderConfig, quantity: str, share: float, samples: int, provenance: Provenance, **more: Any
+) -> Row:
     """An accuracy with its interval, `repeats` being the number of samples."""
-    return result_row(config, quantity, share, "", place, spread=wilson(share, samples), repeats=samples, **more)
+    return result_row(config, quantity, share, "", provenance, spread=wilson(share, samples), repeats=samples, **more)
 
 
 def result_row(
@@ -64,7 +66,7 @@ def result_row(
     quantity: str,
     value: float,
     unit: str,
-    place: Place,
+    provenance: Provenance,
     *,
     spread: tuple[float, float] | tuple[None, None] = (None, None),
     repeats: int = 1,
@@ -97,11 +99,11 @@ def result_row(
         repeats=repeats,
         n=config.max_position_embeddings,
         m=size,
-        facts={**model, **place.facts, **(facts or {})},
-        dtype=place.precision,
-        seed=place.seed,
-        device=device_name(place.device),
-        command=place.command or started_as(),
+        facts={**model, **provenance.facts, **(facts or {})},
+        dtype=provenance.precision,
+        seed=provenance.seed,
+        device=device_name(provenance.device),
+        command=provenance.command or started_as(),
         note=note,
     )
 

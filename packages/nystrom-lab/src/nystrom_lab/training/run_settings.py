@@ -12,21 +12,17 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar, get_args
 
-from nystrom.attention.method_names import DROPS_WEIGHTS, NO_ATTENTION
-from nystrom.attention.registry import METHODS
+from nystrom.attention.method_names import DROPS_WEIGHTS
 from nystrom.checks import check_at_least, check_choice, check_flag, check_names
-from nystrom_lab.config import Arena, LearningRateSchedule, Loop, Resolved, TrainOptions, option_words
+from nystrom_lab.config import FLAGS, Arena, LearningRateSchedule, Loop, Resolved, TrainOptions, option_words
 from nystrom_lab.data.lra.facts import LRA
+from nystrom_lab.training.fitted_options import attended, fit_options
 from nystrom_lab.training.hardware import processes, usable_device, usable_precision
 from nystrom_lab.training.presets import PLAIN, MethodSetting, Preset, find_preset
 
 if TYPE_CHECKING:
     from nystrom.models import EncoderConfig
     from nystrom_lab.training.start import StartEncoder
-
-
-# The option by which a method sets the longest sequence that it takes, if it has one.
-_LONGEST = "max_length"
 
 
 def data_positions(preset: Preset, data: Path | None) -> int | None:
@@ -63,51 +59,6 @@ def lengthened(preset: Preset, max_length: int) -> Preset:
     return replace(preset, data=replace(data, folder=f"{preset.task}-{max_length}", max_length=max_length))
 
 
-def has_longest(attention: str) -> bool:
-    """Whether a method has a fixed maximum length, set by its option `max_length`.
-
-    Raises:
-        ValueError: An unknown method.
-    """
-    check_names("attention", [attention], (*METHODS, NO_ATTENTION))
-    return attention != NO_ATTENTION and _LONGEST in {option.name for option in fields(METHODS[attention].options)}
-
-
-def attended(preset: Preset, positions: int | None, pooling: str) -> int | None:
-    """Maximum number of tokens that attention sees, including the class token; None for the preset's.
-
-    Args:
-        positions: Positions of the model, if not the preset's.
-        pooling: The model's; "cls" adds a token.
-    """
-    if pooling != "cls":
-        return positions
-    return (preset.data.max_length if positions is None else positions) + 1
-
-
-def fit_options(
-    attention: str, options: Mapping[str, object], given: Mapping[str, object], positions: int | None
-) -> dict[str, Any]:
-    """Options of a method for sequences of a given length.
-
-    Args:
-        given: Chosen options, which override the preset's.
-        positions: Maximum number of tokens that attention sees, if not the preset's; see `attended`.
-
-    Raises:
-        ValueError: An unknown method, or a chosen maximum length that is shorter than that.
-    """
-    if not has_longest(attention) or positions is None:
-        return {**options, **given}
-    chosen = given.get(_LONGEST)
-    if isinstance(chosen, int) and chosen < positions:
-        raise ValueError(
-            f"option {_LONGEST} of {attention} is {chosen} but the model sees sequences of {positions} tokens: leave "
-            f"it out, or use {positions} or more."
-        )
-    return {**options, _LONGEST: positions, **given}
-
-
 @dataclass(frozen=True)
 class Settings(Resolved, TrainOptions):
     """Everything that determines the result of a run, except the data.
@@ -119,9 +70,7 @@ class Settings(Resolved, TrainOptions):
     """
 
     share_projections: bool = field(default=False, kw_only=True)
-    in_file: ClassVar[Mapping[str, str]] = MappingProxyType(
-        {**Resolved.in_file, "positions": "position_kind", "max_length": "positions"}
-    )
+    in_file: ClassVar[Mapping[str, str]] = MappingProxyType({**Resolved.in_file, "max_length": "positions"})
     at_first: ClassVar[dict[str, Any]] = {entry.name: getattr(PLAIN, entry.name) for entry in fields(Arena)}
 
     def __post_init__(self):
@@ -168,10 +117,11 @@ class Settings(Resolved, TrainOptions):
         changed = {f"options.{name}": value for name, value in self.options.items() if value != before.get(name)}
         if self.conv_kernel_size != method.conv_kernel_size:
             changed["conv_kernel_size"] = self.conv_kernel_size or 0
-        plain = _preset_values(base, method, self.positions, self.steps, self.evaluate_every)
-        plain |= {"positions": method.positions or base.positions, "steps": base.steps}
+        plain = preset_values(base, method, self.position_kind, self.steps, self.evaluate_every)
+        plain |= {"position_kind": method.position_kind or base.position_kind, "steps": base.steps}
         plain["evaluate_every"] = min(base.evaluate_every, self.steps)
-        return changed | {name: now for name, value in plain.items() if (now := getattr(self, name)) != value}
+        plain = {name: now for name, value in plain.items() if (now := getattr(self, name)) != value}
+        return changed | {FLAGS.get(name, name): now for name, now in plain.items()}
 
     def words(self) -> list[str]:
         """The words after `nystrom` that start this run by itself."""
@@ -216,7 +166,7 @@ class Settings(Resolved, TrainOptions):
             "initializer_range", "norm", "attention_size",
         )  # fmt: skip
         of_run = (
-            "pooling", "pooled_norm", "positions", "rotary_share", "rotary_across_heads", "feed_forward", "design",
+            "pooling", "pooled_norm", "rotary_share", "rotary_across_heads", "feed_forward", "design",
             "attention", "conv_kernel_size", "task",
         )  # fmt: skip
         return EncoderConfig(
@@ -225,6 +175,7 @@ class Settings(Resolved, TrainOptions):
             label2id={name: label for label, name in enumerate(names)},
             pad_token_id=facts.pad_token_id,
             max_position_embeddings=self.longest,
+            positions=self.position_kind,
             type_vocab_size=1,
             hidden_dropout_prob=self.dropout,
             attention_probs_dropout_prob=self.dropout if drops_weights else 0.0,
@@ -239,7 +190,7 @@ class Settings(Resolved, TrainOptions):
 def settle(
     asked: TrainOptions,
     *,
-    positions: int | None = None,
+    num_positions: int | None = None,
     start: "StartEncoder | None" = None,
     elsewhere: bool = False,
 ) -> Settings:
@@ -247,7 +198,7 @@ def settle(
 
     Args:
         asked: The requested options; the preset is not None.
-        positions: Number of positions of the model, see `nystrom_lab.training.run_settings`; None for the preset's.
+        num_positions: Number of positions of the model, see `nystrom_lab.training.run_settings`; None for the preset's.
         start: The encoder that the run starts from, with its settings; None for none.
         elsewhere: Whether the run is for another machine, so that its device is not checked here.
 
@@ -266,20 +217,26 @@ def settle(
     base = find_preset(task, asked.preset)
     if start is None:
         attention = attention or "nystrom"
-        method = base.methods(base.data.max_length if positions is None else positions).get(attention, MethodSetting())
+        method = base.methods(base.data.max_length if num_positions is None else num_positions).get(
+            attention, MethodSetting()
+        )
     else:
         named = {"attention": attention, "conv_kernel_size": taps}
         named |= {f"options.{name}": value for name, value in options.items()}
         start.check(base, named | {name: changes.get(name) for name in start.settings()})
-        attention, method, positions = str(start.config.attention), start.method, start.positions(base, positions)
+        attention, method, num_positions = (
+            str(start.config.attention),
+            start.method,
+            start.num_positions(base, num_positions),
+        )
         base = replace(base, **start.settings())
     chosen = {name: value for name, value in changes.items() if value is not None}
     if "adam_betas" in chosen:
         chosen["adam_betas"] = tuple(chosen["adam_betas"])
     steps = chosen.get("steps", base.steps)
     check_at_least("steps", steps, 1)
-    values = _preset_values(base, method, chosen.get("positions"), steps, chosen.get("evaluate_every")) | chosen
-    longest = attended(base, positions, values["pooling"])
+    values = preset_values(base, method, chosen.get("position_kind"), steps, chosen.get("evaluate_every")) | chosen
+    longest = attended(base, num_positions, values["pooling"])
     if start is not None:
         start.check_longest(longest)
     device = asked.device if elsewhere else usable_device(asked.device)
@@ -290,7 +247,7 @@ def settle(
         "conv_kernel_size": method.conv_kernel_size if taps is None else taps or None,
         "device": device,
         "precision": usable_precision(asked.precision, device, has_bfloat16=True if elsewhere else None),
-        "max_length": positions,
+        "max_length": num_positions,
         "model": None if start is None else Path(start.folder),
     }
     settings = Settings(
@@ -304,13 +261,18 @@ def settle(
     return settings
 
 
-def _preset_values(
-    base: Preset, method: MethodSetting, positions: str | None, steps: int, evaluate_every: int | None
+def preset_values(
+    base: Preset, method: MethodSetting, position_kind: str | None, steps: int, evaluate_every: int | None
 ) -> dict[str, Any]:
-    """The defaults of a run of a method with this kind of positions (None for the preset's) and number of steps."""
+    """The defaults of a run of a method, by the names of `Arena`.
+
+    Args:
+        position_kind: The requested kind; None for the preset's.
+        evaluate_every: The requested interval; None for the preset's.
+    """
     values = {entry.name: getattr(base, entry.name) for entry in fields(Arena)}
-    values["positions"] = method.positions or base.positions
-    if (positions or values["positions"]) != "rotary":
+    values["position_kind"] = method.position_kind or base.position_kind
+    if (position_kind or values["position_kind"]) != "rotary":
         values |= {"rotary_share": 1.0, "rotary_across_heads": False}
     return values | in_proportion(base, steps, base.steps, evaluate_every)
 

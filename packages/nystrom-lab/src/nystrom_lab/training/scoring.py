@@ -26,7 +26,7 @@ from nystrom_lab.measure.rows import Row
 from nystrom_lab.training.batches import shortest_first
 from nystrom_lab.training.finite import check_outputs
 from nystrom_lab.training.hardware import usable_device, usable_precision
-from nystrom_lab.training.results import Place, accuracy_row
+from nystrom_lab.training.results import Provenance, accuracy_row
 from nystrom_lab.training.run_progress import no_file_bars
 from nystrom_lab.training.tasks import Model, Task, check_data, check_lengths, find_task, prepared_folder
 
@@ -48,7 +48,7 @@ def evaluate(asked: EvaluateOptions) -> Row:
     precision, model = usable_precision(asked.precision, device), Path(asked.model)
     check_data(asked.task, Path(asked.data))
     task = find_task(asked.task)
-    folder = prepared_folder(asked.task, Path(asked.data), max_length=positions(model), columns=asked)
+    folder = prepared_folder(asked.task, Path(asked.data), max_length=num_positions(model), columns=asked)
     verify(folder, task=asked.task)
     samples = task.open(folder, asked.split)
     if len(samples) == 0:
@@ -59,8 +59,8 @@ def evaluate(asked: EvaluateOptions) -> Row:
         loaded = load_model(model, asked.task, classes=samples.classes)
     check_lengths(folder, asked.split, samples, loaded.config.max_position_embeddings)
     share = accuracy(loaded, samples, task, batch_size=asked.batch_size, device=device, precision=precision)
-    place = Place(device, precision, seed=None, facts={"fingerprint": model_fingerprint(model)})
-    return accuracy_row(loaded.config, f"{asked.split} accuracy", share, len(samples), place)
+    provenance = Provenance(device, precision, seed=None, facts={"fingerprint": model_fingerprint(model)})
+    return accuracy_row(loaded.config, f"{asked.split} accuracy", share, len(samples), provenance)
 
 
 def load_model(folder: Path, task: str, *, classes: Sequence[str]) -> Model:
@@ -87,7 +87,7 @@ def load_model(folder: Path, task: str, *, classes: Sequence[str]) -> Model:
     return model
 
 
-def positions(folder: Path) -> int:
+def num_positions(folder: Path) -> int:
     """The longest input of a saved model.
 
     Raises:

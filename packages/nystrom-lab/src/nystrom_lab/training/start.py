@@ -11,10 +11,11 @@ from nystrom.models import EncoderConfig
 from nystrom.models.files.loading import check_weights
 from nystrom.models.files.model_fingerprint import model_fingerprint
 from nystrom.models.files.published import PUBLISHED_TYPE
+from nystrom_lab.config import FLAGS
 from nystrom_lab.data.lra.facts import LRA
+from nystrom_lab.training.fitted_options import has_longest
 from nystrom_lab.training.presets import MethodSetting, Preset
 from nystrom_lab.training.run_progress import no_load_report
-from nystrom_lab.training.run_settings import has_longest
 
 OWN_TYPES = (EncoderConfig.model_type, PUBLISHED_TYPE)
 
@@ -114,11 +115,14 @@ class StartEncoder(StartModel):
 
     def settings(self) -> dict[str, Any]:
         """Its other settings that a training can choose, by argument name."""
-        names = ("positions", "rotary_share", "rotary_across_heads", "feed_forward", "design")
-        taps = self.config.short_conv_kernel_size or 0
-        return {name: getattr(self.config, name) for name in names} | {"short_conv_kernel_size": taps}
+        same = ("rotary_share", "rotary_across_heads", "feed_forward", "design")
+        others = {
+            "position_kind": self.config.positions,
+            "short_conv_kernel_size": self.config.short_conv_kernel_size or 0,
+        }
+        return {name: getattr(self.config, name) for name in same} | others
 
-    def positions(self, base: Preset, of_data: int | None) -> int | None:
+    def num_positions(self, base: Preset, of_data: int | None) -> int | None:
         """The positions of the model: the encoder's, or those of longer data if it has no weights per position.
 
         Args:
@@ -192,8 +196,8 @@ class StartEncoder(StartModel):
             if value is not None and value != mine.get(name):
                 had = repr(mine[name]) if name in mine else "the default"
                 raise ValueError(
-                    f"{name} is {value!r} but model {self.folder} was trained with {had}: leave it out, or pretrain "
-                    "another encoder with it."
+                    f"{FLAGS.get(name, name)} is {value!r} but model {self.folder} was trained with {had}: leave it "
+                    "out, or pretrain another encoder with it."
                 )
 
 

@@ -206,11 +206,11 @@ def prepare_if_missing(task: str, folder: Path, sizes: DataSizes) -> None:
     prepare(folder, sizes)
 
 
-def open_splits(task: str, folder: Path, *, positions: int, batch_size: int, test: bool = True) -> Splits:
+def open_splits(task: str, folder: Path, *, num_positions: int, batch_size: int, test: bool = True) -> Splits:
     """Open a data set, and check that it can be trained on.
 
     Args:
-        positions: The longest sample that the model takes.
+        num_positions: The longest sample that the model takes.
 
     Raises:
         ValueError: The folder holds no data of the task, modified data, samples that are too long, or too few samples.
@@ -221,7 +221,7 @@ def open_splits(task: str, folder: Path, *, positions: int, batch_size: int, tes
     for name, split in opened.items():
         if len(split) == 0:
             raise ValueError(f"data {folder} holds no samples in {name}; expected at least one.")
-        check_lengths(folder, name, split, positions)
+        check_lengths(folder, name, split, num_positions)
     if len(opened["train"]) < batch_size:
         raise ValueError(
             f"batch_size is {batch_size} but data {folder} holds {len(opened['train'])} training samples: "
@@ -230,15 +230,15 @@ def open_splits(task: str, folder: Path, *, positions: int, batch_size: int, tes
     return Splits(opened["train"], opened["val"], opened.get("test"))
 
 
-def check_lengths(folder: Path, name: str, split: Split, positions: int) -> None:
+def check_lengths(folder: Path, name: str, split: Split, num_positions: int) -> None:
     """Check that no sample has more tokens than the model has positions.
 
     Raises:
         ValueError: One has.
     """
-    if (longest := int(split.lengths.max(initial=0))) > positions:
+    if (longest := int(split.lengths.max(initial=0))) > num_positions:
         raise ValueError(
-            f"data {folder} holds a sample of {longest} tokens in {name}, but the model has {positions} positions: "
+            f"data {folder} holds a sample of {longest} tokens in {name}, but the model has {num_positions} positions: "
             "name shorter data (texts are cut by --max-length when prepared), or train with --max-length."
         )
 

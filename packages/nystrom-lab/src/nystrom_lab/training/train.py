@@ -73,7 +73,7 @@ def train(asked: TrainOptions) -> Path:
     check_data(task, data)
     settings = settle(
         replace(asked, preset=name, data=data, to=run.path, resume=run.is_resumed(asked.resume)),
-        positions=data_positions(preset, data) if max_length is None else max_length,
+        num_positions=data_positions(preset, data) if max_length is None else max_length,
         start=start,
     )
     with run.held(settings, resume=settings.resume, main=is_main()):
@@ -123,7 +123,7 @@ def train_model(settings: Settings, preset: Preset, run: RunFolder) -> None:
     splits = open_splits(
         settings.task,
         folder,
-        positions=settings.longest,
+        num_positions=settings.longest,
         batch_size=settings.batch_size,
         test=not settings.mask_share,
     )

@@ -8,6 +8,7 @@ from torch.testing import assert_close
 from transformers import AutoConfig, AutoModel, BertConfig, BertLMHeadModel, T5Config, T5EncoderModel
 
 from nystrom.attention.functions import FUNCTIONS
+from nystrom.models.files.model_fingerprint import model_fingerprint
 from nystrom_lab.studies.reproduce.encoders import find_encoder, instead_of_bert_base
 from nystrom_lab.studies.reproduce.study import Setting
 
@@ -35,6 +36,10 @@ def test_recorded_queries_keys_and_values_give_the_attention_of_the_model(tiny_s
     # float32 rounding of the same products in another order.
     assert_close(out, wanted, rtol=1e-5, atol=1e-5)
     assert not torch.equal(recorded[0].q, recorded[1].q)
+
+
+def test_the_setting_says_what_the_model_is(tiny_setting):
+    assert find_encoder(tiny_setting).in_words()["fingerprint"] == model_fingerprint(tiny_setting.model)
 
 
 def test_longer_texts_are_windows_of_the_models_positions(tiny_setting):

@@ -133,6 +133,22 @@ def test_rows_of_another_setting_are_not_mixed_in(squares, tmp_path):
         check_setting(job.folder, job.plan.setting)
 
 
+def test_rows_say_which_model_was_studied(squares, tmp_path):
+    job = job_of(squares, tmp_path)
+    setting = {"model": "bert", "fingerprint": "0-1"}
+    measure = job.plan.parts[0].measure
+    # A training has a model of its own.
+    trained = Part("trained", lambda folder: [row.with_facts(fingerprint="2-3") for row in measure(folder)])
+    job = job._replace(plan=job.plan._replace(parts=[job.plan.parts[0], trained], setting=setting))
+    run_study(job, lambda line: None)
+    assert [row.fact("fingerprint") for row in read_rows(job.folder / "rows.csv")] == ["0-1", "2-3"]
+    with pytest.raises(ValueError, match="fingerprint = '0-1', but '4-1' was requested"):
+        check_setting(job.folder, setting | {"fingerprint": "4-1"})
+    # Version 0.3 recorded the name alone.
+    (job.folder / "setting.json").write_text('{"model": "bert"}')
+    check_setting(job.folder, setting)
+
+
 def test_an_unknown_name_gets_the_nearest_one():
     with pytest.raises(ValueError, match="Perhaps you meant 'skyformer-theorem-2'"):
         find_study("skyformer-theorem")

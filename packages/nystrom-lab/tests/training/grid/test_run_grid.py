@@ -104,7 +104,7 @@ def test_a_run_is_given_all_that_a_training_takes(tmp_path):
 def test_a_grid_of_another_length_starts_from_an_encoder(grid, root, whole, tmp_path):
     sizes = {"train": 32, "val": 8, "test": 8, "min_length": 5, "max_length": 600}
     prepare_listops(tmp_path / "listops-600", **sizes)
-    train("listops", data=root / "listops-demo", preset="demo", positions="rotary", steps=2, to=tmp_path / "first")
+    train("listops", data=root / "listops-demo", preset="demo", position_kind="rotary", steps=2, to=tmp_path / "first")
     best = tmp_path / "first" / "best"
     asked = {"methods": ["nystrom"], "preset": None, "model": best, "max_length": 600, "steps": 2, "batch_size": 4}
     assert grid(tmp_path / "runs", data=tmp_path, evaluate_every=None, **asked) == []

@@ -32,7 +32,7 @@ def test_settings_are_those_of_the_paper(preset, source, steps, warmup, batch, r
     settings = settled(preset, source)
     assert (settings.steps, settings.warmup_steps, settings.batch_size) == (steps, warmup, batch)
     assert (settings.learning_rate, settings.length, settings.num_hidden_layers) == (rate, length, layers)
-    assert settings.positions == length
+    assert settings.num_positions == length
     assert (settings.attention, settings.options, settings.conv_kernel_size) == ("nystrom", {"num_landmarks": 64}, 33)
     base = PRETRAINING[preset]
     assert (base.adam_betas, base.weight_decay) == ((0.9, 0.999), 0.01)
@@ -45,4 +45,4 @@ def test_fewer_steps_keep_the_share_of_the_warm_up():
 
 
 def test_a_longer_model_keeps_positions_that_suffice():
-    assert settled("longer", trained(positions=2048)).positions == 2048
+    assert settled("longer", trained(positions=2048)).num_positions == 2048

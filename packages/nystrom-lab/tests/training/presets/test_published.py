@@ -20,7 +20,7 @@ TASKS = ("listops", "text", "retrieval", "image", "pathfinder")
 
 
 def settled(preset, attention="nystrom", task="listops", **changes):
-    how = {name: changes.pop(name) for name in ("positions", "start", "elsewhere") if name in changes}
+    how = {name: changes.pop(name) for name in ("num_positions", "start", "elsewhere") if name in changes}
     asked = {"device": "cpu"} | changes.pop("changes", {}) | changes
     return settle(TrainOptions(task, attention=attention, preset=preset, **asked), **how)
 
@@ -80,7 +80,7 @@ def test_reformer_has_the_buckets_of_both_papers_code_and_attends_across_them(na
 
 
 def test_reformer_has_as_many_more_buckets_as_a_picture_has_pixels():
-    options = settled("skyformer", "reformer", task="pathfinder", positions=4_096).options
+    options = settled("skyformer", "reformer", task="pathfinder", num_positions=4_096).options
     assert options["num_buckets"] == 128
 
 
@@ -184,7 +184,7 @@ def test_modern_has_the_sizes_of_mega_and_the_rates_of_attention(task, sizes, tr
     assert settled("modern", "none", task=task).encoder_config().positions == "none"
     # Nothing is changed of a preset by taking it, and a change of the positions alone is one change.
     assert settled("modern", task=task).changes() == settled("modern", "none", task=task).changes() == {}
-    learned = settled("modern", task=task, changes={"positions": "learned"})
+    learned = settled("modern", task=task, changes={"position_kind": "learned"})
     assert learned.changes() == {"positions": "learned"}
     assert learned.encoder_config().rotary_share == 1
 
@@ -261,9 +261,9 @@ def test_a_shorter_run_has_a_shorter_warm_up_and_is_evaluated():
         ({"weight_decay": -0.1}, "weight_decay is -0.1"),
         ({"label_smoothing": 1.0}, "label_smoothing is 1.0"),
         ({"short_conv_kernel_size": 4}, "short_conv_kernel_size is 4; expected an odd number"),
-        ({"changes": {"positions": "sine"}}, "positions is 'sine'"),
+        ({"changes": {"position_kind": "sine"}}, "positions is 'sine'"),
         ({"rotary_share": 0.5}, "rotary_share is 0.5 but positions is 'learned'"),
-        ({"attention": "none", "changes": {"positions": "rotary"}}, "has no queries and keys to rotate"),
+        ({"attention": "none", "changes": {"position_kind": "rotary"}}, "has no queries and keys to rotate"),
         ({"precision": "float8"}, "precision is 'float8'"),
         ({"precision": "float16"}, "precision is 'float16' but device is 'cpu'"),
         ({"device": "tpu"}, "device is 'tpu'"),

@@ -8,14 +8,13 @@ from typing import Any
 import torch
 from jaxtyping import Float
 from torch import Tensor
-from torch.jit._trace import is_tracing
 
 from nystrom.attention.backend import HAS_TRITON, check_backend_device
 from nystrom.attention.group_runner import group_runner
 from nystrom.attention.position_bias import PositionBias, check_bias
 from nystrom.attention.segments import check_segments, in_segments
-from nystrom.autograd_modes import is_forward_mode, is_transformed
 from nystrom.precision import cast_for_autocast, narrowed, without_autocast
+from nystrom.private_torch import is_forward_mode, is_transformed, tracing_state
 from nystrom.shapes import Group, Masks, check_inputs, check_same_tokens, is_number, zero_masked
 
 # Of the GPUs that the kernels were measured on, an H100 and an H200.
@@ -171,7 +170,7 @@ def _refusing() -> Iterator[None]:
             "`nystrom methods`)."
         ) from error
     except (AssertionError, TypeError, ValueError) as error:
-        if not is_tracing():
+        if tracing_state() is None:
             raise
         raise NotImplementedError(
             "torch.jit.trace, for which lengths are tensors, does not support this attention: use torch.export or "

@@ -19,7 +19,8 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from nystrom.attention.fused import fused_softmax
-from nystrom.landmarks import all_real, first_tokens, is_known, ranks, short_sequences, take
+from nystrom.landmarks import all_real, first_tokens, is_known, real_index, short_sequences, take
+from nystrom.private_torch import is_transformed
 from nystrom.shapes import has_numbers, is_number, zero_masked
 
 # Share of padding above which cutting a batch into sequences saves more than the extra calls cost.
@@ -69,7 +70,7 @@ class ExactLimit:
         """The outputs: the results of the right factor, if there are few queries."""
         if self.few_queries is None:
             return out
-        rank = ranks(self.query_keep)[0].clamp(0, self.m - 1)
+        rank = real_index(self.query_keep)[0].clamp(0, self.m - 1)
         return torch.where(self.few_queries, take(right, rank).to(out.dtype), out)
 
 
@@ -110,7 +111,7 @@ def exact_where_short(
     def exact(some: slice | Int[Tensor, " r"], length: int) -> Float[Tensor, "r h n e"]:
         place, real = first_tokens(keep[some], length)
         first = (zero_masked(take(x[some], place), real) for x in (q, k, v))
-        return take(fused_softmax(*first, keep=real, scale=scale), ranks(keep[some])[0].clamp(0, length - 1))
+        return take(fused_softmax(*first, keep=real, scale=scale), real_index(keep[some])[0].clamp(0, length - 1))
 
     if not may_branch(q):
         # Without branches, both are computed, and one is selected.
@@ -165,7 +166,7 @@ def may_branch(x: Tensor) -> bool:
     return not (
         # First: a compiler cannot ask for a capture.
         torch.compiler.is_compiling()
-        or torch._C._are_functorch_transforms_active()
+        or is_transformed()
         or not has_numbers(x)
         or (x.is_cuda and torch.cuda.is_current_stream_capturing())
         or not all(is_number(size) for size in x.shape)

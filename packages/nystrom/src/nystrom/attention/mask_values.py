@@ -21,6 +21,7 @@ from jaxtyping import Bool
 from torch import Tensor
 
 from nystrom.attention.exact_limit import may_branch
+from nystrom.private_torch import assert_in_graph
 
 
 def real_tokens(name: str, mask: Tensor) -> Bool[Tensor, "*b n"]:
@@ -67,6 +68,6 @@ def check_values(holds: Bool[Tensor, ""], message: str) -> None:
     """Raise unless a condition on values holds."""
     if torch.compiler.is_compiling():
         # A compiled graph cannot branch on values: it raises this as a RuntimeError when it runs.
-        torch._assert_async(holds, message)  # pyright: ignore[reportPrivateImportUsage]
+        assert_in_graph(holds, message)
     elif not holds:
         raise ValueError(message)

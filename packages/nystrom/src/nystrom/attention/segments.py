@@ -12,6 +12,7 @@ import torch
 from jaxtyping import Bool, Int, Shaped
 from torch import Tensor
 
+from nystrom.private_torch import is_transformed
 from nystrom.shapes import has_numbers
 
 # Largest share of padding tokens in a call.
@@ -24,7 +25,7 @@ def check_segments(cu_seqlens: object, x: Shaped[Tensor, "b h n d"]) -> list[int
     Raises:
         ValueError: Invalid boundaries, or a call inside a traced graph, which cannot depend on their values.
     """
-    traced = torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active()
+    traced = torch.compiler.is_compiling() or is_transformed()
     if traced or (isinstance(cu_seqlens, Tensor) and not has_numbers(cu_seqlens)):
         raise ValueError(
             "cu_seqlens is given inside torch.compile, torch.export or torch.func, or without numbers (on the meta "

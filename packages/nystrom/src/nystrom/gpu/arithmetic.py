@@ -1,5 +1,3 @@
-# Pyright does not know the fields of `C`.
-# pyright: reportAttributeAccessIssue=false
 """What all kernels share: products, rounding, loads of tokens, scores.
 
 Sums are accumulated in float32 at least. float32 operands are multiplied as three tf32 products, whose rounding

@@ -1,5 +1,3 @@
-# Pyright takes a kernel that calls kernels for one that never returns.
-# pyright: reportGeneralTypeIssues=false
 r"""The iterative inverse of a batch of small matrices in one launch, and its gradient in another.
 
 $$Z_{k+1} = \tfrac14 Z_k (13 I - A Z_k (15 I - A Z_k (7 I - A Z_k))),$$

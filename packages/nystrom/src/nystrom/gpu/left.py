@@ -1,5 +1,3 @@
-# Pyright takes a kernel that calls kernels for one that never returns, and does not know the fields of `C`.
-# pyright: reportGeneralTypeIssues=false, reportAttributeAccessIssue=false
 r"""The left factor, $\mathrm{out} = \mathrm{softmax}(c\, Q \tilde K^\top) \cdot \mathrm{middle}$, with the skip
 convolution of the values added in the same pass, and its gradients.
 

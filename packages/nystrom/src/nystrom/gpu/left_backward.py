@@ -1,5 +1,3 @@
-# Pyright takes a kernel that calls kernels for one that never returns, and does not know the fields of `C`.
-# pyright: reportGeneralTypeIssues=false, reportAttributeAccessIssue=false
 """Gradients of the left factor, see `nystrom.gpu.left`."""
 
 import triton

@@ -1,5 +1,3 @@
-# Pyright does not know the fields of `C`.
-# pyright: reportAttributeAccessIssue=false
 """Landmarks: the mean of the real tokens in each range of tokens, for queries and keys in one launch.
 
 A program reads one range, once. Without masks, range j of m begins at token ceil(j c / m) of c, as in

@@ -1,5 +1,3 @@
-# Pyright takes a kernel that calls kernels for one that never returns, and does not know the fields of `C`.
-# pyright: reportGeneralTypeIssues=false, reportAttributeAccessIssue=false
 r"""What lies between the two passes over the tokens, for one matrix of softmax in a program: the right factor R from
 its splits, the landmarks' matrix $A = \mathrm{softmax}(c\, \tilde Q \tilde K^\top)$, its inverse Z, the middle Z R, and
 the gradients of all of them except that of the inverse, which `nystrom.gpu.inverse` computes.

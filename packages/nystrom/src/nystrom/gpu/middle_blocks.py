@@ -1,5 +1,3 @@
-# Pyright takes a kernel that calls kernels for one that never returns, and does not know the fields of `C`.
-# pyright: reportGeneralTypeIssues=false, reportAttributeAccessIssue=false
 r"""What `nystrom.gpu.middle` computes, block by block: for the Gaussian kernel, and for more than 64 landmarks.
 
 With softmax, $A = \mathrm{softmax}(c\, \tilde Q \tilde K^\top)$ is inverted as it is. With the Gaussian kernel,

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from nystrom.autograd_modes import is_forward_mode, is_transformed
+from nystrom.private_torch import is_forward_mode, is_transformed
 
 
 class Differentiable(NamedTuple):

@@ -1,5 +1,3 @@
-# Pyright takes a kernel that calls kernels for one that never returns, and does not know the fields of `C`.
-# pyright: reportGeneralTypeIssues=false, reportAttributeAccessIssue=false
 r"""The right factor, $R = \mathrm{softmax}(c\, \tilde Q K^\top) V$, of few queries and many keys; and its gradients.
 
 In the forward pass, the keys are split over programs, each with a running maximum and sum; `combine` joins the splits.

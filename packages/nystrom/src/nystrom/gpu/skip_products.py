@@ -1,5 +1,3 @@
-# Pyright does not know the fields of `C`.
-# pyright: reportAttributeAccessIssue=false
 r"""The skip convolution of the values, $\mathrm{out}_i = \sum_j w_{j - i + \mathrm{half}}\, v_j$, as matrix products.
 
 The output of a tile of BLOCK_N tokens is the product of a band, which has the kernel in row i shifted by i, and the

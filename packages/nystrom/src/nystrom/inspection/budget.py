@@ -223,7 +223,7 @@ class _Search:
 
     def _effects(self, candidate: Candidate, tick: Callable[[], object]) -> dict[tuple[int, int], float]:
         """The heads with the largest effects, and the share of the squared error that each makes."""
-        effects = head_effects(self.model, self.batches, self.exact, candidate, tick)
+        effects = head_effects(self.model, self.batches, self.exact, {None: candidate}, tick)
         total = sum(float(each.clamp(min=0).sum()) for each in effects.values())
         return {place: value / total for place, value in largest_effects(effects, self.most).items()}
 

@@ -1,8 +1,9 @@
 """Choose a few heads of a model that attend exactly, where all others use one method.
 
-The heads with the largest effects (`nystrom.inspection.head_effects`, one backward pass for each text) are made exact
-one after the other, each measured on the whole model, and kept if the squared error of the hidden states falls by
-`_WORTH` of what it was. Twice as many are tried as may be kept: effects are known to first order only.
+The `_TRIED` heads with the largest effects (`nystrom.inspection.head_effects`, one backward pass for each text) are
+made exact one by one, each measured on the whole model. The best is kept if the squared error of the hidden states
+falls by `_WORTH` of what it was, and all effects are taken anew for the next: with the heads of large errors exact,
+they are others. Several are tried because effects are known to first order only.
 """
 
 from collections.abc import Mapping, Sequence
@@ -20,7 +21,7 @@ from nystrom.integrations.attention_interface import REGISTERED
 from nystrom.integrations.layer_calls import LayerCall, attend_by, intercepted
 from nystrom.progress import Progress
 
-_WORTH = 0.05
+_WORTH, _TRIED = 0.05, 3
 
 
 def choose_exact_heads(
@@ -43,9 +44,9 @@ def choose_exact_heads(
         held_out: Further inputs, on which the plan is measured, too.
 
     Returns:
-        The plan, with the method in each layer. Its `found` says the exact heads, as "layer.head", with the share of
-        the squared error that each makes by its effect; and the error of the hidden states with and without them, also
-        on the held-out inputs (None without any).
+        The plan, with the method in each layer. Its `found` says the exact heads, as "layer.head" in the order in which
+        they were chosen, with the share of the squared error that went with each; and the error of the hidden states
+        with and without them, also on the held-out inputs (None without any).
 
     Raises:
         ValueError: An unknown method or option, no batches, or a model that no method supports.
@@ -84,18 +85,14 @@ class _Choice:
     def plan(self, most: int, held_out: Sequence[Batch]) -> AttentionPlan:
         """The plan with at most so many exact heads."""
         without = error = self._error({})
-        effects: dict[int, Tensor] = {}
-        if most and error:
-            effects = head_effects(self.model, self.batches, self.exact, self.plain, self.progress.update)
-        total = sum(float(each.clamp(min=0).sum()) for each in effects.values())
         shares: dict[str, float] = {}
-        for (layer, head), effect in largest_effects(effects, 2 * most).items():
-            more = {**self.kept, layer: [*self.kept.get(layer, ()), head]}
-            if len(shares) == most or len(more[layer]) == self.heads[layer]:
-                continue
-            came = self._error(more)
-            if came**2 <= (1 - _WORTH) * error**2:
-                self.kept, error, shares[f"{layer}.{head}"] = more, came, round(effect / total, 4)
+        while len(shares) < most and (tried := self._tried() if error else {}):
+            (layer, head), came = min(tried.items(), key=lambda each: each[1])
+            if came**2 > (1 - _WORTH) * error**2:
+                break
+            self.kept = self._with(layer, head)
+            shares[f"{layer}.{head}"] = round((error**2 - came**2) / without**2, 4)
+            error = came
         found = {"tokens": self.tokens, "exact heads": shares, "error": error, "error without exact heads": without}
         found |= {f"held-out {name}": None for name in ("error", "error without exact heads")}
         if held_out:
@@ -104,6 +101,20 @@ class _Choice:
                 found[f"held-out {name}"] = self._error(heads, held_out, exact)
         return AttentionPlan(self._layers(), found)
 
+    def _tried(self) -> dict[tuple[int, int], float]:
+        """The heads with the largest effects beside those that are kept, and the error with each."""
+        effects = head_effects(self.model, self.batches, self.exact, self._choice(self.kept), self.progress.update)
+        for layer, heads in self.kept.items():
+            # One head of a layer keeps its method.
+            effects[layer][heads if len(heads) < self.heads[layer] - 1 else slice(None)] = 0
+        return {place: self._error(self._with(*place)) for place in largest_effects(effects, _TRIED)}
+
+    def _with(self, layer: int, head: int) -> dict[int, list[int]]:
+        return {**self.kept, layer: [*self.kept.get(layer, ()), head]}
+
+    def _choice(self, heads: Mapping[int, Sequence[int]]) -> dict[int | None, Candidate]:
+        return {None: self.plain, **{layer: self.plain.with_exact_heads(some) for layer, some in heads.items()}}
+
     def _error(
         self,
         heads: Mapping[int, Sequence[int]],
@@ -111,9 +122,7 @@ class _Choice:
         exact: Sequence[Results] | None = None,
     ) -> float:
         texts, wanted = self.batches if batches is None else batches, self.exact if exact is None else exact
-        choice: dict[int | None, Candidate] = {None: self.plain}
-        choice |= {layer: self.plain.with_exact_heads(some) for layer, some in heads.items()}
-        return compare_models(self.model, texts, wanted, choice, self.progress.update).error
+        return compare_models(self.model, texts, wanted, self._choice(heads), self.progress.update).error
 
     def _layers(self) -> tuple[LayerChoice, ...]:
         count = 1 + max(*self.heads, *self.left, 0)

@@ -1,12 +1,13 @@
 r"""How much of the error of a model's hidden states each head makes, from one backward pass for each text.
 
-The model runs with a method in all layers. With its hidden states $\hat H$, those of exact attention H, the output
+The model runs with a method in each layer. With its hidden states $\hat H$, those of exact attention H, the output
 $\hat O$ of a head, and the output O that exact attention gives for the same queries, keys and values,
 $$\mathrm{effect} = \Big\langle \frac{\partial}{\partial \hat O} \tfrac12 \|\hat H - H\|_F^2,\; \hat O - O \Big\rangle
 / \|H\|_F^2 .$$
 To first order the effects add up to the squared relative error, and a head whose error is uncorrelated with the others'
 takes its effect away if it attends exactly. A head's own error says little: where the layers above read nothing of it,
-it changes nothing.
+it changes nothing. Effects hold near the model that they were taken of: once the heads of large errors are exact, those
+of the others may be quite different.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -24,30 +25,34 @@ def head_effects(
     model: nn.Module,
     batches: Sequence[Batch],
     exact: Sequence[Results],
-    candidate: Candidate,
+    choice: Mapping[int | None, Candidate],
     tick: Callable[[], object] = lambda: None,
 ) -> dict[int, Float[Tensor, " h"]]:
-    """The effect of each head by the number of its layer, over all texts, with one method in all layers.
+    """The effect of each head by the number of its layer, over all texts.
 
     Args:
         model: In evaluation mode.
         exact: What the model made of the batches with exact attention.
+        choice: The method of each layer by its number; under None that of all others.
         tick: Is called after each batch.
     """
     size = sum(float(each.hidden.double().square().sum()) for each in exact)
     found: dict[int, Tensor] = {}
     for batch, wanted in zip(batches, exact, strict=True):
-        for layer, effect in _of_batch(model, batch, wanted, candidate).items():
+        for layer, effect in _of_batch(model, batch, wanted, choice).items():
             found[layer] = found.get(layer, 0.0) + effect / size
         tick()
     return found
 
 
-def _of_batch(model: nn.Module, batch: Batch, wanted: Results, candidate: Candidate) -> dict[int, Tensor]:
+def _of_batch(
+    model: nn.Module, batch: Batch, wanted: Results, choice: Mapping[int | None, Candidate]
+) -> dict[int, Tensor]:
     outputs: dict[int, Tensor] = {}
     errors: dict[int, Tensor] = {}
 
     def attend(call: LayerCall) -> Tensor:
+        candidate = choice.get(call.layer, choice[None])
         out = attend_by(candidate.method, call, candidate.options)
         if not out.requires_grad:
             # Of the first layer of a model whose weights do not learn.

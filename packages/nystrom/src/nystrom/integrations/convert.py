@@ -42,7 +42,7 @@ class Conversion:
     left_behind: tuple[str, ...]  # Tensors of the source that the new model dropped
     started: tuple[str, ...]  # Tensors that are new in the model; all are zero
     parameters: int  # Number of weights of the new model
-    positions: tuple[int, int]  # The longest input of the source, and of the new model
+    num_positions: tuple[int, int]  # The longest input of the source, and of the new model
     tokenizer: tuple[str, ...]  # Files of the tokenizer; empty if the source had none
     modules: tuple[str, ...]  # Files and folders of sentence-transformers; empty if the source had none
 
@@ -53,7 +53,7 @@ class Conversion:
             f"mapped: {self.mapped} tensors",
             f"left behind: {', '.join(self.left_behind) or 'nothing'}",
             f"started at zero: {f'{len(self.started)} skip convolutions' if self.started else 'nothing'}",
-            f"positions: {self.positions[0]} -> {self.positions[1]}",
+            f"positions: {self.num_positions[0]} -> {self.num_positions[1]}",
             f"tokenizer: {', '.join(self.tokenizer) or 'none in the source; copy one into the folder'}",
             *([f"sentence-transformers: {', '.join(self.modules)}"] if self.modules else []),
             "to load it in Python: import nystrom.integrations first, then as any folder of transformers",
@@ -101,7 +101,7 @@ def convert(request: ConvertOptions) -> Conversion:
         table = one_tensor(made.tensors, name, source)
         # The token of the class has a position of its own, the first.
         kept = POSITION_OFFSET + (made.config.pooling == "cls")
-        resized = resize_positions(table[kept:], wanted, how=request.positions)
+        resized = resize_positions(table[kept:], wanted, how=request.stretch)
         made.tensors[name] = torch.cat([table[:kept], resized])
     made.config.max_position_embeddings = wanted
     model = with_weights(made, source)
@@ -118,7 +118,7 @@ def convert(request: ConvertOptions) -> Conversion:
         left_behind=made.left_behind,
         started=made.started,
         parameters=sum(parameter.numel() for parameter in model.parameters()),
-        positions=(before, wanted),
+        num_positions=(before, wanted),
         tokenizer=tokenizer,
         modules=modules,
     )

@@ -10,8 +10,8 @@ softmax attention. `left` names all others, and why: exact layers; methods with 
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import Any
@@ -214,33 +214,21 @@ def _methods_of_interface(model: nn.Module) -> tuple[str, ...]:
     return tuple(dict.fromkeys(method for method in methods if method in SERVED))
 
 
-@contextmanager
-def _watched_interface(model: nn.Module, method: str, monitor: _Monitor) -> Iterator[None]:
+def _watched_interface(model: nn.Module, method: str, monitor: _Monitor) -> AbstractContextManager[None]:
     """Record the calls of layers of a transformers model that ask its AttentionInterface for a method."""
-    from transformers import AttentionInterface
     from transformers.integrations.sdpa_attention import repeat_kv
 
-    from nystrom.integrations.attention_interface import GROUP, choose_route, masks_of
+    from nystrom.integrations.attention_interface import GROUP, Route, masks_of
+    from nystrom.integrations.layer_calls import watched
 
     names = {module: name for name, module in model.named_modules()}
-    registered: Callable[..., Any] = AttentionInterface()[method]
 
-    def watched(
-        module: nn.Module,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        attention_mask: Tensor | None,
-        scaling: float | None = None,
-        dropout: float = 0.0,
-        **named: Any,
-    ) -> tuple[Tensor, None]:
-        result = registered(module, query, key, value, attention_mask, scaling, dropout, **named)
+    def see(module: nn.Module, route: Route, tensors: tuple[Tensor, ...], scale: float | None) -> None:
+        query, key, value, out = tensors
         name = names.get(module)
         if name is None:
             # Another model, with the same method.
-            return result
-        route = choose_route(method, module, query, attention_mask, named)
+            return
         reasons = {
             _RANKS: getattr(module, GROUP, None) is not None,
             _PACKED: route.cu_seqlens is not None,
@@ -251,12 +239,6 @@ def _watched_interface(model: nn.Module, method: str, monitor: _Monitor) -> Iter
             groups = query.shape[1] // key.shape[1]
             keys, values = repeat_kv(key, groups), repeat_kv(value, groups)
             masks = masks_of(module, query, key, route.keep, declared=METHODS[route.method].positional)
-            call = (query, keys, values, result[0].transpose(1, 2))
-            monitor.record(name, route.method, call, masks, scaling)
-        return result
+            monitor.record(name, route.method, (query, keys, values, out.transpose(1, 2)), masks, scale)
 
-    AttentionInterface.register(method, watched)
-    try:
-        yield
-    finally:
-        AttentionInterface.register(method, registered)
+    return watched(method, see)

@@ -9,6 +9,9 @@ are supported, the same as for the methods of this library:
   `nystrom.replace_attention` put in). A skip convolution of the values is added to what `attend` gives.
 
 Layers are numbered in the order in which they run, including those that are not shown.
+
+`watched(method, see)` is a context in which layers of transformers models that are set to a method compute what they
+did, and `see` looks on.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -23,7 +26,7 @@ from transformers.integrations.sdpa_attention import repeat_kv, sdpa_attention_f
 from nystrom.attention.exact_heads import attend_by_options
 from nystrom.attention.heads import AttentionHeads
 from nystrom.attention.skip import depthwise_skip
-from nystrom.integrations.attention_interface import choose_route, masks_of
+from nystrom.integrations.attention_interface import Route, choose_route, masks_of
 from nystrom.integrations.mask_interface import check_asks, make_mask
 from nystrom.integrations.modules import default_options
 from nystrom.integrations.position_tables import watch_positions
@@ -141,6 +144,38 @@ def intercepted(
 def _ended(*tensors: Tensor, **named: Any) -> tuple[Tensor, None]:
     """The registered function outside of any `intercepted` context; raises."""
     raise RuntimeError(f"{INTERCEPTED} attention works only inside `intercepted`.")
+
+
+@contextmanager
+def watched(
+    method: str, see: Callable[[nn.Module, Route, tuple[Tensor, Tensor, Tensor, Tensor], float | None], object]
+) -> Iterator[None]:
+    """Let a function see each call of the layers, of any transformers model, that are set to a method.
+
+    `see` gets the layer and its route; its queries, keys, values and output, as the interface has them; and its scale.
+    """
+    registered: Callable[..., tuple[Tensor, None]] = AttentionInterface()[method]
+
+    def attention(
+        module: nn.Module,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        attention_mask: Tensor | None,
+        scaling: float | None = None,
+        dropout: float = 0.0,
+        **named: Any,
+    ) -> tuple[Tensor, None]:
+        result = registered(module, query, key, value, attention_mask, scaling, dropout, **named)
+        route = choose_route(method, module, query, attention_mask, named)
+        see(module, route, (query, key, value, result[0]), scaling)
+        return result
+
+    AttentionInterface.register(method, attention)
+    try:
+        yield
+    finally:
+        AttentionInterface.register(method, registered)
 
 
 class _Calls:

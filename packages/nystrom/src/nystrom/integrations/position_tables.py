@@ -17,10 +17,10 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch._dynamo.eval_frame import skip_code
 from transformers import PreTrainedModel
 
 from nystrom.integrations.bert_names import more_positions
+from nystrom.private_torch import skip_code
 from nystrom.shapes import is_number
 
 # What transformers' models call their tables of learned positions.

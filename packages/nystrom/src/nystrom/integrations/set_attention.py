@@ -15,8 +15,8 @@ from dataclasses import fields
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor, nn
-from transformers import AttentionInterface, PreTrainedModel
+from torch import nn
+from transformers import PreTrainedModel
 
 from nystrom.attention.heads import AttentionHeads
 from nystrom.attention.plan import PLAN, AttentionPlan, plan_of_options
@@ -25,12 +25,12 @@ from nystrom.checks import check_names
 from nystrom.integrations.attention_interface import (
     REGISTERED,
     SERVED,
-    attend_layer,
-    choose_route,
+    Route,
     option_names,
     refuse_name,
 )
 from nystrom.integrations.first_checks import check_model, unchanged_if_refused
+from nystrom.integrations.layer_calls import watched
 from nystrom.integrations.layer_numbers import number_layers
 from nystrom.integrations.mask_interface import check_asks
 from nystrom.integrations.position_tables import watch_positions, watched_positions
@@ -168,31 +168,15 @@ def check_attention(model: PreTrainedModel, inputs: Mapping[str, Any]) -> Attent
     exact: dict[str, None] = {}
     ran: dict[str, str] = {}
 
-    def note(
-        module: nn.Module,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        attention_mask: Tensor | None,
-        scaling: float | None = None,
-        dropout: float = 0.0,
-        **named: Any,
-    ) -> tuple[Tensor, None]:
-        route = choose_route(method, module, query, attention_mask, named)
+    def note(module: nn.Module, route: Route, *_: object) -> None:
         if route.exact:
             exact[names[module]] = None
         else:
             layers[names[module]] = route.options
             ran[names[module]] = route.method
-        return attend_layer(method, module, query, key, value, attention_mask, scaling, dropout, **named)
 
-    registered = AttentionInterface()[method]
-    AttentionInterface.register(method, note)
-    try:
-        with torch.no_grad(), watched_positions(model):
-            model(**inputs)
-    finally:
-        AttentionInterface.register(method, registered)
+    with torch.no_grad(), watched_positions(model), watched(method, note):
+        model(**inputs)
     use = AttentionUse(method, layers, tuple(exact), ran)
     _check_gain(model, use)
     return use

@@ -33,6 +33,7 @@ from torch import Tensor
 from nystrom.autograd_modes import for_one_gradient, needs_graph, pull_back
 from nystrom.checks import Inverse, StartValue, check_at_least, check_choice, check_positive
 from nystrom.native import iteration_gradients, run_iteration, runs_natively
+from nystrom.private_torch import is_transformed
 from nystrom.shapes import check_tensor
 
 # Damps singular values below a hundredth of the largest; A^T A + ridge^2 stays well conditioned in float32.
@@ -212,7 +213,7 @@ class _Gradient(torch.autograd.Function):
 
 def _truncated_in_a_compiler(a: Float[Tensor, "*b m m"]) -> Float[Tensor, "*b m m"]:
     """The inverse, plus its derivative times a change of zero, of which a compiler makes the gradient."""
-    if torch._C._are_functorch_transforms_active():
+    if is_transformed():
         raise RuntimeError(
             "the exact inverse takes no transform of torch.func inside torch.compile: call it without one of them."
         )

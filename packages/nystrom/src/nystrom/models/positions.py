@@ -27,7 +27,7 @@ Lengthening = Literal["repeat", "interpolate"]
 def resize_positions(table: Float[Tensor, "p w"], length: int, *, how: Lengthening) -> Float[Tensor, "length w"]:
     """A table of `length` positions from a trained one; ValueError for a length below 1, or an unknown `how`."""
     check_at_least("max_position_embeddings", length, 1)
-    check_choice("positions", how, get_args(Lengthening))
+    check_choice("stretch", how, get_args(Lengthening))
     trained = table.shape[0]
     if how == "repeat" or length <= trained:
         return table[torch.arange(length, device=table.device) % trained]

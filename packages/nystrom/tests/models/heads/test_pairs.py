@@ -67,7 +67,7 @@ def test_it_is_saved_and_loaded(model, tmp_path):
 
 def test_its_folder_can_be_converted(model, tmp_path):
     model.save_pretrained(tmp_path / "model")
-    done = convert(tmp_path / "model", tmp_path / "longer", max_position_embeddings=30, positions="repeat")
+    done = convert(tmp_path / "model", tmp_path / "longer", max_position_embeddings=30, stretch="repeat")
     assert done.model == "EncoderForPairClassification"
     longer = EncoderForPairClassification.from_pretrained(tmp_path / "longer")
     ids, mask = pairs()

@@ -81,7 +81,7 @@ def draw_sizes(rows: Sequence[Row], family: Callable[[str], str]) -> "Figure":
         if row.quantity == ERROR and row.m is not None:
             layers.setdefault(row.method, []).append(row)
     panels = {"outputs of the heads": [_spread(those) for those in layers.values()]}
-    whole = [row for row in rows if row.quantity == HIDDEN and not row.facts and row.m is not None]
+    whole = [row for row in rows if row.quantity == HIDDEN and "exact" not in row.facts and row.m is not None]
     if whole:
         panels["hidden states after the last layer"] = [replace(row, low=row.value, high=row.value) for row in whole]
     named = {title: [replace(row, method=family(row.method)) for row in those] for title, those in panels.items()}

@@ -32,7 +32,7 @@ from nystrom_lab.measure.counting import count_multiplications, count_stored_num
 from nystrom_lab.measure.rows import Row
 from nystrom_lab.report.table import Table
 from nystrom_lab.studies.reproduce.declared import Claim, Found, Lines, declare, each
-from nystrom_lab.studies.reproduce.known import Known, most
+from nystrom_lab.studies.reproduce.known import Known, holds_for_share
 from nystrom_lab.studies.reproduce.study import Plan, Setting, in_words, part
 
 MULTIPLICATIONS, STORED = "multiplications", "stored numbers"
@@ -150,11 +150,13 @@ def _grows_as(quantity: str, formula: str, words: str, rows: pd.DataFrame) -> Fo
 def _quadratic(rows: pd.DataFrame) -> Found:
     square = [value for cell, value in _told(rows, MULTIPLICATIONS).items() if cell[0].startswith("softmax")]
     square += [value for cell, value in _told(rows, STORED).items() if cell[0] == "softmax-materialised"]
-    return most(Known(value, value).within(1.95, 2.05) for value in square), f"its exponents are {_range(square)}."
+    return holds_for_share(
+        Known(value, value).within(1.95, 2.05) for value in square
+    ), f"its exponents are {_range(square)}."
 
 
 def _at_most(values: Iterable[float], limit: float) -> bool | None:
-    return most(Known(value, value).within(most=limit) for value in values)
+    return holds_for_share(Known(value, value).within(most=limit) for value in values)
 
 
 def _range(values: Sequence[float]) -> str:

@@ -52,7 +52,7 @@ from nystrom_lab.studies.approximation.real_heads.pictures import read_pictures,
 from nystrom_lab.studies.approximation.real_heads.recorded import LENGTH, WEIGHTS, LayerHeads, RealHeads, find_heads
 from nystrom_lab.studies.approximation.real_heads.selection import framed_over_layers
 from nystrom_lab.studies.reproduce.declared import Cells, Claim, Found, Lines, Pivot, declare, each, only
-from nystrom_lab.studies.reproduce.known import Known, mean_of, most, quartiles_of, share_in, unanimous
+from nystrom_lab.studies.reproduce.known import Known, holds_for_share, mean_of, quartiles_of, share_in, unanimous
 from nystrom_lab.studies.reproduce.study import Figures, Plan, Setting, part
 
 # In the order of the paper's columns.
@@ -175,21 +175,21 @@ def _choosing(rows: pd.DataFrame) -> Found:
         {(row.n, row.m): row for row in each(rows, CHOOSING, method=method)} for method in ("nystrom", "nystrom-kmeans")
     )
     times = [f"{row.value:.2f} against {kmeans[at].value:.2f} ms at n = {at[0]}" for at, row in means.items()]
-    return most(quartiles_of(kmeans[at]).over(quartiles_of(row)).above() for at, row in means.items()), (
+    return holds_for_share(quartiles_of(kmeans[at]).over(quartiles_of(row)).above() for at, row in means.items()), (
         f"choosing takes {', '.join(times) or 'a time that was not measured'}."
     )
 
 
 def _more_is_better(rows: pd.DataFrame) -> Found:
     matrix, output = ([_mean(rows, quantity, "nystrom", m) for m in _PICTURED] for quantity in (MATRIX, OUTPUT))
-    return most(mean_of(few).over(mean_of(many)).above() for of in (matrix, output) for few, many in pairwise(of)), (
-        f"mean relative error of the matrix {_listed(matrix)}, of the output {_listed(output)} with 16, 64, 256."
-    )
+    return holds_for_share(
+        mean_of(few).over(mean_of(many)).above() for of in (matrix, output) for few, many in pairwise(of)
+    ), (f"mean relative error of the matrix {_listed(matrix)}, of the output {_listed(output)} with 16, 64, 256.")
 
 
 def _more_takes_longer(rows: pd.DataFrame) -> Found:
     times = sorted(each(rows, ATTENTION, method="nystrom", m=_PICTURED), key=lambda row: (row.n, row.m))
-    return most(quartiles_of(many).over(quartiles_of(few)).above() for few, many in pairwise(times)), (
+    return holds_for_share(quartiles_of(many).over(quartiles_of(few)).above() for few, many in pairwise(times)), (
         f"attention takes {_listed(times)} ms with 16, 64 and 256."
     )
 

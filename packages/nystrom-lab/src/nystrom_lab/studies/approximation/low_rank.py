@@ -33,7 +33,7 @@ from nystrom_lab.studies.approximation.real_heads.selection import framed_over_l
 from nystrom_lab.studies.matrices.spectra import condition_number, effective_rank
 from nystrom_lab.studies.reproduce.declared import LONGEST, Cells, Claim, Found, Lines, Pivot, Rule, declare, each, only
 from nystrom_lab.studies.reproduce.encoders import Encoder, Weights, find_encoder
-from nystrom_lab.studies.reproduce.known import mean_of, most, share_of
+from nystrom_lab.studies.reproduce.known import holds_for_share, mean_of, share_of
 from nystrom_lab.studies.reproduce.spread import spread_row
 from nystrom_lab.studies.reproduce.study import Plan, Setting, part
 
@@ -109,7 +109,7 @@ def _within(
         means = each(rows, quantity, method=method, n=n, m=m)
         shown = ", ".join(f"{mean.value:.4g} ({mean.weights})" for mean in means) or "not known"
         answers = [mean_of(mean).within(least, most_) for mean in means]
-        return most([*answers, *[None] * (len(_WEIGHTS) - len(means))]), f"{numbers} {shown} at n = {n}."
+        return holds_for_share([*answers, *[None] * (len(_WEIGHTS) - len(means))]), f"{numbers} {shown} at n = {n}."
 
     return decide
 
@@ -119,7 +119,7 @@ def _similar(rows: pd.DataFrame) -> Found:
     ranks = {w: [only(rows, RANK, method=x, weights=w, n=n) for x in ("softmax", "kernelized")] for w in _WEIGHTS}
     shown = ", ".join(f"{ours.value:.3g} and {kernel.value:.3g} ({w})" for w, (ours, kernel) in ranks.items())
     near = (mean_of(ours).over(mean_of(kernel)).within(0.5, 2) for ours, kernel in ranks.values())
-    return most(near), f"the effective ranks of softmax and Gaussian scores are {shown} at n = {n}."
+    return holds_for_share(near), f"the effective ranks of softmax and Gaussian scores are {shown} at n = {n}."
 
 
 def _better(weights: str, rows: pd.DataFrame) -> Found:

@@ -47,7 +47,7 @@ from nystrom_lab.studies.approximation.real_heads.recorded import WEIGHTS, RealH
 from nystrom_lab.studies.matrices.spectra import condition_number
 from nystrom_lab.studies.reproduce.declared import Cells, Claim, Found, Lines, Pivot, column, declare, each, only
 from nystrom_lab.studies.reproduce.encoders import Weights
-from nystrom_lab.studies.reproduce.known import Known, most, share_in
+from nystrom_lab.studies.reproduce.known import Known, holds_for_share, share_in
 from nystrom_lab.studies.reproduce.spread import spread_row
 from nystrom_lab.studies.reproduce.study import Figures, Part, Plan, Setting, part
 
@@ -179,7 +179,7 @@ def _third_order(rows: pd.DataFrame) -> Found:
     if not cubed or not orders:
         return None, "no head came near enough to the pseudoinverse to see an order."
     seen = (Known(row.low, row.low).within(least=_ORDER) if row.repeats >= _FEW else None for row in orders)
-    return most([*(row.value == 1 for row in cubed), *seen]), (
+    return holds_for_share([*(row.value == 1 for row in cubed), *seen]), (
         f"{min(row.value for row in cubed):.1%} of the steps that start below 1 end within the cube; the lower "
         f"quartiles of the order are {', '.join(f'{row.low:.2f} (m = {row.m})' for row in orders)}, each over at least "
         f"{min(row.repeats for row in orders)} steps."

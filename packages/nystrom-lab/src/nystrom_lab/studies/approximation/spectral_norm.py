@@ -52,7 +52,7 @@ from nystrom_lab.studies.matrices.dense_nystrom import nystrom_columns_and_rows,
 from nystrom_lab.studies.matrices.spectra import spectral_norm
 from nystrom_lab.studies.reproduce.declared import Cells, Claim, Found, Lines, Pivot, declare, each, select
 from nystrom_lab.studies.reproduce.encoders import Encoder, Recording, Weights, find_encoder, instead_of_bert_base
-from nystrom_lab.studies.reproduce.known import UNKNOWN, Known, most, quartiles_of, share_in
+from nystrom_lab.studies.reproduce.known import UNKNOWN, Known, holds_for_share, quartiles_of, share_in
 from nystrom_lab.studies.reproduce.spread import spread_row
 from nystrom_lab.studies.reproduce.study import Plan, Setting, part
 
@@ -222,7 +222,7 @@ def _gains(rows: pd.DataFrame, method: str) -> tuple[list[Known], str]:
 
 def _form_gains(form: str, rows: pd.DataFrame) -> Found:
     gains, shown = _gains(rows, form)
-    return most(gain.within(least=_GAINED) for gain in gains), (
+    return holds_for_share(gain.within(least=_GAINED) for gain in gains), (
         f"from the fewest to the most features the error of the median head falls by a factor of {shown}, depending on "
         "the panel."
     )
@@ -232,14 +232,14 @@ def _others_do_not(rows: pd.DataFrame) -> Found:
     gains = {method: _gains(rows, method) for method in _RIVALS}
     shown = ", ".join(f"{words} ({method})" for method, (_, words) in gains.items())
     answers = [gain.within(most=_GAINED) for of, _ in gains.values() for gain in of]
-    return most(answers), f"the error of the median head falls by a factor of {shown}."
+    return holds_for_share(answers), f"the error of the median head falls by a factor of {shown}."
 
 
 def _smallest(form: str, rows: pd.DataFrame) -> Found:
     found = each(rows, _BEST, method=form)
     answers = [share_in(row).above(0.5) for row in found]
     missing = [None] * len(set(_panels(rows, _RELATIVE)) - set(_panels(rows, _BEST)))
-    return most([*answers, *missing], 0.9), (
+    return holds_for_share([*answers, *missing], 0.9), (
         f"its error is the smallest in most heads in {sum(row.value > 0.5 for row in found)} of {len(found)} cells, "
         f"beyond doubt in {answers.count(True)}."
     )

@@ -43,7 +43,7 @@ from nystrom_lab.studies.matrices.dense_nystrom import complete
 from nystrom_lab.studies.matrices.spectra import leverage_scores, spectral_norm, statistical_dimension
 from nystrom_lab.studies.reproduce.declared import Cells, Claim, Found, Lines, NotMeasured, Pivot, declare, each
 from nystrom_lab.studies.reproduce.encoders import Encoder, Weights, find_encoder
-from nystrom_lab.studies.reproduce.known import Known, mean_of, most, roughly, share_of
+from nystrom_lab.studies.reproduce.known import Known, holds_for_share, mean_of, roughly, share_of
 from nystrom_lab.studies.reproduce.spread import spread_row
 from nystrom_lab.studies.reproduce.study import Plan, Setting, part
 
@@ -268,7 +268,7 @@ def _short_sequences(rows: pd.DataFrame) -> Found:
     shares = [{n: value / n for n, value in of.items()} for of in _lengths_of(rows)]
     first, last = [of[min(of)] for of in shares], [of[max(of)] for of in shares]
     falls = [roughly(a / b).above() for a, b in zip(first, last, strict=True)]
-    return most([roughly(max(first)).within(least=0.5), *falls]), (
+    return holds_for_share([roughly(max(first)).within(least=0.5), *falls]), (
         f"d_stat / n is {min(first):.2f} to {max(first):.2f} at n = {min(shares[0])} and {min(last):.2f} to "
         f"{max(last):.2f} at n = {max(shares[0])}; it falls by more than a tenth in {falls.count(True)} of "
         f"{len(shares)} heads."
@@ -280,7 +280,7 @@ def _polylogarithmic(weights: str, rows: pd.DataFrame) -> Found:
     *_, before, last = sorted(heads[0])
     allowed = (math.log(last) / math.log(before)) ** 2
     growth = [of[last] / of[before] for of in heads]
-    return most((roughly(factor, 0.05).within(most=allowed) for factor in growth), 0.75), (
+    return holds_for_share((roughly(factor, 0.05).within(most=allowed) for factor in growth), 0.75), (
         f"from n = {before} to {last} it grows by a factor of {min(growth):.2f} to {max(growth):.2f}; (log n)^2 grows "
         f"by a factor of {allowed:.2f}."
     )
@@ -295,7 +295,7 @@ def _any_kernel(rows: pd.DataFrame) -> Found:
             falls[kernel] = _pooled(many).over(_pooled(few))
     shown = ", ".join(f"{low:.2f} to {high:.2f} ({kernel})" for kernel, (low, high) in falls.items())
     missing = [None] * (len(KERNELS) - len(falls))
-    return most([*(fall.within(most=0.5) for fall in falls.values()), *missing]), (
+    return holds_for_share([*(fall.within(most=0.5) for fall in falls.values()), *missing]), (
         f"with the most draws the mean error is {shown or 'an unmeasured share'} of that with the fewest, two standard "
         "errors to either side."
     )

@@ -37,7 +37,7 @@ from nystrom_lab.report.printed import LRA_TASKS, NYSTROMFORMER_TABLE_3, SKYFORM
 from nystrom_lab.report.table import Table
 from nystrom_lab.studies.arena.beside_paper import Ran, differs_from_paper, what_ran
 from nystrom_lab.studies.reproduce.declared import Claim, Found, declare, frame_of, select
-from nystrom_lab.studies.reproduce.known import estimate, is_competitive, most
+from nystrom_lab.studies.reproduce.known import estimate, holds_for_share, is_competitive
 from nystrom_lab.studies.reproduce.study import Figures, Part, Plan, Setting, Study
 from nystrom_lab.training.run_folder import RunFolder
 
@@ -182,7 +182,7 @@ def _above(preset: str, ours: str, others: Sequence[str], frame: pd.DataFrame) -
         for each in found.values()
     ]
     idle = _not_learned(cells, frame) if EXACT in others else []
-    return None if idle else most(sides), f"{ours}: {said}.{_at_guess(idle)}"
+    return None if idle else holds_for_share(sides), f"{ours}: {said}.{_at_guess(idle)}"
 
 
 def _on_par(frame: pd.DataFrame) -> Found:
@@ -198,7 +198,7 @@ def _on_par(frame: pd.DataFrame) -> Found:
     said = ", ".join(f"{task} {gap:+.1f} ± {error:.1f}" for task, (gap, error, _) in gaps.items())
     par = [None if task in idle else is_competitive(gap / 100, error / 100) for task, (gap, error, _) in gaps.items()]
     words = [f"{said} ({len(gaps)} of {len(LRA_TASKS)} tasks).", *lra_guesses(list(frame["row"]))]
-    return most([*par, *[None] * (len(LRA_TASKS) - len(par))]), " ".join(words) + _at_guess(idle)
+    return holds_for_share([*par, *[None] * (len(LRA_TASKS) - len(par))]), " ".join(words) + _at_guess(idle)
 
 
 def _at_guess(idle: Sequence[str]) -> str:

@@ -46,7 +46,7 @@ from nystrom_lab.measure.rows import Row
 from nystrom_lab.report.table import Table
 from nystrom_lab.studies.fidelity.beside_exact import PASSES, Attention, time_passes
 from nystrom_lab.studies.reproduce.declared import Cells, Claim, Found, Lines, Pivot, by, declare, each, only
-from nystrom_lab.studies.reproduce.known import most, quartiles_of
+from nystrom_lab.studies.reproduce.known import holds_for_share, quartiles_of
 from nystrom_lab.studies.reproduce.spread import difference_row, spread_row
 from nystrom_lab.studies.reproduce.study import Part, Plan, Setting, beside_none, in_words, part
 from nystrom_lab.training.run_progress import no_file_bars
@@ -383,7 +383,9 @@ def _no_longer(rows: pd.DataFrame) -> Found:
     beside = last[0].value / last[1].value
     decided = [quartiles_of(row).within(most=1) if n >= 4096 else row.value <= 1.05 for n, row in ours.items()]
     said = "; ".join(f"n = {n}: {row.value:.2f} of fused causal attention's time" for n, row in ours.items())
-    return most([*decided, beside <= 1.5]), f"{said}; {beside:.2f} of near_far's that is not causal at 8,192."
+    return holds_for_share(
+        [*decided, beside <= 1.5]
+    ), f"{said}; {beside:.2f} of near_far's that is not causal at 8,192."
 
 
 def _finds(rows: pd.DataFrame) -> Found:

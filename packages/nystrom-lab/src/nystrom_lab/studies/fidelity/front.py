@@ -28,7 +28,7 @@ from nystrom_lab.report.table import Table
 from nystrom_lab.studies.fidelity.beside_exact import ERROR, RATIO, TIME, relative_error, time_calls
 from nystrom_lab.studies.reproduce.declared import Cells, Claim, Found, Lines, Pivot, by, declare, only
 from nystrom_lab.studies.reproduce.encoders import Encoder, Recording, find_encoder
-from nystrom_lab.studies.reproduce.known import mean_of, most, quartiles_of
+from nystrom_lab.studies.reproduce.known import holds_for_share, mean_of, quartiles_of
 from nystrom_lab.studies.reproduce.rules import all_ratios, all_within
 from nystrom_lab.studies.reproduce.spread import spread_row
 from nystrom_lab.studies.reproduce.study import Part, Plan, Setting, beside_none
@@ -123,7 +123,7 @@ def _half(rows: pd.DataFrame) -> Found:
     error = all_ratios(ERROR, mean_of, "n = {at}: {ratio:.2f} of its error", OURS, "nystrom-256", limit=0.5)(rows)
     time = all_ratios(TIME, quartiles_of, "{ratio:.2f} of its time", OURS, "nystrom-256", limit=1)(rows)
     parts = zip(*(said.rstrip(".").split("; ") for _, said in (error, time)), strict=False)
-    return most([error[0], time[0]]), f"{'; '.join(map(', '.join, parts))}."
+    return holds_for_share([error[0], time[0]]), f"{'; '.join(map(', '.join, parts))}."
 
 
 def _beside_cut(rows: pd.DataFrame) -> Found:

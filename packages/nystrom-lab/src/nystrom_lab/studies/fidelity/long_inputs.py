@@ -50,7 +50,7 @@ from nystrom_lab.studies.fidelity.beside_exact import (
 )
 from nystrom_lab.studies.reproduce.declared import Cells, Claim, Found, Pivot, by, declare, each
 from nystrom_lab.studies.reproduce.encoders import Encoder, Recording, find_encoder
-from nystrom_lab.studies.reproduce.known import Known, mean_of, most, quartiles_of, roughly
+from nystrom_lab.studies.reproduce.known import Known, holds_for_share, mean_of, quartiles_of, roughly
 from nystrom_lab.studies.reproduce.rules import all_within
 from nystrom_lab.studies.reproduce.spread import spread_row
 from nystrom_lab.studies.reproduce.study import Figures, Part, Plan, Setting, beside_none, part
@@ -226,7 +226,7 @@ def _positions(rows: pd.DataFrame) -> Found:
             for how, of in found.items()
             if of
         ]
-    return most(nearer), " ".join(said)
+    return holds_for_share(nearer), " ".join(said)
 
 
 def _short(rows: pd.DataFrame) -> list[Any]:
@@ -247,7 +247,9 @@ def _by_pass(rows: pd.DataFrame) -> list[Table]:
 def _quick(rows: pd.DataFrame) -> Found:
     short = _short(rows)
     said = "; ".join(f"{row.of}, {row.lengths}, {row.quantity.partition(' /')[0]}: {row.value:.2f}" for row in short)
-    return most(quartiles_of(row).within(most=_AT_MOST[row.of][1]) for row in short), f"{said or 'Not measured'}."
+    return holds_for_share(
+        quartiles_of(row).within(most=_AT_MOST[row.of][1]) for row in short
+    ), f"{said or 'Not measured'}."
 
 
 def _figures(rows: pd.DataFrame, folder: Path) -> Figures:

@@ -39,7 +39,7 @@ from nystrom_lab.measure.rows import Row
 from nystrom_lab.studies.fidelity.beside_exact import MEMORY, RATIO, TIME, time_calls
 from nystrom_lab.studies.reproduce.declared import Cells, Claim, Found, Lines, Pivot, by, declare, each
 from nystrom_lab.studies.reproduce.encoders import Encoder, find_encoder
-from nystrom_lab.studies.reproduce.known import is_competitive, most, quartiles_of
+from nystrom_lab.studies.reproduce.known import holds_for_share, is_competitive, quartiles_of
 from nystrom_lab.studies.reproduce.rules import all_within
 from nystrom_lab.studies.reproduce.study import Part, Plan, Setting, beside_none
 from nystrom_lab.training.results import wilson
@@ -200,7 +200,7 @@ def _kept(rows: pd.DataFrame) -> Found:
     said = ", ".join(f"{row.method} at {row.n}: {row.value:.3f}" for row in found)
     over = [(row.value, _PLANS[row.method]) for row in found]
     kept = (True if error <= budget else False if error > 1.1 * budget else None for error, budget in over)
-    return most(kept), f"{said or 'not measured'}."
+    return holds_for_share(kept), f"{said or 'not measured'}."
 
 
 def _as_many(rows: pd.DataFrame) -> Found:
@@ -213,7 +213,7 @@ def _as_many(rows: pd.DataFrame) -> Found:
         if row.n in exact and (row.method, row.n) in changed
     ]
     said = ", ".join(f"{ours.method} at {ours.n}: {ours.value:.3f} for {exact.value:.3f}" for ours, exact in fewer)
-    agrees = most(
+    agrees = holds_for_share(
         is_competitive(ours.value - exact.value, math.sqrt(changed[ours.method, ours.n].value / ours.repeats))
         for ours, exact in fewer
     )

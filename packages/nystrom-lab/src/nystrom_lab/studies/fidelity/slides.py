@@ -42,7 +42,7 @@ from nystrom_lab.measure.rows import Row
 from nystrom_lab.report.table import Table
 from nystrom_lab.studies.fidelity.beside_exact import ERROR, PASSES, both, forward, relative_error, time_calls
 from nystrom_lab.studies.reproduce.declared import Claim, Found, Lines, by, declare, each, only
-from nystrom_lab.studies.reproduce.known import error_over, estimate, most, quartiles_of
+from nystrom_lab.studies.reproduce.known import error_over, estimate, holds_for_share, quartiles_of
 from nystrom_lab.studies.reproduce.spread import difference_row, spread_row
 from nystrom_lab.studies.reproduce.study import Plan, Setting, beside_none, part
 
@@ -275,14 +275,14 @@ def _learns_more(rows: pd.DataFrame) -> Found:
         estimate(fmean(of[CURVE]) - fmean(of[name]), math.hypot(error_over(of[CURVE]), error_over(of[name])))
         for name in (FILE, SHUFFLED)
     )
-    return most([shuffled.above(0), file.high >= 0]), f"Each seed: {said}."
+    return holds_for_share([shuffled.above(0), file.high >= 0]), f"Each seed: {said}."
 
 
 def _less_time(other: str, rows: pd.DataFrame) -> Found:
     """From 10,000 tiles on; the ratio is the other's to ours."""
     found = [row for time in PASSES.values() for row in each(rows, f"{time} / {OURS}", method=other) if row.n >= 10_000]
     said = "; ".join(f"n = {row.n:,}, {row.quantity.partition(' ')[0]}: {row.value:.2f} times" for row in found)
-    return most(quartiles_of(row).above() for row in found), f"{said or 'Not measured'}."
+    return holds_for_share(quartiles_of(row).above() for row in found), f"{said or 'Not measured'}."
 
 
 def _by_order(rows: pd.DataFrame) -> list[Table]:

@@ -29,6 +29,7 @@ from nystrom.integrations.model_loader import load_model, read_model_config
 from nystrom.models.configuration import EncoderConfig
 from nystrom.models.encoder import EncoderModel
 from nystrom.models.files.loading import check_weights
+from nystrom.models.files.model_fingerprint import model_fingerprint
 from nystrom.models.positions import Lengthening
 from nystrom_lab.data.language.encoder_texts import Prose, read_prose, tokens_of, windows_of
 from nystrom_lab.data.language.tokenizer import load_tokenizer
@@ -67,7 +68,7 @@ class Encoder:
 
     def in_words(self, **setting: object) -> dict[str, str]:
         """The setting of a study of this encoder, for its plan."""
-        return in_words(model=self.name, texts=self.prose.name, **setting)
+        return in_words(model=self.name, fingerprint=model_fingerprint(self.folder), texts=self.prose.name, **setting)
 
     def check_length(self, length: int, windows: int = 1) -> None:
         """Raise ValueError if the text has fewer than windows * length tokens."""
@@ -99,25 +100,25 @@ class Encoder:
             result[layer] = Recording(*(torch.cat(part) for part in parts))
         return result
 
-    def lengthened(self, length: int, folder: Path, positions: Lengthening = "interpolate") -> "Encoder":
+    def lengthened(self, length: int, folder: Path, stretch: Lengthening = "interpolate") -> "Encoder":
         """The encoder with a table of positions for this length, if its own is shorter (`nystrom convert`).
 
         Args:
             length: Tokens of the longest text.
             folder: Folder in which the new model is made, or already is.
-            positions: "interpolate" stretches the table, "repeat" repeats it.
+            stretch: "interpolate" stretches the table, "repeat" repeats it.
 
         Raises:
             ValueError: The positions of the encoder cannot be stretched.
         """
         if length <= self.positions:
             return self
-        made = folder / f"{self.name}-{length}{'' if positions == 'interpolate' else f'-{positions}'}"
+        made = folder / f"{self.name}-{length}{'' if stretch == 'interpolate' else f'-{stretch}'}"
         if not made.is_dir():
             with no_file_bars():
                 convert(
                     self.folder, made, attention="softmax", conv_kernel_size=None, max_position_embeddings=length,
-                    positions=positions,
+                    stretch=stretch,
                 )  # fmt: skip
         return replace(self, folder=made)
 

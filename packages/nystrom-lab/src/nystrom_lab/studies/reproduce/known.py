@@ -103,13 +103,13 @@ def roughly(value: float, part: float = 0.1) -> Known:
     return Known(value * (1 - part), value * (1 + part))
 
 
-def most(answers: Iterable[bool | None], share: float = 1.0) -> bool | None:
+def holds_for_share(answers: Iterable[bool | None], share: float = 1.0) -> bool | None:
     """Whether at least a share of the answers is True; None if answers of None decide that, or there are no answers."""
-    of = list(answers)
-    yes, wanted = of.count(True), share * len(of)
-    if not of:
+    known = list(answers)
+    yes, wanted = known.count(True), share * len(known)
+    if not known:
         return None
-    return True if yes >= wanted else False if yes + of.count(None) < wanted else None
+    return True if yes >= wanted else False if yes + known.count(None) < wanted else None
 
 
 def unanimous(answers: Iterable[bool | None]) -> bool | None:

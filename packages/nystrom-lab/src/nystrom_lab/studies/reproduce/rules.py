@@ -7,7 +7,7 @@ from typing import Any
 import pandas as pd
 
 from nystrom_lab.studies.reproduce.declared import Found, Rule, by, each
-from nystrom_lab.studies.reproduce.known import Known, most
+from nystrom_lab.studies.reproduce.known import Known, holds_for_share
 
 # What is known of a row: `mean_of`, `quartiles_of` and the like.
 Knows = Callable[[Any], Known]
@@ -37,7 +37,7 @@ def all_within(
         found = sorted(each(rows, quantity, **where), key=lambda row: row.n or 0)
         said = between.join(text.format_map(row._asdict()) for row in found)
         deciding = [row for row in found if limit(row) < math.inf]
-        return most(knows(row).within(most=limit(row)) for row in deciding), f"{said or 'not measured'}."
+        return holds_for_share(knows(row).within(most=limit(row)) for row in deciding), f"{said or 'not measured'}."
 
     return decide
 
@@ -66,7 +66,7 @@ def all_ratios(
             text.format(at=at, ours=one[at].value, theirs=two[at].value, ratio=one[at].value / two[at].value)
             for at in both
         )
-        found = most(knows(one[at]).over(knows(two[at])).within(most=limit) for at in both)
+        found = holds_for_share(knows(one[at]).over(knows(two[at])).within(most=limit) for at in both)
         return found, f"{said or 'not measured'}."
 
     return decide

@@ -81,6 +81,8 @@ def _measure(job: Job, say: Callable[[str], None]) -> None:
     _write(job.folder / SETTING, job.plan.setting)
     if done:
         say(f"{name}: continuing, {len(done)} of {len(parts)} parts have their rows.")
+    # Rows of a training have that of their own start.
+    model = {"fingerprint": job.plan.setting.get("fingerprint")}
     progress = Progress(name, len(parts), unit="parts", initial=sum(part.name in done for part in parts))
     for place, part in enumerate(parts, start=1):
         if part.name in done:
@@ -93,7 +95,7 @@ def _measure(job: Job, say: Callable[[str], None]) -> None:
             say(f"\nStopped in part {place} of {len(parts)} of {name}; the same command continues.")
             raise
         seconds = time.monotonic() - began
-        append_rows(file, [replace(row, study=name).with_facts(part=part.name) for row in rows])
+        append_rows(file, [replace(row, study=name, facts={**model, **row.facts, "part": part.name}) for row in rows])
         _write(job.folder / SECONDS, _seconds(job.folder) | {part.name: round(seconds, 3)})
         say(f"{name}: part {place} of {len(parts)}, {part.name}, {seconds:.1f} s")
 
@@ -170,6 +172,8 @@ def check_setting(folder: Path, wanted: Mapping[str, str]) -> None:
         raise ValueError(
             f"{file} is damaged (it {error}), so the origin of the rows next to it is unknown: choose another --to."
         ) from error
+    # Version 0.3 recorded no fingerprint of a model.
+    came = {"fingerprint": wanted.get("fingerprint"), **came}
     for name in dict.fromkeys([*wanted, *came]):
         if came.get(name) != wanted.get(name):
             raise ValueError(

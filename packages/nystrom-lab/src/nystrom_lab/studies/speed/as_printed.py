@@ -30,15 +30,15 @@ from typing import Any, get_args
 import pandas as pd
 
 from nystrom_lab.bench.efficiency import run_efficiency
-from nystrom_lab.bench.options import Pass
-from nystrom_lab.bench.training import TABLE_2_METHODS, run_training
+from nystrom_lab.bench.options import TABLE_2_METHODS, Pass
+from nystrom_lab.bench.training import run_training
 from nystrom_lab.data.lra.facts import LRA
 from nystrom_lab.measure.rows import Row
 from nystrom_lab.report.plots.speed import speed_figure
 from nystrom_lab.report.printed_ratios import BASE, NYSTROMFORMER_TABLE_1, PRINTED_RATIOS, SKYFORMER_TABLE_2, Cost
 from nystrom_lab.report.summary import OURS
 from nystrom_lab.studies.reproduce.declared import Cells, Claim, Found, Pivot, by, declare, each, frame_of
-from nystrom_lab.studies.reproduce.known import UNKNOWN, Known, most, quartiles_of, roughly
+from nystrom_lab.studies.reproduce.known import UNKNOWN, Known, holds_for_share, quartiles_of, roughly
 from nystrom_lab.studies.reproduce.study import Part, Plan, Setting, Study, in_words
 from nystrom_lab.training.presets import find_preset
 
@@ -167,7 +167,7 @@ def _order(of: _Cells, printed: Mapping[str, Mapping[str, Cost]], columns: Seque
             ours = _less(of, b, a, column, what) if theirs > 1 else _less(of, a, b, column, what)
             if max(theirs, 1 / theirs) >= _APART and not math.isnan(ours.low):
                 answers.append(ours.above())
-    return most(answers, 0.9), (
+    return holds_for_share(answers, 0.9), (
         f"{answers.count(True)} of {len(answers)} pairs are, of those that the paper prints at least {_APART:g} times "
         f"apart, and {answers.count(None)} cannot be told."
     )
@@ -200,7 +200,7 @@ def _linear(of: _Cells) -> Found:
         if method != BASE
     ]
     said = ", ".join(f"{(low + high) / 2:.2f} ({what} of {method})" for (method, what), (low, high) in found.items())
-    return most(answers), f"exponents from n = {first} to {last}: {said}."
+    return holds_for_share(answers), f"exponents from n = {first} to {last}: {said}."
 
 
 def _favorable(what: str, exact: str, of: _Cells) -> Found:
@@ -217,7 +217,7 @@ def _favorable(what: str, exact: str, of: _Cells) -> Found:
 def _over_others(of: _Cells) -> Found:
     others = ((_LONGFORMER, "time", 3), (_LONGFORMER, "memory", 1.2), (_LINFORMER, "memory", 1.7))
     less = [(_less(of, "nystrom-32", other, "8192", what), limit) for other, what, limit in others]
-    agrees = most(known.within(least=0.9 * limit) for known, limit in less)
+    agrees = holds_for_share(known.within(least=0.9 * limit) for known, limit in less)
     if any(math.isnan(known.low) for known, _ in less):
         return agrees, "n = 8192 was not measured."
     time, memory, linformer = (_said(known) for known, _ in less)
@@ -233,7 +233,7 @@ def _everywhere(
     """How many times less the first of two methods takes than the second, in each task."""
     less = {task: _less(of, *pair, task, what) for task in tasks}
     said = ", ".join(f"{_said(known)} ({task})" for task, known in less.items())
-    return most(map(limit, less.values())), f"times less {what} than {pair[1]}: {said}."
+    return holds_for_share(map(limit, less.values())), f"times less {what} than {pair[1]}: {said}."
 
 
 _TABLE_1, _TABLE_2 = "Nyströmformer, Table 1", "Skyformer, section 5 and Table 2"

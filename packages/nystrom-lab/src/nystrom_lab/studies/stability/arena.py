@@ -90,7 +90,7 @@ def new_model(source: ArenaTask, method: str, *, seed: int) -> Model:
             source.task, device="cpu", precision="float32", seed=seed, attention=method, conv_kernel_size=0,
             preset=PRESET,
         ),
-        positions=source.sizes.max_length,
+        num_positions=source.sizes.max_length,
     )  # fmt: skip
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)

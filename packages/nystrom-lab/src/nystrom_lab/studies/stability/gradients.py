@@ -29,7 +29,7 @@ from nystrom_lab.measure.rows import Row
 from nystrom_lab.studies.approximation.spectral_norm import printed_form
 from nystrom_lab.studies.reproduce.declared import Cells, Claim, Found, Lines, Pivot, by, declare
 from nystrom_lab.studies.reproduce.encoders import Encoder, Recording, find_encoder
-from nystrom_lab.studies.reproduce.known import most, share_in
+from nystrom_lab.studies.reproduce.known import holds_for_share, share_in
 from nystrom_lab.studies.reproduce.spread import spread_row
 from nystrom_lab.studies.reproduce.study import Plan, Setting, part
 
@@ -105,7 +105,7 @@ def _explodes(rows: pd.DataFrame) -> Found:
         if of
     ]
     numbers = f"heads over ten times softmax's, and median: {'; '.join(said)}." if said else "not measured."
-    return most(share_in(row).within(least=_HEADS) for row in shares[PRINTED].values()), numbers
+    return holds_for_share(share_in(row).within(least=_HEADS) for row in shares[PRINTED].values()), numbers
 
 
 STUDIES = {

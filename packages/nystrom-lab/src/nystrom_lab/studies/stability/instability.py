@@ -35,7 +35,7 @@ from nystrom_lab.data.lra.facts import LRA
 from nystrom_lab.measure.rows import Row
 from nystrom_lab.report.printed import SKYFORMER_APPENDIX_F
 from nystrom_lab.studies.reproduce.declared import Cells, Claim, Found, Lines, Pivot, declare, each, frame_of
-from nystrom_lab.studies.reproduce.known import mean_over, most
+from nystrom_lab.studies.reproduce.known import holds_for_share, mean_over
 from nystrom_lab.studies.reproduce.spread import spread_row
 from nystrom_lab.studies.reproduce.study import Figures, Part, Plan, Setting, in_words
 from nystrom_lab.studies.stability.arena import PRESET, ArenaTask, Batch, find_sources, new_model, random_batches
@@ -162,7 +162,7 @@ def _lies(names: tuple[str, ...], least: float, limit: float, rows: pd.DataFrame
         answers += [known.within(least, limit) for _, known in means.values()]
         shown = (f"{mean:.2f}, {low:.2f} to {high:.2f} ({task})" for task, (mean, (low, high)) in means.items())
         said.append(f"{name} {', '.join(shown)}")
-    return most(answers), f"{'; '.join(said)}."
+    return holds_for_share(answers), f"{'; '.join(said)}."
 
 
 def _by_step(rows: pd.DataFrame, folder: Path) -> Figures:

@@ -37,7 +37,7 @@ from nystrom_lab.report.printed import LRA_CLASSES, LRA_TASKS, SKYFORMER_TABLE_1
 from nystrom_lab.report.table import Table
 from nystrom_lab.studies.arena.beside_paper import Ran, differs_from_paper
 from nystrom_lab.studies.reproduce.declared import Claim, Found, declare, each, frame_of
-from nystrom_lab.studies.reproduce.known import MARGIN, Known, error_over, estimate, is_competitive, most
+from nystrom_lab.studies.reproduce.known import MARGIN, Known, error_over, estimate, holds_for_share, is_competitive
 from nystrom_lab.studies.reproduce.study import Figures, Plan, Setting, part
 
 _ACCURACY = "validation accuracy"
@@ -209,7 +209,7 @@ def _more_steps(rows: pd.DataFrame) -> Found:
             signs.append(_above(ours, theirs, max(each.every[0] for each in (*exact, *other))) if level else None)
             lower = {True: "", False: ", to a lower limit", None: ", to a limit that may be lower"}[level]
             said.append(f"{fmean(ours):,.0f} beside {fmean(theirs):,.0f} of {name} on {task}{lower}")
-    return most(signs), f"steps to the limit: {'; '.join(said)}." if said else _NOTHING
+    return holds_for_share(signs), f"steps to the limit: {'; '.join(said)}." if said else _NOTHING
 
 
 def _more_spread(rows: pd.DataFrame) -> Found:
@@ -232,7 +232,7 @@ def _more_spread(rows: pd.DataFrame) -> Found:
             f"{100 * pooled[0]:.2f} points beside {100 * pooled[1]:.2f} of {name} (tasks: {len(pairs)}; a ratio of "
             f"{math.exp(2 * error):.1f} would tell)"
         )
-    return most(signs), f"deviation of the limit over the seeds: {'; '.join(said)}." if said else _NOTHING
+    return holds_for_share(signs), f"deviation of the limit over the seeds: {'; '.join(said)}." if said else _NOTHING
 
 
 def _converges(rows: pd.DataFrame) -> Found:
@@ -244,10 +244,10 @@ def _converges(rows: pd.DataFrame) -> Found:
         exact, ours = methods[_EXACT], methods["skyformer"]
         slow, fast = ([each.seconds for each in limits] for limits in (exact, ours))
         slower = _above(slow, fast, max(each.every[1] for each in (*exact, *ours)))
-        signs.append(most([slower, _comparable(ours, exact)]))
+        signs.append(holds_for_share([slower, _comparable(ours, exact)]))
         gap = fmean(each.accuracy for each in ours) - fmean(each.accuracy for each in exact)
         said.append(f"{fmean(fast):,.0f} s beside {fmean(slow):,.0f} s, {100 * gap:+.1f} points on {task}")
-    return most(signs), f"{'; '.join(said)}." if said else _NOTHING
+    return holds_for_share(signs), f"{'; '.join(said)}." if said else _NOTHING
 
 
 def _tables(rows: pd.DataFrame) -> list[Table]:

@@ -34,6 +34,7 @@ from typing import NamedTuple
 
 from nystrom.attention.method_names import read_method
 from nystrom.integrations.convert import convert
+from nystrom.models.files.model_fingerprint import model_fingerprint
 from nystrom_lab.data.language.labelled.glue import find_labelled
 from nystrom_lab.data.language.labelled.splits import read_labelled
 from nystrom_lab.data.language.tokenizer import load_tokenizer
@@ -212,7 +213,7 @@ def _trainings(
 
 def _said(model: Path, cases: Mapping[str, Case], **more: str) -> dict[str, str]:
     """The setting in a few words; each run is checked against its own."""
-    said = {"model": model.name}
+    said = {"model": model.name, "fingerprint": model_fingerprint(model)}
     for task, case in cases.items():
         extent = " ".join(f"{name}={value}" for name, value in case.extent.items())
         seeds = f"seeds {' '.join(map(str, case.seeds))}"
@@ -237,7 +238,7 @@ def _made(setting: Setting, name: str, runs: Path) -> str:
         return name
     made = runs / name
     if not (made / "config.json").is_file():
-        convert(model, made, num_landmarks=64, conv_kernel_size=None, max_position_embeddings=LONG, positions="repeat")
+        convert(model, made, num_landmarks=64, conv_kernel_size=None, max_position_embeddings=LONG, stretch="repeat")
     return str(made)
 
 

@@ -35,7 +35,7 @@ from nystrom_lab.data.language.mlm_sop.dataset import AS_MASK, AS_WORD, IGNORED,
 from nystrom_lab.measure.rows import Row, read_rows
 from nystrom_lab.report.plots.curves import read_curves
 from nystrom_lab.studies.reproduce.declared import Cells, Claim, Found, Lines, Pivot, by, declare, each, frame_of
-from nystrom_lab.studies.reproduce.known import MARGIN, Known, estimate, is_competitive, most
+from nystrom_lab.studies.reproduce.known import MARGIN, Known, estimate, holds_for_share, is_competitive
 from nystrom_lab.studies.reproduce.study import Part, Plan, Setting, part
 from nystrom_lab.studies.training.runs import Training, said, train
 from nystrom_lab.training.pretrain.data import HeldOutInstances
@@ -249,7 +249,7 @@ def _above(quantity: str, ours: str, others: Sequence[str], rows: pd.DataFrame) 
     """Whether an accuracy is above all of some others; False where it is below one."""
     last, agrees = _last(rows, quantity), None
     if _learned(rows, quantity, (ours, *others)):
-        agrees = most(_gap(last[ours], last[other]).above(0) for other in others)
+        agrees = holds_for_share(_gap(last[ours], last[other]).above(0) for other in others)
     return agrees, _numbers(rows, quantity, (ours, *others))
 
 

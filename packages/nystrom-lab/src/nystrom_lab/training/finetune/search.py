@@ -29,9 +29,9 @@ from nystrom.whole_files import write_whole
 from nystrom_lab.config import FinetuneOptions, command_line
 from nystrom_lab.measure.rows import read_rows, write_rows
 from nystrom_lab.training.finetune.classifier import StartClassifier, find_classifier
-from nystrom_lab.training.finetune.finetune import Material, read_texts, run_once, settle
 from nystrom_lab.training.finetune.finetune_settings import FinetuneSettings
 from nystrom_lab.training.finetune.results import ResultRows
+from nystrom_lab.training.finetune.run import LabelledInputs, read_texts, run_once, settle
 from nystrom_lab.training.grid.slurm import Jobs, Work, alive_jobs, check_no_jobs
 from nystrom_lab.training.hardware import processes, usable_device, usable_precision
 from nystrom_lab.training.run_folder import RunFolder, alone
@@ -68,15 +68,15 @@ class Search:
         ValueError: Several processes share the run, or values cannot be used.
     """
 
-    def __init__(self, asked: FinetuneOptions, start: StartClassifier, material: Material):
+    def __init__(self, asked: FinetuneOptions, start: StartClassifier, labelled: LabelledInputs):
         if processes() > 1:
             raise ValueError(f"search is on, but {processes()} processes share the run: start it without torchrun.")
         assert asked.to is not None
-        self.folder, self.grid, self.start, self.material = asked.to, asked.grid, start, material
+        self.folder, self.grid, self.start, self.labelled = asked.to, asked.grid, start, labelled
         self.trials: dict[str, Trial] = {}
         for values in asked.grid.trials():
             name = "_".join(f"{key}-{value}" for key, value in values.items())
-            settings = settle(start, material, asked.changed(values))
+            settings = settle(start, labelled, asked.changed(values))
             self.trials[name] = Trial(values, settings, RunFolder(self.folder / TRIALS / name))
 
     def open(self, *, resume: bool) -> None:
@@ -95,7 +95,7 @@ class Search:
         elif resume:
             raise ValueError(f"{folder} holds no search to resume: leave --resume out, or name its folder with --to.")
         self.study = open_study(folder)
-        data, settings = self.material.data.fingerprint(), [trial.settings for trial in self.trials.values()]
+        data, settings = self.labelled.data.fingerprint(), [trial.settings for trial in self.trials.values()]
         if (before := self.study.user_attrs.get("search")) is None:
             self.study.set_user_attr("search", {"data": data, "trials": [each.record() for each in settings]})
         elif (
@@ -115,11 +115,11 @@ class Search:
         from optuna.trial import TrialState, create_trial
 
         values, settings, run = self.trials[name]
-        state, value, facts = TrialState.COMPLETE, None, {"name": name, "metric": self.material.task.metrics[0]}
+        state, value, facts = TrialState.COMPLETE, None, {"name": name, "metric": self.labelled.task.metrics[0]}
         resume = run.is_started
         with run.held(settings, resume=resume, main=True):
             try:
-                done = run_once(self.start, self.material, settings, run, resume=resume, score=False)
+                done = run_once(self.start, self.labelled, settings, run, resume=resume, score=False)
             except NotFinite as error:
                 state, facts["error"] = TrialState.FAIL, str(error)
             else:
@@ -150,26 +150,26 @@ class Search:
         Raises:
             NotFinite: No trial ended with finite numbers.
         """
-        folder, material, best = self.folder, self.material, self.keep_best()
+        folder, labelled, best = self.folder, self.labelled, self.keep_best()
         if best is None:
             raise NotFinite(f"no trial in {folder} ended with finite numbers: search lower learning rates.")
         values, settings, run = self.trials[best]
         if not run.is_finished:
             with run.held(settings, resume=True, main=True):
-                run_once(self.start, material, settings, run, resume=True)
+                run_once(self.start, labelled, settings, run, resume=True)
         if not holds_same(folder / "best", run.best):
             run.check_best()
             with whole_folder(folder / "best") as partial:
                 shutil.copytree(run.best, partial, dirs_exist_ok=True)
-        metric, samples = material.task.metrics[0], len(material.data.splits["validation"].texts)
-        rows, command = [], command_line(material.words, 1)
+        metric, samples = labelled.task.metrics[0], len(labelled.data.splits["validation"].texts)
+        rows, command = [], command_line(labelled.words, 1)
         lines = [["trial", *values, f"validation {metric}", "best step", "seconds", "best"]]
         for number, (name, trial) in enumerate(self.scored().items()):
             assert trial.value is not None
             values, settings, _ = self.trials[name]
             facts = [f"{trial.value:.4f}", trial.user_attrs["step"], f"{trial.user_attrs['seconds']:.0f}"]
             lines.append([*map(str, [number, *values.values(), *facts]), "*" if name == best else ""])
-            make = ResultRows(settings, self.start.config, published=material.data.published, command=command)
+            make = ResultRows(settings, self.start.config, published=labelled.data.published, command=command)
             rows.append(make.row(f"validation {metric} of a trial", trial.value, samples=samples))
         write_rows(folder / "rows.csv", [*rows, *read_rows(run.rows)])
         write_whole(folder / TABLE, "".join("\t".join(line) + "\n" for line in lines))
@@ -181,14 +181,14 @@ class Search:
         print(f"table  {folder / TABLE}\nrows   {folder / 'rows.csv'}")
 
 
-def search(asked: FinetuneOptions, start: StartClassifier, material: Material) -> None:
+def search(asked: FinetuneOptions, start: StartClassifier, labelled: LabelledInputs) -> None:
     """Train each combination of a grid, and evaluate the one that is best on validation; see `Search`.
 
     Raises:
         ValueError: Several processes, invalid values, or a folder that holds something else or another search.
         NotFinite: No trial ended with finite numbers.
     """
-    found = Search(asked, start, material)
+    found = Search(asked, start, labelled)
     with alone(found.folder, "`nystrom finetune --search`"):
         found.open(resume=asked.resume)
         check_no_jobs(found.folder)
@@ -204,7 +204,7 @@ def search(asked: FinetuneOptions, start: StartClassifier, material: Material) -
 _WAIT_SECONDS = 120
 
 
-def search_in_jobs(asked: FinetuneOptions, start: StartClassifier, material: Material, cluster: Jobs) -> None:
+def search_in_jobs(asked: FinetuneOptions, start: StartClassifier, labelled: LabelledInputs, cluster: Jobs) -> None:
     """Train each trial of a search in a job, then evaluate the best in another, and wait for them; see `search`.
 
     The same command continues an interrupted search; while earlier jobs are in the queue, it waits for them.
@@ -213,8 +213,8 @@ def search_in_jobs(asked: FinetuneOptions, start: StartClassifier, material: Mat
         ValueError: What `search` raises, or jobs that failed, with their logs.
         NotFinite: No trial had finite numbers.
     """
-    folder, since, given = cluster.to, 0, [replace(asked, to=cluster.to), material.words]
-    search = Search(given[0], start, material)
+    folder, since, given = cluster.to, 0, [replace(asked, to=cluster.to), labelled.words]
+    search = Search(given[0], start, labelled)
     if alive_jobs(folder):
         search.open(resume=True)
     else:

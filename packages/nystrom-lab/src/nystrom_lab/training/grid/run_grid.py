@@ -146,7 +146,7 @@ def run_grid(asked: GridOptions) -> list[Failure]:
         planned = {}
         for method, seed in product(asked.methods, asked.seeds):
             training = asked.training(task, named, method, seed=seed, device=usable)
-            settings = settle(training, positions=longest, start=start, elsewhere=cluster is not None)
+            settings = settle(training, num_positions=longest, start=start, elsewhere=cluster is not None)
             planned[run_name(task, method, named, seed, model, max_length)] = settings
         plans.append((base, folder, planned))
     with alone(to, "`nystrom lra run`"):
@@ -200,7 +200,7 @@ def _check(to: Path, planned: Mapping[str, Settings], data: Path) -> None:
     from nystrom_lab.training.tasks import fingerprint, open_splits
 
     first = next(iter(planned.values()))
-    splits = open_splits(first.task, data, positions=first.longest, batch_size=first.batch_size)
+    splits = open_splits(first.task, data, num_positions=first.longest, batch_size=first.batch_size)
     digest = fingerprint(splits, data)
     for name, settings in planned.items():
         run = RunFolder(to / name)

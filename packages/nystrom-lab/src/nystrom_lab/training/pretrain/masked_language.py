@@ -29,7 +29,7 @@ from nystrom_lab.training.compiling import compile_module
 from nystrom_lab.training.pretrain.data import HeldOutInstances, InstanceOrder
 from nystrom_lab.training.pretrain.pretrain_settings import PretrainingSettings
 from nystrom_lab.training.pretrain.scores import STUDY, Scores, score_batch, score_rows, sum_up, summary
-from nystrom_lab.training.results import Place, result_row
+from nystrom_lab.training.results import Provenance, result_row
 from nystrom_lab.training.run_folder import RunFolder
 from nystrom_lab.training.run_progress import logged_with
 from nystrom_lab.training.run_trainer import RunResults, RunTrainer
@@ -124,10 +124,12 @@ class PretrainingTrainer(RunTrainer[PretrainingSettings]):
             "batch": settings.batch_size,
             "lr": settings.learning_rate,
         }
-        place = Place(settings.device, settings.precision, settings.seed, facts, command)
-        rows = score_rows(model.config, scores, place, length=settings.length)
+        provenance = Provenance(settings.device, settings.precision, settings.seed, facts, command)
+        rows = score_rows(model.config, scores, provenance, length=settings.length)
         text = f"{summary(scores)}; best after step {self.state.best_global_step} of {settings.steps}"
-        return RunResults(rows, partial(result_row, model.config, place=place, study=STUDY), text, self.run.drawn)
+        return RunResults(
+            rows, partial(result_row, model.config, provenance=provenance, study=STUDY), text, self.run.drawn
+        )
 
 
 def _metrics(prediction: EvalPrediction) -> dict[str, float]:

@@ -37,7 +37,7 @@ from nystrom_lab.training.pretrain.pretrain_settings import (
 from nystrom_lab.training.pretrain.scores import score_model, score_rows
 from nystrom_lab.training.pretrain.source import check_vocabulary, describe, encoder_config, find_source, start_model
 from nystrom_lab.training.ranks import check_pieces, leaving_the_group
-from nystrom_lab.training.results import Place
+from nystrom_lab.training.results import Provenance
 from nystrom_lab.training.run_folder import RunFolder
 from nystrom_lab.training.run_progress import no_file_bars
 from nystrom_lab.training.run_trainer import run_to_the_end, training_arguments
@@ -171,16 +171,16 @@ def evaluate_mlm_sop(asked: EvaluatePretrainedOptions) -> list[Row]:
             f"model {folder} has no head for the order of sentences: name a model of `nystrom pretrain`, such as "
             "RUN/best."
         )
-    positions: int = source.config.max_position_embeddings
-    length = positions if length is None else length
+    num_positions: int = source.config.max_position_embeddings
+    length = num_positions if length is None else length
     check_at_least("length", length, 8)
-    if length > positions:
-        raise ValueError(f"length is {length} but model {folder} has {positions} positions: use fewer tokens.")
+    if length > num_positions:
+        raise ValueError(f"length is {length} but model {folder} has {num_positions} positions: use fewer tokens.")
     verify(data, task=MlmSop.task)
     held_out = HeldOutInstances(MlmSop(data, "val", length=length), asked.instances)
     check_vocabulary(source, data, held_out.data.vocabulary)
     with no_file_bars():
         model = EncoderForPreTraining.from_pretrained(folder)
     scores = score_model(model, held_out, batch_size=asked.batch_size, device=device, precision=precision)
-    place = Place(device, precision, seed=None, facts={"fingerprint": source.fingerprint})
-    return score_rows(model.config, scores, place, length=length)
+    provenance = Provenance(device, precision, seed=None, facts={"fingerprint": source.fingerprint})
+    return score_rows(model.config, scores, provenance, length=length)

@@ -22,14 +22,16 @@ Departs from it, or fills what it leaves open:
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Any
+from types import MappingProxyType
+from typing import Any, ClassVar
 
 from nystrom.checks import check_at_least, check_names
 from nystrom.integrations.bert_names import longest_input
 from nystrom_lab.config import EncoderSize, Loop, Optimizer, PretrainOptions, Resolved
+from nystrom_lab.training.fitted_options import fit_options
 from nystrom_lab.training.hardware import processes
 from nystrom_lab.training.presets import Methods, MethodSetting, linformer
-from nystrom_lab.training.run_settings import fit_options, in_proportion
+from nystrom_lab.training.run_settings import in_proportion
 from nystrom_lab.training.start import StartModel
 
 
@@ -160,12 +162,13 @@ class PretrainingSettings(Resolved, PretrainOptions):
     """Everything that determines the result of a pretraining, except the data; its `model` is the name of the folder.
 
     Attributes:
-        positions: Positions of the model.
+        num_positions: Positions of the model.
         share_projections: Whether all layers share the weights of the method.
     """
 
-    positions: int
+    num_positions: int
     share_projections: bool
+    in_file: ClassVar[Mapping[str, str]] = MappingProxyType({**Resolved.in_file, "num_positions": "positions"})
 
     def __post_init__(self):
         super().__post_init__()
@@ -190,12 +193,12 @@ def settle(base: PretrainingPreset, source: StartModel | None, asked: PretrainOp
     check_at_least("steps", steps, 1)
     values = {entry.name: getattr(base, entry.name) for entry in fields(Loop)}
     values |= in_proportion(base, steps, whole, asked.evaluate_every)
-    positions = _positions(base, source, length)
+    num_positions = _num_positions(base, source, length)
     # The attention of a BERT is exact: what takes its place is chosen as if it started from nothing.
     config = source.config if source is not None and source.own else None
     if (attention := asked.attention) is None:
         attention = "nystrom" if config is None else str(config.attention)
-    method = base.methods(positions).get(attention, MethodSetting())
+    method = base.methods(num_positions).get(attention, MethodSetting())
     if source is not None and config is not None and config.attention == attention:
         method = source.method
     kept = None if config is None else config.conv_kernel_size
@@ -204,33 +207,33 @@ def settle(base: PretrainingPreset, source: StartModel | None, asked: PretrainOp
     given |= {name: value for name, value in values.items() if given[name] is None}
     given |= _sizes(base, source, given) | {
         "attention": attention,
-        "options": fit_options(attention, method.options, asked.options or {}, positions),
+        "options": fit_options(attention, method.options, asked.options or {}, num_positions),
         "conv_kernel_size": taps,
         "model": None if source is None else Path(source.folder.name),
         "length": length,
     }
     return PretrainingSettings(
         **given,
-        positions=positions,
+        num_positions=num_positions,
         share_projections=method.share_projections,
         fingerprint=None if source is None else source.fingerprint,
         processes=processes(),
     )
 
 
-def _positions(base: PretrainingPreset, source: StartModel | None, length: int) -> int:
+def _num_positions(base: PretrainingPreset, source: StartModel | None, length: int) -> int:
     """The positions of the model that is trained."""
     if source is None:
         if base.lengthens:
             raise ValueError(f"preset {base.name} gives a trained model more positions: name the model with --model.")
         return length
-    positions = longest_input(source.config)
-    if positions is not None and positions >= length:
-        return positions
+    num_positions = longest_input(source.config)
+    if num_positions is not None and num_positions >= length:
+        return num_positions
     if not base.lengthens:
         raise ValueError(
-            f"model {source.folder} has {positions} positions but instances have {length} tokens: use --length "
-            f"{positions}, or --preset longer, which repeats the positions."
+            f"model {source.folder} has {num_positions} positions but instances have {length} tokens: use --length "
+            f"{num_positions}, or --preset longer, which repeats the positions."
         )
     return length
 

@@ -26,7 +26,7 @@ from nystrom.precision import at_least_float32
 from nystrom_lab.measure.rows import Row
 from nystrom_lab.training.finite import check_outputs
 from nystrom_lab.training.pretrain.data import HeldOutInstances
-from nystrom_lab.training.results import Place, accuracy_row, result_row
+from nystrom_lab.training.results import Provenance, accuracy_row, result_row
 from nystrom_lab.training.scoring import score_batches
 
 STUDY = "pretrain mlm-sop"
@@ -116,18 +116,18 @@ def score_model(
     return sum_up(scores.numpy())
 
 
-def score_rows(config: EncoderConfig, scores: Scores, place: Place, *, length: int) -> list[Row]:
+def score_rows(config: EncoderConfig, scores: Scores, provenance: Provenance, *, length: int) -> list[Row]:
     """Scores as rows; `repeats` is the number of masked words, or of instances."""
     facts = {} if length == config.max_position_embeddings else {"length": length}
     more: dict[str, Any] = {"study": STUDY, "facts": facts}
     note = "the exponential of the loss is beyond float64" if scores.perplexity == math.inf else ""
     words, instances = {"repeats": scores.words, **more}, {"repeats": scores.instances, **more}
     return [
-        accuracy_row(config, "validation MLM accuracy", scores.mlm_accuracy, scores.words, place, **more),
-        result_row(config, "validation MLM loss", scores.mlm_loss, "", place, **words),
-        result_row(config, "validation perplexity", scores.perplexity, "", place, note=note, **words),
-        accuracy_row(config, "validation SOP accuracy", scores.sop_accuracy, scores.instances, place, **more),
-        result_row(config, "validation SOP loss", scores.sop_loss, "", place, **instances),
+        accuracy_row(config, "validation MLM accuracy", scores.mlm_accuracy, scores.words, provenance, **more),
+        result_row(config, "validation MLM loss", scores.mlm_loss, "", provenance, **words),
+        result_row(config, "validation perplexity", scores.perplexity, "", provenance, note=note, **words),
+        accuracy_row(config, "validation SOP accuracy", scores.sop_accuracy, scores.instances, provenance, **more),
+        result_row(config, "validation SOP loss", scores.sop_loss, "", provenance, **instances),
     ]
 
 

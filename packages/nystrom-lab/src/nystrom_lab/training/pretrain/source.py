@@ -118,7 +118,7 @@ def start_model(settings: PretrainingSettings, source: StartModel) -> tuple[Enco
     tensors = before.state_dict()
     if config.positions == "learned":
         table = tensors[_POSITIONS]
-        resized = resize_positions(table[POSITION_OFFSET:], settings.positions, how="repeat")
+        resized = resize_positions(table[POSITION_OFFSET:], settings.num_positions, how="repeat")
         tensors[_POSITIONS] = torch.cat([table[:POSITION_OFFSET], resized])
     model = EncoderForPreTraining(config)
     if (before.config.attention, before.config.attention_options) != (config.attention, config.attention_options):
@@ -153,8 +153,8 @@ def describe(source: StartModel, settings: PretrainingSettings, new: Sequence[st
     if (source.method.conv_kernel_size if source.own else None) != settings.conv_kernel_size:
         taps = settings.conv_kernel_size
         changes.append("no convolution" if taps is None else f"a convolution of {taps} taps starts at zero")
-    if (positions := longest_input(source.config)) != settings.positions:
-        changes.append(f"positions {positions} -> {settings.positions}, its table repeated")
+    if (positions := longest_input(source.config)) != settings.num_positions:
+        changes.append(f"positions {positions} -> {settings.num_positions}, its table repeated")
     return f"starting from {source.folder}{': ' if changes else ''}{'; '.join(changes)}"
 
 
@@ -164,7 +164,7 @@ def _of_run(settings: PretrainingSettings) -> dict[str, Any]:
         "attention_options": dict(settings.options),
         "share_attention_weights": settings.share_projections,
         "conv_kernel_size": settings.conv_kernel_size,
-        "max_position_embeddings": settings.positions,
+        "max_position_embeddings": settings.num_positions,
         "hidden_dropout_prob": settings.dropout,
         "pooling": "first",
         "sparse_prediction": True,

@@ -28,7 +28,7 @@ from nystrom.attention.fused import fused_softmax
 from nystrom.attention.options import InformerOptions, documented
 from nystrom.attention.parts.by_heads import by_heads
 from nystrom.attention.parts.order import first_in_order, in_order
-from nystrom.landmarks import all_real, draw, insertion_points, ranks, take
+from nystrom.landmarks import all_real, draw, insertion_points, real_index, take
 from nystrom.precision import at_least_float32
 from nystrom.shapes import Generator, Group, Masks, check_generator, is_number, score_scale
 
@@ -106,7 +106,7 @@ def _sample(
 ) -> Int[Tensor, "b r"]:
     """Positions of one real key from each of r segments; with fewer than r real keys, some more than once."""
     keep = all_real(k) if keep is None else keep
-    rank, count = ranks(keep)
+    rank, count = real_index(keep)
     size = draws.shape[0]
     spot = (torch.arange(size, device=k.device) + draws.double()) / size
     wanted = torch.minimum((spot * count[:, None]).long(), count[:, None] - 1)

@@ -26,9 +26,10 @@ from torch import Tensor
 from nystrom.attention.entry import attend
 from nystrom.attention.options import LinearOptions, documented
 from nystrom.attention.parts.by_heads import by_heads
-from nystrom.autograd_modes import is_forward_mode, needs_graph, pull_back
+from nystrom.autograd_modes import needs_graph, pull_back
 from nystrom.checks import FeatureMap
 from nystrom.precision import at_least_float32, without_autocast
+from nystrom.private_torch import is_forward_mode
 from nystrom.shapes import Group, Masks
 
 

@@ -30,6 +30,7 @@ from nystrom.attention.entry import attend
 from nystrom.attention.fused import fused_softmax
 from nystrom.attention.options import LinformerOptions, documented
 from nystrom.landmarks import take
+from nystrom.private_torch import assume
 from nystrom.shapes import Group, Masks, check_tensor, check_weight_device, is_number
 
 
@@ -96,7 +97,7 @@ def _check_projection(name: str, projection: Tensor, k: Tensor, s: int) -> None:
     check_weight_device(name, projection, k)
     length = projection.shape[2]
     if not is_number(s) or not is_number(length):
-        torch._check(s <= length)
+        assume(s <= length)
     elif s > length:
         raise ValueError(
             f"k holds {s} tokens but {name} has columns for {length}: build with max_length={s} or more, cut the "

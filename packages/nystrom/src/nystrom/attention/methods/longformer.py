@@ -32,7 +32,7 @@ from nystrom.attention.parts.band import (
     windows,
     without_padding,
 )
-from nystrom.landmarks import first_tokens, ranks
+from nystrom.landmarks import first_tokens, real_index
 from nystrom.shapes import Group, Masks, is_number, score_scale
 
 # Queries of a block: more of them waste more keys outside the band, fewer make matrix products small.
@@ -93,7 +93,7 @@ def _longformer(
     def reach(x: Tensor, head: int, positions: Tensor) -> Tensor:
         return keys_around(x, positions, size, half)
 
-    bias = band_of(real & (ranks(real)[0] >= g), g, size, half, q.dtype)
+    bias = band_of(real & (real_index(real)[0] >= g), g, size, half, q.dtype)
     padded_q, padded_k, padded_v = (pad_to_blocks(x, size) for x in (q, k, v))
     out = attend_blocks(padded_q, padded_k, padded_v, reach, bias, positions, size=size, scale=scale, copies=g > 0)
     out = without_padding(out, n)

@@ -25,7 +25,6 @@ from collections.abc import Callable
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
-from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
 
 from nystrom.attention.entry import attend
 from nystrom.attention.fused import fused_softmax
@@ -35,6 +34,7 @@ from nystrom.attention.parts.logsumexp import softmax_and_logsumexp
 from nystrom.autograd_modes import is_computed_again
 from nystrom.kernels import half_norms
 from nystrom.precision import at_least_float32
+from nystrom.private_torch import constant_of_graphs, outside_transforms
 from nystrom.shapes import Generator, Group, Masks, check_generator, check_tensor, check_weight_device, score_scale
 
 
@@ -148,14 +148,12 @@ def draw_projection(
     return norms * (q * signs[:, None, :]).mT.flatten(0, 1)[:num_features]
 
 
+# A compiler cannot make a generator.
+@constant_of_graphs
 def _fixed_projection(num_features: int, head_dim: int) -> Tensor:
     # A map of `torch.func` would refuse the draw, or draw for each of its copies.
-    with temporarily_clear_interpreter_stack():
+    with outside_transforms():
         return draw_projection(num_features, head_dim, generator=torch.Generator().manual_seed(0))
-
-
-# A compiler cannot make a generator. As torch.compiler.assume_constant_result does, which imports the compiler.
-_fixed_projection._dynamo_marked_constant = True  # pyright: ignore[reportFunctionMemberAccess]
 
 
 class PerformerFeatures(nn.Module):

@@ -32,8 +32,9 @@ from nystrom.attention.entry import SELF_ATTENTION, attend
 from nystrom.attention.options import ReformerOptions, documented
 from nystrom.attention.parts.by_heads import by_heads
 from nystrom.attention.parts.lsh import HashRounds, even_rotations, plan_rounds
-from nystrom.autograd_modes import for_one_gradient, is_forward_mode, needs_graph, pull_back
+from nystrom.autograd_modes import for_one_gradient, needs_graph, pull_back
 from nystrom.precision import at_least_float32
+from nystrom.private_torch import is_forward_mode
 from nystrom.shapes import Generator, Group, Masks, check_generator, is_number, score_scale
 
 # Scores computed at a time: as many as the caches of a core hold; enough to fill an accelerator.

@@ -8,12 +8,12 @@ from collections.abc import Callable
 
 import torch
 from torch import Tensor
-from torch._C._autograd import _get_current_graph_task_keep_graph, _top_saved_tensors_default_hooks
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from nystrom.attention.parts.stretches import cut, in_threads, num_parts
 from nystrom.autograd_modes import for_one_gradient, needs_graph, pull_back
 from nystrom.native import room_like
+from nystrom.private_torch import keeps_graph, saved_tensors_hooks
 
 Attend = Callable[..., Tensor]
 # For each thread: one that other work holds up leaves some to the others.
@@ -32,7 +32,7 @@ def by_heads(attend: Attend, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     if num_parts(q, k, v) < 2 or q.shape[1] < 2:
         return attend(slice(None), q, k, v)
     # Hooks, as those of a checkpoint, belong to the calling thread.
-    if _top_saved_tensors_default_hooks(True) is not None:
+    if saved_tensors_hooks(True) is not None:
         return attend(slice(None), q, k, v)
     return _ByHeads.apply(attend, torch.is_grad_enabled(), q, k, v)
 
@@ -64,7 +64,7 @@ class _ByHeads(torch.autograd.Function):
         if needs_graph(grad):
             return None, None, *pull_back(functools.partial(ctx.attend, slice(None)), tensors, grad)
         made = [room_like(x) if need else None for x, need in zip(tensors, ctx.needs_input_grad[2:], strict=True)]
-        parts, keeps = ctx.parts, _get_current_graph_task_keep_graph()
+        parts, keeps = ctx.parts, keeps_graph()
         if not keeps:
             # As torch frees what it saved.
             del ctx.parts

@@ -26,7 +26,7 @@ from torch import Tensor
 from nystrom.attention.options import NearFarOptions
 from nystrom.attention.parts.order import first_in_order, in_order
 from nystrom.attention.parts.stretches import cut, in_threads, num_parts
-from nystrom.landmarks import all_real, insertion_points, middle_of, ranks, segment_means, uniform
+from nystrom.landmarks import all_real, insertion_points, middle_of, real_index, segment_means, uniform
 from nystrom.native import run_landmarks, runs_natively
 from nystrom.shapes import is_number, score_scale
 
@@ -187,7 +187,7 @@ def _centres(
     iterations: int,
 ) -> Float[Tensor, "b h m d"]:
     """Centres after all steps but the last, which only assigns keys."""
-    m, (rank, count) = filled.shape[1], ranks(keep)
+    m, (rank, count) = filled.shape[1], real_index(keep)
     s = k.shape[2]
     for wanted, counted in sampled_ranks(count, s, m, iterations):
         # Ranks never decrease, so the position of a rank is its insertion point.

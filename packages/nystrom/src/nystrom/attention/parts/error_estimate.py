@@ -32,6 +32,7 @@ from nystrom.attention.fused import bias_of, fused_softmax
 from nystrom.attention.parts.order import first_in_order, in_order
 from nystrom.landmarks import all_real, drawn_ranks, even_draws, insertion_points, middle_of, uniform_positions
 from nystrom.precision import at_least_float32, without_autocast
+from nystrom.private_torch import tracing_state
 from nystrom.shapes import Group, score_scale, zero_masked
 
 # Queries of each stratum, and keys of each kind that the expected loss looks at.
@@ -77,7 +78,7 @@ def within_tolerance(
 
 def check_eager(what: str, q: Tensor) -> None:
     """Raise where the values of a call are not known when it runs, `what` for."""
-    if not may_branch(q) or torch._C._get_tracing_state() is not None:
+    if not may_branch(q) or tracing_state() is not None:
         raise ValueError(
             f"{what}, which looks at the values of each call: torch.compile, torch.export, traces, CUDA graphs, "
             "transforms of torch.func and tensors without data cannot. Leave it out there."

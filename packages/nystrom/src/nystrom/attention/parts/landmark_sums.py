@@ -16,6 +16,7 @@ from nystrom.attention.parts.stretches import Piece, groups_of_pieces, in_thread
 from nystrom.attention.parts.windows import Convolution
 from nystrom.autograd_modes import for_one_gradient, known_signature, needs_graph, pull_back
 from nystrom.native import as_rows, room_like, run_landmarks, runs_natively
+from nystrom.private_torch import softmax_backward
 
 
 def landmark_sums(
@@ -118,7 +119,7 @@ class _LandmarkSums(torch.autograd.Function):
                 of_weights = torch.bmm(coming, values[piece[0]].flatten(0, 1))
                 weights = _weights(queries, keys, piece, keep)
                 of_middle[piece[0]].flatten(0, 1).baddbmm_(weights.mT, coming)
-                of_scores = torch.ops.aten._softmax_backward_data(of_weights, weights, -1, weights.dtype)
+                of_scores = softmax_backward(of_weights, weights, -1, weights.dtype)
                 of_landmarks[piece[0]].flatten(0, 1).baddbmm_(of_scores.mT, queries)
                 if of_q is not None:
                     place = of_q[piece]

@@ -23,7 +23,6 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from nystrom.autograd_modes import is_transformed
 from nystrom.gpu.arguments import ChoiceConstants, ChoiceSizes
 from nystrom.gpu.arithmetic import INTERPRETED
 from nystrom.gpu.inputs import triton_dtype
@@ -33,6 +32,7 @@ from nystrom.gpu.operators import one_by_one
 from nystrom.gpu.program import PROGRAMS, GivenTensor, Program, Slot, key_of
 from nystrom.landmarks import reach
 from nystrom.precision import accumulator
+from nystrom.private_torch import is_transformed
 
 # The widest keys.
 LARGEST_WIDTH = 128

@@ -1,5 +1,3 @@
-# Pyright does not know the fields of `C`.
-# pyright: reportAttributeAccessIssue=false
 r"""Kernels that choose heavy keys and clusters as `nystrom.attention.parts.clusters.choose` does.
 
 Tokens are counted by their rank among the real ones of a sequence: with a mask, `places` holds the position of each

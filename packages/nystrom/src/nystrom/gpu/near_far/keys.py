@@ -1,5 +1,3 @@
-# Pyright does not know the fields of `C`.
-# pyright: reportAttributeAccessIssue=false
 r"""Gradients of keys and values.
 
 **Shared keys**, which all queries of a head see: the heavy keys and the clusters. A program holds a tile of them and

@@ -18,7 +18,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from nystrom.autograd_modes import is_forward_mode, is_transformed
 from nystrom.gpu.launch import Target, check_launch, target_of
 from nystrom.gpu.near_far import near_far_stages as stages
 from nystrom.gpu.near_far.choice import ChoiceOptions, add_choice
@@ -27,6 +26,7 @@ from nystrom.gpu.near_far.near_far_stages import Totals
 from nystrom.gpu.operators import differentiable
 from nystrom.gpu.program import PROGRAMS, GivenTensor, Program, empty_like, key_of, packed_size, parts_of
 from nystrom.precision import accumulator
+from nystrom.private_torch import is_forward_mode, is_transformed
 
 # Wider heads would leave too few registers for the accumulators of keys and values.
 LARGEST_WIDTH = 128

@@ -1,5 +1,3 @@
-# Pyright does not know the fields of `C`.
-# pyright: reportAttributeAccessIssue=false
 r"""Outputs of a block of queries: one softmax over the tokens of its window, the heavy keys and the clusters; and the
 gradients of the queries.
 

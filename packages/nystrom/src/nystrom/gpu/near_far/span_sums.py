@@ -1,5 +1,3 @@
-# Pyright does not know the fields of `C`.
-# pyright: reportAttributeAccessIssue=false
 """Sums over spans, stored separately and then added: statistics and gradients of clusters, gradients of heavy keys.
 
 Also where a sequence begins.

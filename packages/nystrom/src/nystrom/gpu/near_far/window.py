@@ -1,5 +1,3 @@
-# Pyright does not know the fields of `C`.
-# pyright: reportAttributeAccessIssue=false
 """Blocks of queries and the windows that they see: what the kernels over tokens share.
 
 The tokens of a sequence are cut into blocks, starting with its first real token, `begin`. A block of SIZE queries sees

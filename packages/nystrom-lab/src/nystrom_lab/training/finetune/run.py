@@ -1,0 +1,242 @@
+"""One fine-tuning: its texts, its settings, its trainer and its results; `finetune` runs one, `search` runs several."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors.torch import load_model
+from transformers import EvalPrediction, PreTrainedTokenizerBase, set_seed
+
+from nystrom.attention.backend import check_backend_device
+from nystrom.integrations.bert_names import more_positions, positions_of
+from nystrom.integrations.saving import save_with_attention
+from nystrom_lab.config import FinetuneOptions, command_line
+from nystrom_lab.data.language.labelled.glue import NUMBER_METRICS, LabelledTask, find_labelled, own_task
+from nystrom_lab.data.language.labelled.splits import LabelledData, read_labelled
+from nystrom_lab.measure.rows import Row
+from nystrom_lab.training.finetune.classifier import (
+    StartClassifier,
+    blank_classifier,
+    make_classifier,
+    takes_segments,
+)
+from nystrom_lab.training.finetune.encoding import EncodedSplit, collator, padding_of
+from nystrom_lab.training.finetune.finetune_settings import (
+    ADAM_EPSILON,
+    MAX_LENGTH,
+    OPTIMIZER,
+    FinetuneSettings,
+    in_steps,
+)
+from nystrom_lab.training.finetune.inference import logits_of
+from nystrom_lab.training.finetune.results import ResultRows, shown, write_predictions, write_submission
+from nystrom_lab.training.finetune.results import scores as metrics_of
+from nystrom_lab.training.hardware import is_main, processes
+from nystrom_lab.training.ranks import check_pieces
+from nystrom_lab.training.run_folder import RunFolder, written
+from nystrom_lab.training.run_progress import logged_with
+from nystrom_lab.training.run_trainer import RunResults, RunTrainer, run_to_the_end, training_arguments
+
+OWN = "own"
+
+
+@dataclass(frozen=True)
+class LabelledInputs:
+    """The loaded texts, and their source.
+
+    Attributes:
+        name: The task's name.
+        task: The task.
+        data: The texts.
+        folder: Their source folder.
+        words: The command of the run, after `nystrom`.
+    """
+
+    name: str
+    task: LabelledTask
+    data: LabelledData
+    folder: str
+    words: tuple[str, ...]
+
+
+def read_texts(asked: FinetuneOptions, words: tuple[str, ...]) -> LabelledInputs:
+    """Read the texts of a fine-tuning.
+
+    Raises:
+        ValueError: Broken or missing texts or labels.
+    """
+    task = chosen_task(asked)
+    found = read_labelled(asked.data, task, own=asked.task is None, kind=asked.labels, val_share=asked.val_share)
+    if asked.task is None and found.classes is None:
+        task = replace(task, metrics=NUMBER_METRICS)
+    return LabelledInputs(asked.task or OWN, task, found, ", ".join(str(path.resolve()) for path in asked.data), words)
+
+
+def chosen_task(asked: FinetuneOptions) -> LabelledTask:
+    """The task, with the columns that were given.
+
+    Raises:
+        ValueError: An unknown task, or columns or labels that the task already fixes.
+    """
+    if asked.task is None:
+        return own_task(**asked.columns())
+    task = find_labelled(asked.task).with_fields(**asked.columns())
+    if asked.labels != "auto":
+        raise ValueError(f"labels is {asked.labels!r}, but {asked.task} has fixed labels: leave it out.")
+    return task
+
+
+# Test splits as they came; a labelled one may have been drawn from other texts.
+_UNLABELLED = ("submission", "submission_mismatched")
+
+
+def settle(start: StartClassifier, labelled: LabelledInputs, asked: FinetuneOptions) -> FinetuneSettings:
+    """Resolve and check all settings that determine the result of a run.
+
+    Raises:
+        ValueError: An invalid value.
+    """
+    longest, max_length = positions_of(start.config), asked.max_length
+    if max_length is None:
+        max_length = MAX_LENGTH if longest is None else min(MAX_LENGTH, longest)
+    elif longest is not None and max_length > longest:
+        raise ValueError(
+            f"max_length is {max_length} but model {start.folder} has {longest} positions: "
+            f"take fewer, or {more_positions(start.config, max_length, start.folder)}."
+        )
+    check_pieces(asked.context_parallel, partial(blank_classifier, start))
+    check_backend_device(start.options.get("backend", "auto"), torch.device(asked.device))
+    given: dict[str, Any] = (
+        vars(asked)
+        | in_steps(asked, len(labelled.data.splits["train"].texts))
+        | {
+            "task": labelled.name,
+            "model": start.name,
+            "attention": start.attention,
+            "options": start.options,
+            "max_length": max_length,
+        }
+    )
+    return FinetuneSettings(**given, fingerprint=start.fingerprint, processes=processes())
+
+
+def run_once(
+    start: StartClassifier,
+    labelled: LabelledInputs,
+    settings: FinetuneSettings,
+    run: RunFolder,
+    *,
+    resume: bool,
+    score: bool = True,
+) -> RunTrainer:
+    """Train with these settings, in a folder that this process has locked.
+
+    Args:
+        score: Evaluate the best checkpoint, and write its model, predictions and rows.
+
+    Returns:
+        The trainer, after its last step.
+    """
+    data = labelled.data
+    digest = data.fingerprint()
+    run.check_data(digest)
+    set_seed(settings.seed)
+    pairs = data.splits["train"].pairs is not None
+    model = make_classifier(start, classes=data.classes, task=settings.task, pairs=pairs)
+    segments = start.segments and takes_segments(model) and pairs
+    splits = {
+        name: EncodedSplit(split, start.tokenizer, max_length=settings.max_length, segments=segments)
+        for name, split in data.splits.items()
+    }
+    if is_main():
+        run.start(settings, folder=labelled.folder, fingerprint=digest)
+    trainer = FinetuneTrainer(model, settings, labelled, splits, start.tokenizer, run)
+    run_to_the_end(trainer, resume=resume, command=command_line(labelled.words, settings.processes), score=score)
+    return trainer
+
+
+class FinetuneTrainer(RunTrainer[FinetuneSettings]):
+    """The trainer of fine-tuning runs; the first metric of the task selects the best checkpoint."""
+
+    def __init__(
+        self,
+        model: Any,
+        settings: FinetuneSettings,
+        labelled: LabelledInputs,
+        splits: Mapping[str, EncodedSplit],
+        tokenizer: PreTrainedTokenizerBase,
+        run: RunFolder,
+    ):
+        self.labelled, self.splits, self.tokenizer = labelled, splits, tokenizer
+        self.batch_maker = collator(padding_of(tokenizer), most=settings.max_length)
+        task, classes = labelled.task, labelled.data.classes is not None
+        super().__init__(
+            model,
+            training_arguments(settings, OPTIMIZER, run, adam_epsilon=ADAM_EPSILON),
+            settings=settings,
+            train=splits["train"],
+            validation=splits["validation"],
+            collate=self.batch_maker,
+            run=run,
+            quantities=logged_with(**{f"eval_{metric}": f"validation {metric}" for metric in task.metrics}),
+            compute_metrics=partial(_scored, task=task, classes=classes),
+            preprocess_logits_for_metrics=_logits_alone,
+        )
+
+    def score_best(self, step: int) -> tuple[Any, Any]:
+        """The best model, and its logits for each split except training."""
+        settings, run, pieces = self.settings, self.run, self.pieces
+        load_model(self.network, run.checkpoint(step) / "model.safetensors")
+        make = self.batch_maker if pieces is None else pieces.collate(self.batch_maker)
+        size, device, precision = settings.part_size, settings.device, settings.precision
+        score = partial(logits_of, self.network, collate=make, batch_size=size, device=device, precision=precision)
+        return self.network, {name: score(split) for name, split in self.splits.items() if name != "train"}
+
+    def save_best(self, model: Any, folder: Path) -> None:
+        """Save the best model with its attention and tokenizer."""
+        self.tokenizer.model_max_length = self.settings.max_length
+        save_with_attention(model, folder)
+        self.tokenizer.save_pretrained(folder)
+
+    def results(self, model: Any, scores: Any, command: str) -> RunResults:
+        """The metrics of each split that has labels, and the files of its predictions."""
+        data, task = self.labelled.data, self.labelled.task
+        rows = ResultRows(self.settings, model.config, published=data.published, command=command)
+        results: list[Row] = []
+        said: list[str] = []
+        files: list[Path] = []
+        for name, logits in scores.items():
+            split = self.splits[name]
+            if split.labels is not None:
+                found = metrics_of(logits, split.labels, task.metrics, classes=data.classes is not None)
+                results += [rows.row(f"{name} {metric}", found[metric], samples=len(split)) for metric in task.metrics]
+                said.append(
+                    f"{name}: {', '.join(shown(metric, found[metric]) for metric in task.metrics)} ({len(split)})"
+                )
+                if rows.size is not None:
+                    share = split.longer_than(rows.size)
+                    results.append(rows.row(f"{name} texts longer than {rows.method}", share, samples=len(split)))
+            files.append(self.run.path / "predictions" / f"{name}.tsv")
+            with written(files[-1], "continue with --resume"):
+                write_predictions(files[-1], logits, data.classes, split.labels)
+                wanted = task.submission.get(name.replace("submission", "test"))
+                if wanted is not None and not name.startswith("validation") and (data.published or name in _UNLABELLED):
+                    files.append(self.run.path / "predictions" / wanted)
+                    write_submission(files[-1], logits, task)
+        said.append(f"best after step {self.state.best_global_step} of {self.settings.steps}")
+        return RunResults(results, rows.row, "\n".join(said), {"predictions": ", ".join(map(str, files))})
+
+
+def _logits_alone(logits: Any, labels: torch.Tensor) -> torch.Tensor:
+    """The logits, without the other outputs of some models."""
+    return (logits[0] if isinstance(logits, tuple) else logits).float()
+
+
+def _scored(prediction: EvalPrediction, *, task: LabelledTask, classes: bool) -> dict[str, float]:
+    logits, labels = np.asarray(prediction.predictions), np.asarray(prediction.label_ids)
+    found = metrics_of(logits, labels, task.metrics, classes=classes)
+    return found | {"selection": found[task.metrics[0]]}

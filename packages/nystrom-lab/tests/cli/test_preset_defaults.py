@@ -1,0 +1,53 @@
+"""The help of a training has the numbers of its preset; none of them counts as given."""
+
+import contextlib
+import io
+
+import pytest
+
+from nystrom_lab.cli.main import main
+
+
+def helped(*words):
+    said = io.StringIO()
+    with contextlib.redirect_stdout(said), contextlib.suppress(SystemExit):
+        main([*words, "--help"])
+    return " ".join(said.getvalue().replace("│", " ").split())
+
+
+@pytest.fixture
+def given(monkeypatch):
+    """What a command line gives to a training."""
+    found = {}
+    monkeypatch.setattr("nystrom_lab.training.train.train", lambda **arguments: found.update(arguments))
+    return found
+
+
+def test_the_help_has_the_numbers_of_the_preset_and_of_the_method():
+    said = helped("train")
+    assert said.count("(default: None)") < 10
+    assert "Defaults are those of listops with the preset nystromformer" in said
+    said = helped("train", "image", "--preset", "modern", "--attention", "near_far", "--steps", "90000")
+    assert "Peak learning rate, at the end of the warm-up. (default: 0.0005)" in said
+    # A shorter run has a shorter warm-up.
+    assert "Steps of linear warm-up. (default: 4500)" in said
+    assert "Queries of a block, which all see the same keys. (default: 64)" in said
+
+
+def test_what_is_shown_is_not_given(given):
+    assert main(["train", "listops", "--preset", "demo", "--steps", "50"]) == 0
+    assert given["steps"] == 50
+    shown = ("attention", "batch_size", "warmup_steps", "position_kind", "dropout", "conv_kernel_size", "max_length")
+    assert {name: given[name] for name in shown} == dict.fromkeys(shown)
+    assert given["options"] == {}
+
+
+def test_what_is_typed_is_given_though_it_is_the_preset_s(given):
+    words = "--batch-size=32 --warmup_steps 1000 --positions learned --options.num-landmarks 128"
+    assert main(["train", "listops", "--preset", "nystromformer", *words.split()]) == 0
+    assert (given["batch_size"], given["warmup_steps"], given["position_kind"]) == (32, 1000, "learned")
+    assert given["options"] == {"num_landmarks": 128}
+
+
+def test_a_model_decides_itself(given, tmp_path):
+    assert "Defaults are those of" not in helped("train", "listops", "--model", str(tmp_path))
