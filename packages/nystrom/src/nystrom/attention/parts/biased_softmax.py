@@ -16,7 +16,7 @@ from nystrom.attention.exact_limit import may_branch
 from nystrom.attention.fused import bias_of, unmask_empty_rows
 from nystrom.attention.position_bias import PositionBias
 from nystrom.autograd_modes import pull_back
-from nystrom.landmarks import first_tokens, ranks, take
+from nystrom.landmarks import first_tokens, real_index, take
 from nystrom.shapes import is_number, score_scale, zero_masked
 
 # Scores of a stretch, over batch and heads: at least _FEWEST, or some for each number of the keys, at most _MOST.
@@ -69,7 +69,7 @@ def exact_or_not(
         place, real = first_tokens(keep[rows], m)
         first = [zero_masked(take(x[rows], place), real) for x in (q, k, v)]
         out = exact(*first, places[rows].gather(1, place[..., None].expand(-1, -1, places.shape[2])), real)
-        return take(out, ranks(keep[rows])[0].clamp(0, m - 1))
+        return take(out, real_index(keep[rows])[0].clamp(0, m - 1))
 
     if not may_branch(q):
         return torch.where(short[:, None, None, None], of_first(slice(None)), approximate(q, k, v, places, keep))
