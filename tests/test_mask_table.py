@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from nystrom import Alibi
 from nystrom.attention.functions import FUNCTIONS
 from nystrom.attention.registry import METHODS
 
@@ -22,6 +23,7 @@ VALUES = {
     "num_random_blocks": 1,
     "attn_mask": torch.ones(20, 20, dtype=torch.bool),
     "attn_bias": torch.zeros(20, 20),
+    "bias": Alibi(torch.ones(2)),
     "dropout_p": 0.1,
 }
 
@@ -59,5 +61,5 @@ def test_a_method_takes_the_masks_that_the_table_says_and_raises_for_others_with
 
 
 def test_the_table_has_every_mask():
-    assert len(table()) == 9
+    assert len(table()) == 10
     assert {name for row in table() for name in options_of(row[2])} == set(VALUES)

@@ -14,7 +14,7 @@ from nystrom.attention.options import MASK_DOCS, LayerOptions
 from nystrom.attention.registry import METHODS
 from nystrom.command_options import option_docs
 
-CALL = {*MASK_DOCS, "generator", "skip", "group", "is_causal"}
+CALL = {*MASK_DOCS, "generator", "skip", "group", "is_causal", "bias"}
 OF_LAYERS = [field.name for field in dataclasses.fields(LayerOptions)]
 
 

@@ -7,8 +7,11 @@ import pytest
 import torch
 from torch.testing import assert_close
 
+from nystrom import Alibi, softmax_attention
+from nystrom.attention.options import SoftmaxOptions
 from nystrom.models import EncoderConfig, EncoderForMaskedLM, EncoderForSequenceClassification, EncoderModel
 from nystrom.models.heads.pairs import EncoderForPairClassification
+from nystrom.models.parts.dropped_weights import DroppedWeights
 from nystrom.parallel.models import parallelize
 
 SMALL: dict[str, Any] = {
@@ -125,6 +128,14 @@ def test_a_model_that_drops_weights_has_the_weights_and_the_output_of_one_that_d
     assert again.config.attention_probs_dropout_prob == 0.5
     with pytest.raises(ValueError, match=r"a DroppedWeights, which does not work over ranks"):
         parallelize(dropped.nystromformer, None)
+
+
+def test_weights_with_a_bias_of_positions_are_not_dropped():
+    heads, x = DroppedWeights("softmax", SoftmaxOptions(), 2, 4, share=0.5), torch.randn(1, 2, 9, 4)
+    bias = Alibi(torch.ones(2))
+    assert torch.equal(heads.eval()(x, x, x, bias=bias), softmax_attention(x, x, x, bias=bias))
+    with pytest.raises(ValueError, match=r"bias is given, and attention_probs_dropout_prob is 0\.5"):
+        heads.train()(x, x, x, bias=bias)
 
 
 LINFORMER = {"attention": "linformer", "attention_options": {"num_features": 4, "max_length": 12}}

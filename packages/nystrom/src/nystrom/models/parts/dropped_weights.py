@@ -19,6 +19,7 @@ from nystrom.attention.entry import attend
 from nystrom.attention.fused import softmax_rows
 from nystrom.attention.heads import AttentionHeads, add_skip
 from nystrom.attention.options import KernelizedOptions, SoftmaxOptions
+from nystrom.attention.position_bias import PositionBias
 from nystrom.attention.skip import NEEDS_SAME_TOKENS, check_kernel
 from nystrom.kernels import KERNELS
 from nystrom.models.parts.dropout import dropout
@@ -57,11 +58,17 @@ class DroppedWeights(AttentionHeads):
         cu_seqlens: Int[Tensor, " ends"] | None = None,
         skip: Float[Tensor, "h 1 taps 1"] | None = None,
         is_causal: bool = False,
+        bias: PositionBias | None = None,
     ) -> Float[Tensor, "b h n e"]:
         """Attend; see `AttentionHeads`."""
         masks = Masks(keep, key_keep, query_keep, cu_seqlens)
         if not self.training or is_causal:
-            return super().forward(q, k, v, **masks._asdict(), skip=skip, is_causal=is_causal)
+            return super().forward(q, k, v, **masks._asdict(), skip=skip, is_causal=is_causal, bias=bias)
+        if bias is not None:
+            raise ValueError(
+                f"bias is given, and attention_probs_dropout_prob is {self.share}: weights with a bias of positions "
+                "are not stored, and cannot be dropped. Leave one of them out."
+            )
         out = attend(_dropped, q, k, v, masks, self.options, self.share)
         if skip is None:
             return out
