@@ -22,7 +22,7 @@ from nystrom.models import EncoderConfig, EncoderForSequenceClassification
 from nystrom.whole_files import NotWritten
 from nystrom_lab.cli.main import main
 from nystrom_lab.measure.rows import read_rows
-from nystrom_lab.training.finetune import finetune as finetune_module
+from nystrom_lab.training.finetune import run as run_module
 from nystrom_lab.training.finetune.predict import SavedClassifier, predict
 from nystrom_lab.training.finetune.results import write_predictions
 from nystrom_lab.whole_folders import write_sums
@@ -132,7 +132,7 @@ def test_a_run_that_ended_while_it_was_scored_is_scored_again(whole, tuned, tmp_
 
     run = tmp_path / "run"
     with monkeypatch.context() as patch:
-        patch.setattr(finetune_module, "write_predictions", full_disk)
+        patch.setattr(run_module, "write_predictions", full_disk)
         with pytest.raises(NotWritten, match=r"submission.tsv cannot be written \(No space.*continue with --resume"):
             tuned(run)
     tuned(run, resume=True)
