@@ -63,7 +63,7 @@ class PositionBias:
         # Half the digits would merge neighbours.
         return coordinates.detach().to(torch.promote_types(q.dtype, torch.float32))
 
-    def distance(self, x: Shaped[Tensor, "*b r p"], y: Shaped[Tensor, "*b s p"]) -> Shaped[Tensor, "*b r s"]:
+    def distance(self, x: Shaped[Tensor, "*#b r p"], y: Shaped[Tensor, "*#b s p"]) -> Shaped[Tensor, "*#b r s"]:
         """What the bias of queries at x and keys at y depends on."""
         return y[..., None, :, 0] - x[..., :, None, 0]
 
@@ -169,7 +169,7 @@ class Alibi(PositionBias):
 
     def at_distance(self, weight: Float[Tensor, " w"], distance: Shaped[Tensor, "*b"]) -> Float[Tensor, "*b"]:
         """The bias of one head, whose slope is `weight`."""
-        return -weight * distance.abs()
+        return -weight[0] * distance.abs()
 
 
 @dataclass(frozen=True, eq=False)
@@ -212,7 +212,7 @@ class Alibi2d(PositionBias):
         """The bias for tokens at other coordinates."""
         return replace(self, coordinates=coordinates)
 
-    def distance(self, x: Shaped[Tensor, "*b r p"], y: Shaped[Tensor, "*b s p"]) -> Shaped[Tensor, "*b r s"]:
+    def distance(self, x: Shaped[Tensor, "*#b r p"], y: Shaped[Tensor, "*#b s p"]) -> Shaped[Tensor, "*#b r s"]:
         """The distance of each query from each key."""
         square = (x[..., :, None, 0] - y[..., None, :, 0]).square()
         for axis in range(1, x.shape[-1]):
@@ -221,7 +221,7 @@ class Alibi2d(PositionBias):
 
     def at_distance(self, weight: Float[Tensor, " w"], distance: Shaped[Tensor, "*b"]) -> Float[Tensor, "*b"]:
         """The bias of one head, whose slope is `weight`."""
-        return -weight * distance
+        return -weight[0] * distance
 
 
 def as_bias(bias: object) -> PositionBias:

@@ -165,8 +165,8 @@ def _far(
 
 
 def _by_sides(
-    settings: OfAllHeads, sums: Float[Tensor, "b l p m w"], weight: Float[Tensor, " w"], furthest: int
-) -> tuple[Float[Tensor, ""], Float[Tensor, "b l m w"]]:
+    settings: OfAllHeads, sums: Float[Tensor, "b l c m x"], weight: Float[Tensor, " w"], furthest: int
+) -> tuple[Float[Tensor, ""], Float[Tensor, "b l m x"]]:
     """The logarithm of the largest weight, and weighted sums, where each side has one bias from a distance on."""
     bias, size, reach = settings.bias, settings.options.block_size, settings.options.reach
     starts, (m, width) = _starts(size, reach), sums.shape[3:]
@@ -200,11 +200,11 @@ def _by_sides(
 
 def _by_middles(
     settings: OfAllHeads,
-    sums: Float[Tensor, "b l p m w"],
+    sums: Float[Tensor, "b l c m x"],
     weight: Float[Tensor, " w"],
     real: Bool[Tensor, "#b t"],
     places: Shaped[Tensor, "#b t p"],
-) -> tuple[Float[Tensor, "b l 1"], Float[Tensor, "b l m w"]]:
+) -> tuple[Float[Tensor, "b l 1"], Float[Tensor, "b l m x"]]:
     """The logarithm of the largest weight of each block, and weighted sums, by distances between middles."""
     bias, size, reach = settings.bias, settings.options.block_size, settings.options.reach
     starts, device = _starts(size, reach), weight.device
