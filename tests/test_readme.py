@@ -54,6 +54,7 @@ SHORTER = {
     " --seeds 0 --to runs/lra --data data --slurm.gpus 0",
     "nystrom lra run --preset": "--steps 2 --evaluate-every 2 --tasks listops --methods softmax nystrom --seeds 0",
     "nystrom inspect": "--length 512 --num-texts 1 --methods nystrom-4",
+    "nystrom convert my-model --to calibrated": "--max-position-embeddings 1500",
     "nystrom data prepare image": "--no-check-counts --val 30",
     **{f"nystrom data prepare {task} --from": "--no-check-counts" for task in ("text", "retrieval")},
     "nystrom bench efficiency  ": "--lengths 64 --repeats 1",
