@@ -122,7 +122,7 @@ def windows_of(
     if count < length * windows:
         raise ValueError(
             f"the texts ({name}) have {count} tokens; expected at least {length * windows}, for {windows} x "
-            f"{length}: name more or longer files with --texts."
+            f"{length}: name more or longer files of texts."
         )
     step = (count - length) // max(1, windows - 1)
     return torch.stack([tokens[i * step : i * step + length] for i in range(windows)])
