@@ -1,7 +1,6 @@
 """Every private name of torch that this library uses, with what it is for; `test_private_names.py` holds it to that.
 
-A new version of torch may move or drop any of them: this is the file to read then. Public names that do the same were
-looked for, and there is none.
+A new version of torch may move or drop any of them: this is the file to read then.
 """
 
 from collections.abc import Callable
