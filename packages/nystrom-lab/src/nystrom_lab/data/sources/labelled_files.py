@@ -87,7 +87,7 @@ def labelled_files(
         splits=tuple(parts),
         rows=rows,
         unlabelled=unlabelled,
-        classes=_classes(next(iter(parts.values()))[0], columns),
+        classes=next((_classes(files[0], columns) for files in parts.values()), None),
         remarks=remarks,
     )
 
