@@ -220,3 +220,43 @@ def after_forward(monkeypatch) -> Callable[[type, Callable], None]:
         monkeypatch.setattr(kind, "forward", called)
 
     return add
+
+
+@pytest.fixture(autouse=True)
+def drawn_roughly(request, monkeypatch):
+    """Runs and studies draw; the tests of reports look at figures, and elsewhere a rough one will do."""
+    if "nystrom" in request.path.relative_to(Path(__file__).parent).parts or "report" in request.path.parts:
+        return
+    from matplotlib.figure import Figure
+
+    savefig = Figure.savefig
+
+    def rough(self, *args, **kwargs):
+        self.set_layout_engine("none")
+        return savefig(self, *args, **(kwargs | {"dpi": 20}))
+
+    monkeypatch.setattr(Figure, "savefig", rough)
+
+
+@pytest.fixture(scope="session")
+def data(tmp_path_factory) -> Path:
+    """48 + 20 + 30 samples of up to 40 tokens: more than the landmarks of a small run, not a multiple of a batch."""
+    from nystrom_lab.data.lra.listops.task import prepare_listops
+
+    folder = tmp_path_factory.mktemp("data") / "listops"
+    return prepare_listops(folder, train=48, val=20, test=30, min_length=5, max_length=41)
+
+
+@pytest.fixture
+def drawn(monkeypatch):
+    """The saved figures."""
+    from matplotlib.figure import Figure
+
+    figures, save = [], Figure.savefig
+
+    def keep(figure, *where, **how):
+        figures.append(figure)
+        save(figure, *where, **how)
+
+    monkeypatch.setattr(Figure, "savefig", keep)
+    return figures

@@ -7,31 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from matplotlib.figure import Figure
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
-
-
-@pytest.fixture(autouse=True)
-def drawn_roughly(request, monkeypatch):
-    """Runs and studies draw; the tests of reports look at figures, and elsewhere a rough one will do."""
-    if "report" in request.path.parts:
-        return
-    savefig = Figure.savefig
-
-    def rough(self, *args, **kwargs):
-        self.set_layout_engine("none")
-        return savefig(self, *args, **(kwargs | {"dpi": 20}))
-
-    monkeypatch.setattr(Figure, "savefig", rough)
-
-
-@pytest.fixture(scope="session")
-def data(tmp_path_factory) -> Path:
-    """48 + 20 + 30 samples of up to 40 tokens: more than the landmarks of a small run, not a multiple of a batch."""
-    from nystrom_lab.data.lra.listops.task import prepare_listops
-
-    folder = tmp_path_factory.mktemp("data") / "listops"
-    return prepare_listops(folder, train=48, val=20, test=30, min_length=5, max_length=41)
 
 
 @pytest.fixture(scope="session")
