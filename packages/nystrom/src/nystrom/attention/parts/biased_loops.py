@@ -55,14 +55,13 @@ def _attend(
 ) -> Float[Tensor, "r t e"]:
     """The same by torch's operators, one head after the other."""
     heads, place = len(weight), torch.arange(q.shape[1], device=q.device)[None, :, None]
-    tokens = [x.unflatten(0, (-1, heads)).unbind(1) for x in (q, k, v)]
-    choices = [x.unflatten(0, (-1, heads)).unbind(1) for x in chosen]
+    of_head = [x.unflatten(0, (-1, heads)).unbind(1) for x in (q, k, v, *chosen)]
     real = torch.ones_like(place[..., 0], dtype=torch.bool)
-    found = [
-        attend_head(settings, *of_one, weight[head], *choice, real, place)
-        for head, (*of_one, choice) in enumerate(zip(*tokens, zip(*choices, strict=True), strict=True))
+    out = [
+        attend_head(settings, q, k, v, weight[head], heavy, found, cluster, real, place)
+        for head, (q, k, v, heavy, found, cluster) in enumerate(zip(*of_head, strict=True))
     ]
-    return torch.stack(found, dim=1).flatten(0, 1)
+    return torch.stack(out, dim=1).flatten(0, 1)
 
 
 class _Loops(torch.autograd.Function):
