@@ -5,7 +5,7 @@ from importlib import import_module
 from pathlib import Path
 from shutil import get_terminal_size
 
-from nystrom_lab.cli.arguments import arguments_of
+from nystrom_lab.cli.arguments import call
 
 
 def list_methods(words: list[str]) -> None:
@@ -25,7 +25,7 @@ def list_methods(words: list[str]) -> None:
             print(methods_text(METHODS, width=get_terminal_size().columns))
 
     # Without options it runs where what parses them is not installed.
-    methods(**(arguments_of(methods, words, "methods") if words else {}))
+    call(methods, words, "methods") if words else methods()
 
 
 def _bench(study: str, says: str) -> Callable[[list[str]], None]:
@@ -34,10 +34,10 @@ def _bench(study: str, says: str) -> Callable[[list[str]], None]:
     def act(words: list[str]) -> None:
         from nystrom_lab.report import check_place, show_study
 
-        measure = getattr(import_module(f"nystrom_lab.bench.{study}"), f"run_{study}")
-        arguments = arguments_of(measure, words, f"bench {study}")
-        check_place(study, arguments["to"])
-        show_study(measure(**arguments), arguments["to"])
+        module = import_module(f"nystrom_lab.bench.{study}")
+        options = call(getattr(module, f"{study.title()}Options"), words, f"bench {study}")
+        check_place(study, options.to)
+        show_study(getattr(module, f"run_{study}")(options), options.to)
 
     act.__doc__ = says
     return act
@@ -103,7 +103,7 @@ def _report_study(study: str, of: str) -> Callable[[list[str]], None]:
             if figure is not None:
                 draw_study(rows, figure)
 
-        report(**arguments_of(report, words, f"report {study}", positional="file"))
+        call(report, words, f"report {study}", positional="file")
 
     act.__doc__ = f"Table and plot of measured rows of {of}."
     return act
