@@ -22,7 +22,6 @@ from typing import Any, Literal
 
 from nystrom.attention.method_names import NO_ATTENTION, read_method
 from nystrom.checks import check_at_least
-from nystrom.command_options import taking
 from nystrom_lab.config import NO_SLURM, Arena, Device, Machine, Slurm, TrainOptions, Where
 from nystrom_lab.data.lra.facts import LRA
 from nystrom_lab.measure.rows import check_rows, cores
@@ -45,7 +44,10 @@ TaskPlan = tuple[Preset, Path, dict[str, Settings]]
 
 @dataclass(frozen=True, kw_only=True)
 class GridOptions(Arena, Machine):
-    """Options of a grid of trainings; those not given are the preset's.
+    """Train every method on every task with every seed; the same command continues interrupted runs.
+
+    Arguments that are not given take the preset's values. Runs with other settings need another folder; several sizes
+    of a method can share one.
 
     Attributes:
         to: Folder of the runs.
@@ -99,12 +101,8 @@ class GridOptions(Arena, Machine):
         return TrainOptions(task, **(same | one))
 
 
-@taking(GridOptions)
 def run_grid(asked: GridOptions) -> list[Failure]:
     """Train every method on every task with every seed; the same command continues interrupted runs.
-
-    Arguments that are not given take the preset's values. Runs with other settings need another folder; several sizes
-    of a method can share one.
 
     Returns:
         The runs that failed; an empty list if none did.
