@@ -34,7 +34,7 @@ $(VENV)/.cli: pyproject.toml $(LIBRARY)/pyproject.toml $(LABORATORY)/pyproject.t
 $(VENV)/.dev: $(VENV)/.cli
 	@echo "Installing what the tests and checks need into $(VENV)."
 	$(PYTHON) -c '$(GROUPS)' docs test dev > $(VENV)/needs.txt
-	$(BIN)/python $(PIP) --editable '$(LIBRARY)[gpu,onnx,real]' --editable '$(LABORATORY)[peers,cluster,search,tensorboard]' \
+	$(BIN)/python $(PIP) --editable '$(LIBRARY)[gpu,onnx,real]' --editable '$(LABORATORY)[peers,cluster,tensorboard]' \
 	  --requirement $(VENV)/needs.txt
 	@touch $@
 
