@@ -120,10 +120,10 @@ def finetune_model(asked: FinetuneOptions, run: RunFolder, labelled: LabelledInp
     with no_file_bars():
         start = find_classifier(asked.model, attention=asked.attention, options=asked.options)
         if asked.grid:
-            from nystrom_lab.training.finetune.search import search, search_in_jobs
+            from nystrom_lab.training.finetune.search import search_here, search_in_jobs
 
             if cluster is None:
-                search(asked, start, labelled)
+                search_here(asked, start, labelled)
             else:
                 search_in_jobs(asked, start, labelled, cluster)
             return
