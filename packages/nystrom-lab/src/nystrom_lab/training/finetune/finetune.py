@@ -74,6 +74,7 @@ def finetune(asked: FinetuneOptions) -> Path:
         asked = replace(asked, attention=PLAN, options=planned.options, plan=None)
     labelled = read_texts(asked, words)
     if is_main():
+        print(labelled.data.summary(), flush=True)
         for remark in labelled.data.remarks:
             print(f"notice: {remark}.", flush=True)
     asked = replace(asked, grid=grid, resume=run.is_resumed(asked.resume))
