@@ -90,5 +90,5 @@ class RowContexts:
         return out.unflatten(2, (-1, n)).flatten(1, 2)
 
     def _find(self, stored: tuple[Tensor, Tensor]) -> NearFarContext | None:
-        values, context = self._kept.get(stored[0], (lambda: None, None))
-        return context if values() is stored[1] else None
+        kept = self._kept.get(stored[0])
+        return kept[1] if kept is not None and kept[0]() is stored[1] else None
