@@ -7,8 +7,12 @@ an account, so that this model stands in for them; what it shows is told as that
     python tools/table_model.py train --steps 3000 --to tables.safetensors
     python tools/table_model.py ask --model tables.safetensors --rows 1024 4096 16384 65536 --to rows.csv
 
+    python tools/table_model.py time --rows 16384 100000 --turns 5 --to rows.csv
+
 `ask` compares, on the same drawn tasks, exact attention with contexts of --entries entries (`near_far_context`) and
-with as many drawn training rows: area under the curve, log loss, and the mean change of the probability.
+with as many drawn training rows: area under the curve, log loss, and the mean change of the probability. `time` asks
+the attention of TabPFN v3.5 (16 heads of 64, which share one of keys) for 1,000 test rows and cached training rows,
+float32 and int8, alone and with `nystrom.integrations.tabpfn`, in turns, with the bytes of the cache and the context.
 """
 
 import argparse
@@ -17,6 +21,7 @@ import time
 from collections import defaultdict
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -26,6 +31,7 @@ from sklearn.metrics import log_loss, roc_auc_score
 from torch import nn
 
 from nystrom import near_far_context
+from nystrom.interleaved_timing import quartiles, ratios
 from nystrom.whole_files import check_new
 from nystrom_lab.measure.rows import Row, append_rows, cpu_name
 
@@ -189,21 +195,71 @@ def ask(args):
         append_rows(args.to, rows)
 
 
+@torch.inference_mode()
+def measure_times(args):
+    """Times of a layer of TabPFN v3.5 with cached rows, and bytes; append rows."""
+    from tabpfn.architectures.kv_cache import KVCacheEntry
+    from tabpfn.architectures.shared.attention_backends import registered_attention_backends
+    from tabpfn.architectures.shared.scaled_dot_product_attention import scaled_dot_product_attention
+
+    from nystrom.integrations.tabpfn import register, unregister
+
+    torch.manual_seed(args.seed)
+    for n in args.rows:
+        q = torch.randn(1, TEST_ROWS, 16, 64)
+        entry = KVCacheEntry(*torch.randn(2, 1, n, 1, 64))
+        calls = {
+            "float32": partial(scaled_dot_product_attention, q, entry.key, entry.value),
+            "int8": partial(scaled_dot_product_attention, q, None, None, quantized_kv=entry.quantize()),
+        }
+        for dtype, call in calls.items():
+            stored = call.keywords.get("quantized_kv", entry)
+            cached = stored.key.nbytes + stored.value.nbytes
+            register(num_entries=args.entries)
+            ours: Any = next(each for each in registered_attention_backends() if each.name == "nystrom")
+            begun = time.perf_counter()
+            call()
+            first = time.perf_counter() - begun
+            taken = {"exact": [], "context": []}
+            for _ in range(args.turns):
+                for way, backend in (("exact", None), ("context", ours)):
+                    begun = time.perf_counter()
+                    call(backend=backend)
+                    taken[way].append(time.perf_counter() - begun)
+            unregister()
+            low, middle, high = ratios(taken["exact"], taken["context"])
+            kept = ours.contexts.bytes_kept()
+            row = partial(Row, study="tables", method=f"context-{args.entries}", n=n, m=args.entries, dtype=dtype,
+                          seed=args.seed, device=cpu_name(), repeats=args.turns)  # fmt: skip
+            rows = [
+                row(quantity="time of exact attention / context", value=middle, low=low, high=high),
+                row(quantity="first call, with compression", value=first, unit="s", repeats=1),
+                row(quantity="bytes of the cache / of the context", value=cached / kept, repeats=1),
+            ]
+            for way, seconds in taken.items():
+                low, middle, high = quartiles(seconds)
+                rows.append(row(quantity=f"time, {way}", value=middle, low=low, high=high, unit="s"))
+            for each in rows:
+                print(f"{each.n:6} {each.dtype:8} {each.quantity:36} {each.value:.4g}", flush=True)
+            append_rows(args.to, rows)
+
+
 def main():
     """Parse and run."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=["train", "ask"])
+    parser.add_argument("what", choices=["train", "ask", "time"])
     parser.add_argument("--steps", type=int, default=3000)
     parser.add_argument("--model", type=Path)
     parser.add_argument("--rows", type=int, nargs="+", default=[1024, 4096, 16384])
     parser.add_argument("--entries", type=int, default=768)
     parser.add_argument("--tasks", type=int, default=8)
+    parser.add_argument("--turns", type=int, default=5)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--to", type=Path, required=True)
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
-    {"train": train, "ask": ask}[args.what](args)
+    {"train": train, "ask": ask, "time": measure_times}[args.what](args)
 
 
 if __name__ == "__main__":

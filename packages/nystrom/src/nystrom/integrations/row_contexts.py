@@ -89,6 +89,10 @@ class RowContexts:
             out = within_tolerance(lambda q, *_: context(q), self.tolerance, None)(q, k, v, None, None)
         return out.unflatten(2, (-1, n)).flatten(1, 2)
 
+    def bytes_kept(self) -> int:
+        """Bytes of all contexts that are kept."""
+        return sum(x.nbytes for _, context in self._kept.values() for x in context.buffers())
+
     def _find(self, stored: tuple[Tensor, Tensor]) -> NearFarContext | None:
         kept = self._kept.get(stored[0])
         return kept[1] if kept is not None and kept[0]() is stored[1] else None

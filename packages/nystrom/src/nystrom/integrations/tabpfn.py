@@ -28,11 +28,11 @@ class _Backend:
     consumes_quantized_kv = True
 
     def __init__(self, contexts: RowContexts):
-        self._contexts, self._warned = contexts, False
+        self.contexts, self._warned = contexts, False
 
     def is_preferred(self, spec: Any) -> bool:
         kept = spec.quantized_kv_dtype is not None
-        return self._contexts.serve(spec.seq_len_q, spec.seq_len_kv, spec.dtype, spec.device, kept=kept)
+        return self.contexts.serve(spec.seq_len_q, spec.seq_len_kv, spec.dtype, spec.device, kept=kept)
 
     def run(
         self, q_BSHD: Tensor, k_BSJD: Tensor | None, v_BSJD: Tensor | None, *, quantized_kv: Any = None, **_: Any
@@ -49,7 +49,7 @@ class _Backend:
             return k.transpose(1, 2), v.transpose(1, 2)
 
         try:
-            return self._contexts.attend(q_BSHD.transpose(1, 2), stored, dense).transpose(1, 2)
+            return self.contexts.attend(q_BSHD.transpose(1, 2), stored, dense).transpose(1, 2)
         except (ValueError, RuntimeError) as error:
             from tabpfn.architectures.shared.scaled_dot_product_attention import scaled_dot_product_attention
 
