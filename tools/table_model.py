@@ -6,11 +6,12 @@ an account, so that this model stands in for them; what it shows is told as that
 
     python tools/table_model.py train --steps 3000 --to tables.safetensors
     python tools/table_model.py ask --model tables.safetensors --rows 1024 4096 16384 65536 --to rows.csv
-
+    python tools/table_model.py sharp --model tables.safetensors --rows 8192 --to rows.csv
     python tools/table_model.py time --rows 16384 100000 --turns 5 --to rows.csv
 
 `ask` compares, on the same drawn tasks, exact attention with contexts of --entries entries (`near_far_context`) and
-with as many drawn training rows: area under the curve, log loss, and the mean change of the probability. `time` asks
+with as many drawn training rows: area under the curve, log loss, and the mean change of the probability. `sharp`
+multiplies the scores of the model's heads, as TabPFN v3.5 has them large, and tells the error of contexts. `time` asks
 the attention of TabPFN v3.5 (16 heads of 64, which share one of keys) for 1,000 test rows and cached training rows,
 float32 and int8, alone and with `nystrom.integrations.tabpfn`, in turns, with the bytes of the cache and the context.
 """
@@ -37,6 +38,8 @@ from nystrom_lab.measure.rows import Row, append_rows, cpu_name
 
 WIDTH, HEADS, LAYERS, FEATURES = 48, 4, 3, 6
 TEST_ROWS = 1000
+# What the scores are multiplied by.
+SHARPER = (1, 5, 30)
 # Training rows of a task, as powers of two, and test rows beside them.
 FEWEST, MOST, BESIDE = 6, 9, 96
 
@@ -196,6 +199,36 @@ def ask(args):
 
 
 @torch.inference_mode()
+def sharpen(args):
+    """The error of contexts where the model's scores are multiplied, by entries; append rows."""
+    model = TableModel().eval()
+    model.load_state_dict(load_file(args.model))
+    for n in args.rows:
+        x, y = draw_tasks(1, n + TEST_ROWS, np.random.default_rng(args.seed))
+        calls = []
+
+        def attend(q, k, v, calls=calls):
+            calls.append((q[:, :, -TEST_ROWS:], k, v))
+            return F.scaled_dot_product_attention(q, k, v)
+
+        model(x, y, n, attend)
+        for factor in SHARPER:
+            for entries in (args.entries, 4 * args.entries):
+                errors = []
+                for q, k, v in calls:
+                    exact = F.scaled_dot_product_attention(factor * q, k, v)
+                    missed = attend_by_context(factor * q, k, v, entries=entries) - exact
+                    errors += (missed.norm(dim=(2, 3)) / exact.norm(dim=(2, 3))).flatten().tolist()
+                row = Row(study="tables", quantity="error of a head's attention", method=f"context-{entries}",
+                          n=n, m=entries, value=float(np.median(errors)), low=min(errors), high=max(errors), repeats=len(errors),
+                          dtype="float32", seed=args.seed, device=cpu_name(), facts={"factor": factor})  # fmt: skip
+                print(
+                    f"{n:6} scores times {factor:2} {row.method:13} {row.value:.3f} ({row.low:.3f} to {row.high:.3f})"
+                )
+                append_rows(args.to, [row])
+
+
+@torch.inference_mode()
 def measure_times(args):
     """Times of a layer of TabPFN v3.5 with cached rows, and bytes; append rows."""
     from tabpfn.architectures.kv_cache import KVCacheEntry
@@ -207,7 +240,8 @@ def measure_times(args):
     torch.manual_seed(args.seed)
     for n in args.rows:
         q = torch.randn(1, TEST_ROWS, 16, 64)
-        entry = KVCacheEntry(*torch.randn(2, 1, n, 1, 64))
+        k, v = torch.randn(2, 1, n, 1, 64)
+        entry = KVCacheEntry(k, v)
         calls = {
             "float32": partial(scaled_dot_product_attention, q, entry.key, entry.value),
             "int8": partial(scaled_dot_product_attention, q, None, None, quantized_kv=entry.quantize()),
@@ -247,7 +281,7 @@ def measure_times(args):
 def main():
     """Parse and run."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=["train", "ask", "time"])
+    parser.add_argument("what", choices=["train", "ask", "sharp", "time"])
     parser.add_argument("--steps", type=int, default=3000)
     parser.add_argument("--model", type=Path)
     parser.add_argument("--rows", type=int, nargs="+", default=[1024, 4096, 16384])
@@ -259,7 +293,7 @@ def main():
     parser.add_argument("--to", type=Path, required=True)
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
-    {"train": train, "ask": ask, "time": measure_times}[args.what](args)
+    {"train": train, "ask": ask, "sharp": sharpen, "time": measure_times}[args.what](args)
 
 
 if __name__ == "__main__":
