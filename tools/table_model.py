@@ -220,7 +220,8 @@ def sharpen(args):
                     missed = attend_by_context(factor * q, k, v, entries=entries) - exact
                     errors += (missed.norm(dim=(2, 3)) / exact.norm(dim=(2, 3))).flatten().tolist()
                 row = Row(study="tables", quantity="error of a head's attention", method=f"context-{entries}",
-                          n=n, m=entries, value=float(np.median(errors)), low=min(errors), high=max(errors), repeats=len(errors),
+                          n=n, m=entries, value=float(np.median(errors)), low=min(errors), high=max(errors),
+                          repeats=len(errors),
                           dtype="float32", seed=args.seed, device=cpu_name(), facts={"factor": factor})  # fmt: skip
                 print(
                     f"{n:6} scores times {factor:2} {row.method:13} {row.value:.3f} ({row.low:.3f} to {row.high:.3f})"
