@@ -47,9 +47,11 @@ def hold_out(hashes: NDArray[np.uint64], shares: Mapping[str, float]) -> dict[st
     order = np.argsort(hashes, kind="stable")
     ranked, parts = hashes[order], {}
     start, end = 0, 0.0
-    for split, share in shares.items():
+    for number, (split, share) in enumerate(shares.items(), start=1):
         end += share * order.size
-        stop = min(max(round(end), start + 1), order.size)
+        # One row at least is left for each split after this one, and for "train".
+        most = order.size - (len(shares) + 1 - number)
+        stop = min(max(round(end), start + 1), max(most, start))
         while 0 < stop < order.size and ranked[stop] == ranked[stop - 1]:
             stop += 1
         parts[split] = np.sort(order[start:stop])

@@ -11,7 +11,6 @@ import torch
 
 from nystrom.attention.plan import PLAN, read_plan
 from nystrom.checks import check_at_least
-from nystrom.command_options import taking
 from nystrom_lab.config import PAPER_GRID, FinetuneOptions, SearchGrid, asked_words
 from nystrom_lab.training.finetune.classifier import (
     find_classifier,
@@ -28,7 +27,6 @@ from nystrom_lab.training.run_folder import RunFolder
 from nystrom_lab.training.run_progress import no_file_bars
 
 
-@taking(FinetuneOptions)
 def finetune(asked: FinetuneOptions) -> Path:
     """Fine-tune a model, choose its best checkpoint on the validation split, evaluate it, and write its predictions.
 
@@ -123,10 +121,10 @@ def finetune_model(asked: FinetuneOptions, run: RunFolder, labelled: LabelledInp
     with no_file_bars():
         start = find_classifier(asked.model, attention=asked.attention, options=asked.options)
         if asked.grid:
-            from nystrom_lab.training.finetune.search import search, search_in_jobs
+            from nystrom_lab.training.finetune.search import search_here, search_in_jobs
 
             if cluster is None:
-                search(asked, start, labelled)
+                search_here(asked, start, labelled)
             else:
                 search_in_jobs(asked, start, labelled, cluster)
             return

@@ -1,6 +1,6 @@
 """One run of `nystrom lra run`, in its own process, which ends when the parent process ends.
 
-The arguments of `nystrom_lab.training.train.train` come as JSON on the command line. Standard input is a pipe; the
+The fields of `nystrom_lab.config.TrainOptions` come as JSON on the command line. Standard input is a pipe; the
 parent holds its other end open and never writes to it: it closes when the parent ends, however it ends, and then this
 process stops immediately, since a run may be cut off anywhere. The process of the next parent waits until this one has
 released the run folder.
@@ -27,13 +27,14 @@ def main() -> int:
 
 def train_run(arguments: Mapping[str, Any]) -> None:
     """Train a run, from its last checkpoint if there is one."""
+    from nystrom_lab.config import TrainOptions
     from nystrom_lab.training.run_folder import RunFolder
     from nystrom_lab.training.train import train
 
     run = RunFolder(Path(arguments["to"]))
     run.wait(_WAIT_SECONDS)
     paths = {name: Path(arguments[name]) for name in ("data", "model") if arguments.get(name) is not None}
-    train(**{**arguments, **paths, "to": run.path, "resume": run.is_started})
+    train(TrainOptions(**{**arguments, **paths, "to": run.path, "resume": run.is_started}))
 
 
 def exit_code(work: Callable[[], object]) -> int:

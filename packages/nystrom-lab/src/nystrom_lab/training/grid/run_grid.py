@@ -22,7 +22,6 @@ from typing import Any, Literal
 
 from nystrom.attention.method_names import NO_ATTENTION, read_method
 from nystrom.checks import check_at_least
-from nystrom.command_options import taking
 from nystrom_lab.config import NO_SLURM, Arena, Device, Machine, Slurm, TrainOptions, Where
 from nystrom_lab.data.lra.facts import LRA
 from nystrom_lab.measure.rows import check_rows, cores
@@ -34,7 +33,7 @@ from nystrom_lab.training.hardware import processes, usable_device, visible_gpus
 from nystrom_lab.training.presets import Preset, find_preset
 from nystrom_lab.training.run_folder import RunFolder, alone
 from nystrom_lab.training.run_settings import Settings, data_positions, lengthened, settle
-from nystrom_lab.training.study import SEARCH, STUDY, TRIALS, ended_trials, open_study, outcome
+from nystrom_lab.training.trials import SEARCH, TRIALS, outcome_of, read_search
 
 PresetName = Literal[
     "nystromformer", "nystromformer-1000", "skyformer", "skyformer-1000", "modern", "modern-small", "demo"
@@ -45,7 +44,10 @@ TaskPlan = tuple[Preset, Path, dict[str, Settings]]
 
 @dataclass(frozen=True, kw_only=True)
 class GridOptions(Arena, Machine):
-    """Options of a grid of trainings; those not given are the preset's.
+    """Train every method on every task with every seed; the same command continues interrupted runs.
+
+    Arguments that are not given take the preset's values. Runs with other settings need another folder; several sizes
+    of a method can share one.
 
     Attributes:
         to: Folder of the runs.
@@ -99,12 +101,8 @@ class GridOptions(Arena, Machine):
         return TrainOptions(task, **(same | one))
 
 
-@taking(GridOptions)
 def run_grid(asked: GridOptions) -> list[Failure]:
     """Train every method on every task with every seed; the same command continues interrupted runs.
-
-    Arguments that are not given take the preset's values. Runs with other settings need another folder; several sizes
-    of a method can share one.
 
     Returns:
         The runs that failed; an empty list if none did.
@@ -233,14 +231,13 @@ def status_lines(to: Path) -> list[str]:
     """A line for each run in a folder: its result, or its last checkpoint, job and last line of output.
 
     Raises:
-        ValueError: The folder holds no runs, or SLURM does not answer.
+        ValueError: The folder holds no runs, or what this version does not read, or SLURM does not answer.
     """
+    read_search(to)
     jobs = queue(to)
-    ended = ended_trials(open_study(to)) if (to / STUDY).is_file() else {}
-    results = {f"{TRIALS}/{name}": outcome(trial) for name, trial in ended.items()}
     folders = [path for folder in (to, to / TRIALS) if folder.is_dir() for path in folder.iterdir()]
     started = {str(path.relative_to(to)) for path in folders if RunFolder(path).is_started}
-    names = sorted({*jobs, *results, *started} - {SEARCH})
+    names = sorted({*jobs, *started} - {SEARCH})
     if not names:
         raise ValueError(
             f"{to} holds no runs: name the folder that `nystrom lra run` or `nystrom finetune --search` wrote to."
@@ -248,7 +245,7 @@ def status_lines(to: Path) -> list[str]:
     lines, done = [], 0
     for name in [*names, *({SEARCH} & jobs.keys())]:
         run, words = RunFolder(to / name), []
-        result = results.get(name) or result_of(run)
+        result = str(outcome_of(run) or "") or result_of(run)
         done += bool(result)
         if not result and name != SEARCH:
             step = run.last_step() if run.is_started else None
