@@ -36,6 +36,8 @@ def own_classes(places: Mapping[str, str], *, rows: int, kind: LabelKind = "auto
     Raises:
         ValueError: A label means that there is none, two are equal numbers, or there are too few or too many.
     """
+    if not places:
+        raise ValueError("there are no texts with labels: add some.")
     numbers = {label: number for label in places if (number := _number(label)) is not None}
     words = [label for label in places if label not in numbers]
     broken = [label for label, number in numbers.items() if number != number.to_integral_value()]
