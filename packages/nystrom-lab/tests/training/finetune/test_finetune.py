@@ -96,6 +96,13 @@ def test_predict_says_what_the_pipeline_says_in_the_order_of_the_texts(whole, fi
     assert [float(row["probability"]) for row in rows] == pytest.approx([e["score"] for e in wanted], abs=2e-6)
 
 
+def test_the_splits_and_classes_are_printed_before_the_model_is_read(tuned, tmp_path, capsys):
+    with pytest.raises(ValueError, match="expected a folder, or OWNER"):
+        tuned(tmp_path / "run", model=str(tmp_path / "gone"))
+    said = capsys.readouterr().out
+    assert "train 48, validation 20, submission 10; 2 classes: 'negative' 34, 'positive' 34.\n" in said
+
+
 def test_predict_counts_the_texts_with_other_bytes_than_utf_8(whole, tmp_path, capsys):
     (tmp_path / "texts.txt").write_bytes("good\ncafé\n".encode("latin-1"))
     assert (

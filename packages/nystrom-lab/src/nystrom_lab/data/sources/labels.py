@@ -88,7 +88,8 @@ def to_float(label: str) -> float | None:
 def counted(classes: Sequence[str], counts: Sequence[int]) -> str:
     """The classes and how many rows each has, in words; the first of many."""
     shown = ", ".join(f"{name[:20]!r} {count:,}" for name, count in zip(classes[:_SHOWN], counts, strict=False))
-    return f"{len(classes)} classes: {shown}{', ...' if classes[_SHOWN:] else ''}"
+    more = f", and {len(classes) - _SHOWN} more" if classes[_SHOWN:] else ""
+    return f"{len(classes)} classes: {shown}{more}"
 
 
 def _check_given(places: Mapping[str, str], numbers: Mapping[str, Decimal], *, may_be_minus_one: bool) -> None:
