@@ -6,6 +6,7 @@ DEMO ?= runs/demo
 PIP := -m pip install --progress-bar off --constraint constraints.txt
 LIBRARY := packages/nystrom
 LABORATORY := packages/nystrom-lab
+PAPERS := packages/nystrom-papers
 # Writes what groups of pyproject.toml ask for, a line each.
 GROUPS := import sys, tomllib; groups = tomllib.load(open("pyproject.toml", "rb"))["dependency-groups"]; \
   print(*(each for name in sys.argv[1:] for each in groups[name]), sep="\n")
@@ -23,18 +24,18 @@ $(VENV)/.made:
 	$(PYTHON) -m venv $(VENV)
 	@touch $@
 
-$(VENV)/.cli: pyproject.toml $(LIBRARY)/pyproject.toml $(LABORATORY)/pyproject.toml constraints.txt | $(VENV)/.made
+$(VENV)/.cli: pyproject.toml $(LIBRARY)/pyproject.toml $(LABORATORY)/pyproject.toml $(PAPERS)/pyproject.toml constraints.txt | $(VENV)/.made
 	@echo "Installing PyTorch and the commands into $(VENV). This takes minutes, and about 5 GB with PyTorch's CUDA build."
 	@echo "Without a GPU, stop here and choose the CPU build, which is much smaller:"
 	@echo "  PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu make $(MAKECMDGOALS)"
 	$(BIN)/python $(PIP) torch
-	$(BIN)/python $(PIP) --editable '$(LIBRARY)[real]' --editable $(LABORATORY)
+	$(BIN)/python $(PIP) --editable '$(LIBRARY)[real]' --editable $(LABORATORY) --editable $(PAPERS)
 	@touch $@
 
 $(VENV)/.dev: $(VENV)/.cli
 	@echo "Installing what the tests and checks need into $(VENV)."
 	$(PYTHON) -c '$(GROUPS)' docs test dev > $(VENV)/needs.txt
-	$(BIN)/python $(PIP) --editable '$(LIBRARY)[gpu,onnx,real]' --editable '$(LABORATORY)[peers,cluster,tensorboard]' \
+	$(BIN)/python $(PIP) --editable '$(LIBRARY)[gpu,onnx,real]' --editable '$(LABORATORY)[cluster,tensorboard]' --editable '$(PAPERS)[peers]' \
 	  --requirement $(VENV)/needs.txt
 	@touch $@
 
@@ -68,10 +69,10 @@ $(VENV)-docs/.made: pyproject.toml constraints.txt
 docs: $(VENV)-docs/.made  ## build the site into site/, in an environment of its own; a broken link fails
 	NO_MKDOCS_2_WARNING=1 $(VENV)-docs/bin/mkdocs build --strict
 
-bare: | $(VENV)/.made  ## both wheels, and the library's tests in an environment without the laboratory
+bare: | $(VENV)/.made  ## all wheels, and the library's tests in an environment without the laboratory
 	rm -rf $(VENV)-bare packages/*/build `# what is left of an earlier build would enter a wheel`
 	$(PYTHON) -m venv $(VENV)-bare
-	$(VENV)-bare/bin/python -m pip wheel --no-deps --wheel-dir $(VENV)-bare/wheels ./$(LIBRARY) ./$(LABORATORY)
+	$(VENV)-bare/bin/python -m pip wheel --no-deps --wheel-dir $(VENV)-bare/wheels ./$(LIBRARY) ./$(LABORATORY) ./$(PAPERS)
 	$(PYTHON) tools/check_wheels.py $(VENV)-bare/wheels/*.whl
 	@echo "Installing PyTorch and the library's wheel alone into $(VENV)-bare, which takes minutes."
 	$(VENV)-bare/bin/python $(PIP) torch
@@ -80,16 +81,20 @@ bare: | $(VENV)/.made  ## both wheels, and the library's tests in an environment
 	$(PYTHON) -c '$(GROUPS)' test > $(VENV)-bare/needs.txt
 	$(VENV)-bare/bin/python $(PIP) "$$(echo $(VENV)-bare/wheels/nystrom-[0-9]*.whl)[gpu,onnx]" --requirement $(VENV)-bare/needs.txt
 	$(VENV)-bare/bin/python -m pytest -n auto --hypothesis-profile few $(LIBRARY)/tests
+	@echo "The command without nystrom-papers."
+	$(VENV)-bare/bin/python $(PIP) --no-deps $(VENV)-bare/wheels/nystrom_lab-*.whl
+	$(VENV)-bare/bin/nystrom --help
+	$(VENV)-bare/bin/nystrom reproduce --list 2>&1 | grep 'needs nystrom-papers'
 	rm -rf $(VENV)-bare
 
 floors: | $(VENV)/.made  ## the oldest allowed version of each dependency, in an environment with them
 	rm -rf $(VENV)-floors
 	$(PYTHON) -m venv $(VENV)-floors
 	$(VENV)-floors/bin/python -m pip install --progress-bar off uv
-	$(VENV)-floors/bin/uv pip install --python $(VENV)-floors --resolution lowest-direct $(FLOORS) ./$(LIBRARY) ./$(LABORATORY)
+	$(VENV)-floors/bin/uv pip install --python $(VENV)-floors --resolution lowest-direct $(FLOORS) ./$(LIBRARY) ./$(LABORATORY) ./$(PAPERS)
 	$(VENV)-floors/bin/uv pip install --python $(VENV)-floors pytest pytest-timeout pytest-xdist hypothesis
 	$(VENV)-floors/bin/python -m pytest -n auto -o filterwarnings= `# old versions warn of newer ones` \
-	  $(LIBRARY)/tests/models/files $(addprefix $(LABORATORY)/tests/,cli report training/test_faults.py)
+	  $(LIBRARY)/tests/models/files $(addprefix $(LABORATORY)/tests/,cli report training/test_faults.py) $(PAPERS)/tests/report
 	rm -rf $(VENV)-floors
 
 lint: $(VENV)/.dev  ## style

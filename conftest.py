@@ -7,7 +7,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -158,17 +158,18 @@ def mask_filler(tmp_path_factory, tokenizer) -> Path:
     return at
 
 
-@pytest.fixture
-def run_on_ranks(tmp_path):
-    """Run the checks of a file on some ranks; gives what failed, by rank and name."""
+@pytest.fixture(scope="session")
+def run_on_ranks(tmp_path_factory):
+    """Run the checks of a file on some ranks, all or some of them; gives the errors of those that ran, by name."""
 
-    def run(checks: Path, size: int) -> dict[str, str]:
+    def run(checks: Path, size: int, names: Collection[str] = ()) -> dict[str, list[str]]:
         env = {**os.environ, "OMP_NUM_THREADS": "1"}
+        folder = tmp_path_factory.mktemp("ranks")
         program = Path(__file__).parent / "packages" / "nystrom" / "tests" / "ranks.py"
         command = [sys.executable, "-W", "error::UserWarning:nystrom", str(program)]
         ranks = [
             subprocess.Popen(
-                [*command, str(rank), str(size), str(tmp_path), str(checks)],
+                [*command, str(rank), str(size), str(folder), str(checks), *names],
                 env=env,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
@@ -184,11 +185,12 @@ def run_on_ranks(tmp_path):
                 rank.wait()
         for rank, process in enumerate(ranks):
             assert process.returncode == 0, said[rank]
-        failed = {}
-        for rank in range(size):
-            found = json.loads((tmp_path / f"failed-{rank}.json").read_text())
-            failed |= {f"{name} on rank {rank}": error for name, error in found.items()}
-        return failed
+        ended = [json.loads((folder / f"ended-{rank}.json").read_text()) for rank in range(size)]
+        return {
+            name: [f"rank {rank}:\n{each[name]}" for rank, each in enumerate(ended) if each.get(name)]
+            for name in ended[0]
+            if all(name in each for each in ended)
+        }
 
     return run
 
@@ -220,3 +222,69 @@ def after_forward(monkeypatch) -> Callable[[type, Callable], None]:
         monkeypatch.setattr(kind, "forward", called)
 
     return add
+
+
+@pytest.fixture(autouse=True)
+def drawn_roughly(request, monkeypatch):
+    """Runs and studies draw; the tests of reports look at figures, and elsewhere a rough one will do."""
+    if "nystrom" in request.path.relative_to(Path(__file__).parent).parts or "report" in request.path.parts:
+        return
+    from matplotlib.figure import Figure
+
+    savefig = Figure.savefig
+
+    def rough(self, *args, **kwargs):
+        self.set_layout_engine("none")
+        return savefig(self, *args, **(kwargs | {"dpi": 20}))
+
+    monkeypatch.setattr(Figure, "savefig", rough)
+
+
+@pytest.fixture(scope="session")
+def data(tmp_path_factory) -> Path:
+    """48 + 20 + 30 samples of up to 40 tokens: more than the landmarks of a small run, not a multiple of a batch."""
+    from nystrom_lab.data.lra.listops.task import prepare_listops
+
+    folder = tmp_path_factory.mktemp("data") / "listops"
+    return prepare_listops(folder, train=48, val=20, test=30, min_length=5, max_length=41)
+
+
+@pytest.fixture(scope="session")
+def pairs(tmp_path_factory) -> Path:
+    """48 + 20 + 30 pairs of texts of different lengths."""
+    import numpy as np
+
+    from nystrom_lab.data.lra.texts.retrieval import prepare_retrieval
+
+    folder = tmp_path_factory.mktemp("pairs")
+    rng = np.random.default_rng(0)
+    for name, size in (("train", 48), ("val", 20), ("test", 30)):
+        texts = [["ab"[i % 2] * int(n) for i, n in enumerate(rng.integers(3, 40, size=2))] for _ in range(size)]
+        lines = [json.dumps({"text1": a, "text2": b, "label": i % 2}) for i, (a, b) in enumerate(texts)]
+        (folder / f"{name}.jsonl").write_text("\n".join(lines) + "\n")
+    return prepare_retrieval(folder, folder / "retrieval")
+
+
+@pytest.fixture(scope="session")
+def mlm(tmp_path_factory, tiny_bert, prose) -> Path:
+    """Lines of prose as documents for masked words and the order of sentences."""
+    from nystrom_lab.data.language.mlm_sop.task import prepare_mlm_sop
+
+    folder = tmp_path_factory.mktemp("mlm")
+    (folder / "documents.txt").write_text(prose.read_text().replace("\n", "\n\n"))
+    return prepare_mlm_sop([folder / "documents.txt"], folder / "mlm", tokenizer=tiny_bert, length=32, workers=1)
+
+
+@pytest.fixture
+def drawn(monkeypatch):
+    """The saved figures."""
+    from matplotlib.figure import Figure
+
+    figures, save = [], Figure.savefig
+
+    def keep(figure, *where, **how):
+        figures.append(figure)
+        save(figure, *where, **how)
+
+    monkeypatch.setattr(Figure, "savefig", keep)
+    return figures

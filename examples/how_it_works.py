@@ -23,7 +23,7 @@ from nystrom.attention.options import NearFarOptions
 from nystrom.attention.parts.clusters import choose
 from nystrom.reference import near_keys
 from nystrom_lab.report.plots.canvas import PAGE, figure_of, house_style, method_look, save_figure
-from nystrom_lab.report.plots.maps import add_bar, draw_map, scale_of
+from nystrom_papers.report.plots.maps import add_bar, draw_map, scale_of
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -11,6 +11,7 @@ import pytest
 
 import nystrom
 import nystrom_lab
+import nystrom_papers
 from nystrom import __version__
 from nystrom.attention.registry import METHODS
 from nystrom_lab.measure.rows import Row, read_rows
@@ -72,6 +73,9 @@ def test_the_version_is_that_of_the_citation_and_of_the_changelog():
     assert newest[1] == __version__ == nystrom_lab.__version__
     needed = tomllib.loads((ROOT / "packages" / "nystrom-lab" / "pyproject.toml").read_text(encoding="utf-8"))
     assert f"nystrom[transformers]=={__version__}" in needed["project"]["dependencies"]
+    papers = tomllib.loads((ROOT / "packages" / "nystrom-papers" / "pyproject.toml").read_text(encoding="utf-8"))
+    assert nystrom_papers.__version__ == __version__
+    assert papers["project"]["dependencies"] == [f"nystrom-lab=={__version__}"]
     assert f"\nversion: {newest[1]}\ndate-released: {newest[2]}\n" in cited
 
 

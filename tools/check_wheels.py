@@ -1,4 +1,4 @@
-"""Check what the wheels of both distributions hold: `python tools/check_wheels.py WHEEL ...`.
+"""Check what the wheels of the distributions hold: `python tools/check_wheels.py WHEEL ...`.
 
 Raises:
     SystemExit: A wheel lacks its package, `py.typed`, licence or README, holds something else, or the versions differ.
@@ -10,7 +10,7 @@ from email.parser import Parser
 from pathlib import PurePosixPath
 from zipfile import ZipFile, is_zipfile
 
-_PACKAGES = {"nystrom": "nystrom", "nystrom-lab": "nystrom_lab"}
+_PACKAGES = {"nystrom": "nystrom", "nystrom-lab": "nystrom_lab", "nystrom-papers": "nystrom_papers"}
 
 
 def main(wheels: Sequence[str]) -> None:
@@ -39,7 +39,7 @@ def main(wheels: Sequence[str]) -> None:
             sys.exit(f"{wheel} lacks {', '.join(missing)}{f': it holds {strange[0]}' if strange else ''}.")
     if set(versions) != set(_PACKAGES) or len(set(versions.values())) != 1:
         sys.exit(f"expected a wheel of each distribution, of one version; found {versions}.")
-    print(f"both wheels of {', '.join(set(versions.values()))} are whole")
+    print(f"all wheels of {', '.join(set(versions.values()))} are whole")
 
 
 if __name__ == "__main__":

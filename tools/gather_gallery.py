@@ -26,11 +26,11 @@ from PIL import Image
 
 from nystrom.temporary import scratch_folder
 from nystrom_lab.measure.rows import Row, append_rows, read_rows
-from nystrom_lab.report.gallery import gallery_markdown
 from nystrom_lab.report.plots.canvas import house_style, save_figure
-from nystrom_lab.report.summary import Summary, provenance_of, read_summary, write_summary
-from nystrom_lab.studies.reproduce.catalogue import CATALOGUE, find_study
-from nystrom_lab.studies.reproduce.run import rows_of
+from nystrom_papers.report.gallery import gallery_markdown
+from nystrom_papers.report.summary import Summary, provenance_of, read_summary, write_summary
+from nystrom_papers.studies.reproduce.catalogue import CATALOGUE, find_study
+from nystrom_papers.studies.reproduce.run import rows_of
 
 ROOT = Path(__file__).resolve().parents[1]
 

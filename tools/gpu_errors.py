@@ -19,10 +19,10 @@ from torch import Tensor
 
 from nystrom.attention.functions import FUNCTIONS
 from nystrom.attention.method_names import size_options
-from nystrom_lab.bench.inputs import Sizes, make_inputs
-from nystrom_lab.bench.model import EncoderSizes, encoder_finder
-from nystrom_lab.bench.options import device_name, find_device
 from nystrom_lab.measure.rows import Row, append_rows, cpu_name, read_rows, rows_so_far
+from nystrom_papers.bench.inputs import Sizes, make_inputs
+from nystrom_papers.bench.model import EncoderSizes, encoder_finder
+from nystrom_papers.bench.options import device_name, find_device
 
 SCALES = (1.0, 3.0, 10.0, 30.0)
 METHODS = {"nystrom": 64, "near_far": None, "skyformer": 128}

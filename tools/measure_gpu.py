@@ -69,8 +69,8 @@ def _called(name: str, minutes: float, calls: str, **given: Any) -> Step:
     return Step(name, minutes, words, calls, given | {"device": "cuda"})
 
 
-_efficiency = partial(_called, calls="nystrom_lab.bench.efficiency:run_efficiency", dtype="bfloat16")
-_model = partial(_called, calls="nystrom_lab.bench.model:run_model", dtype="bfloat16")
+_efficiency = partial(_called, calls="nystrom_papers.bench.efficiency:run_efficiency", dtype="bfloat16")
+_model = partial(_called, calls="nystrom_papers.bench.model:run_model", dtype="bfloat16")
 
 
 def _tests(name: str, minutes: float, *words: str) -> Step:
@@ -90,9 +90,9 @@ _WIDER: dict[str, Any] = {"methods": _PAIRS, "lengths": (512, 4096, 16384), "ski
 _TIMED = (
     "packages/nystrom/tests/test_clock.py",
     "packages/nystrom-lab/tests/measure/test_peak.py",
-    "packages/nystrom-lab/tests/bench/test_floor.py",
+    "packages/nystrom-papers/tests/bench/test_floor.py",
 )
-_IN_PARALLEL = ("packages/nystrom/tests/gpu", "packages/nystrom-lab/tests/bench/test_launches.py")
+_IN_PARALLEL = ("packages/nystrom/tests/gpu", "packages/nystrom-papers/tests/bench/test_launches.py")
 
 _FIRST = (
     # Most of the time of tests is the compiler's.
@@ -130,7 +130,7 @@ STEPS = (
     _efficiency("wider-128", 1.5, **_WIDER, batch=8, width=128),
     _efficiency("wider-float16", 1.5, **_WIDER | {"dtype": "float16"}, batch=8),
     _efficiency("lengths", 3, methods=_TABLE, lengths=_LENGTHS, batch=8, repeats=9),
-    _called("training", 2, "nystrom_lab.bench.training:run_training", precision="bfloat16"),
+    _called("training", 2, "nystrom_papers.bench.training:run_training", precision="bfloat16"),
 )  # fmt: skip
 
 

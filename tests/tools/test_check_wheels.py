@@ -25,19 +25,23 @@ def wheel(folder, name, version="1", **changes):
     return str(folder / f"{package}.whl")
 
 
-def test_both_wheels_are_whole(tmp_path, capsys):
-    main([wheel(tmp_path, "nystrom"), wheel(tmp_path, "nystrom-lab")])
-    assert capsys.readouterr().out == "both wheels of 1 are whole\n"
+def others(folder, version="1"):
+    return [wheel(folder, name, version) for name in ("nystrom-lab", "nystrom-papers")]
+
+
+def test_all_wheels_are_whole(tmp_path, capsys):
+    main([wheel(tmp_path, "nystrom"), *others(tmp_path)])
+    assert capsys.readouterr().out == "all wheels of 1 are whole\n"
 
 
 @pytest.mark.parametrize("what", LACKS)
 def test_what_a_wheel_lacks_is_named(what, tmp_path):
     with pytest.raises(SystemExit, match=rf"nystrom\.whl lacks {what}"):
-        main([wheel(tmp_path, "nystrom", **LACKS[what]), wheel(tmp_path, "nystrom-lab")])
+        main([wheel(tmp_path, "nystrom", **LACKS[what]), *others(tmp_path)])
 
 
 def test_one_wheel_and_two_versions_raise(tmp_path):
     first = wheel(tmp_path, "nystrom")
-    for wheels in ([first], [first, wheel(tmp_path, "nystrom-lab", version="2")]):
+    for wheels in ([first], [first, *others(tmp_path, version="2")]):
         with pytest.raises(SystemExit, match="a wheel of each distribution, of one version"):
             main(wheels)

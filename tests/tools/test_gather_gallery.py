@@ -4,8 +4,8 @@ import pytest
 from PIL import Image
 
 from nystrom_lab.measure.rows import Row, append_rows, read_rows
-from nystrom_lab.report.summary import Summary, Verdict, read_summary, write_summary
 from nystrom_lab.report.table import Table
+from nystrom_papers.report.summary import Summary, Verdict, read_summary, write_summary
 from tools.gather_gallery import gather, restate, restore
 
 

@@ -203,9 +203,9 @@ for absent in ("tyro", "rich", "beartype"):
     assert importlib.util.find_spec(absent) is None
 from tools.measure_gpu import STEPS
 
-from nystrom_lab.bench.model import EncoderSizes
+from nystrom_papers.bench.model import EncoderSizes
 
-# Compilers take minutes, and graphs need a device: packages/nystrom-lab/tests/bench has tests of both.
+# Compilers take minutes, and graphs need a device: packages/nystrom-papers/tests/bench has tests of both.
 EAGER = {"launches": ("eager",), "repeats": 1, "batch": 1, "lengths": (32,)}
 ENCODER = {"layers": 1, "heads": 2, "width": 32, "intermediate": 16}
 SMALL = {
@@ -265,7 +265,7 @@ def test_errors_are_small_and_grow_with_coarser_dtypes():
 
 
 def test_hidden_states_are_compared_with_those_of_exact_attention(tmp_path):
-    from nystrom_lab.bench.model import EncoderSizes
+    from nystrom_papers.bench.model import EncoderSizes
     from tools.gpu_errors import write_model_errors
 
     sizes = EncoderSizes(layers=1, width=8, heads=2, intermediate=12, vocabulary=20)

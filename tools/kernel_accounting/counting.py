@@ -14,7 +14,7 @@ the output and, backward, the gradient of the output and the three requested gra
 
 For comparison there are rows of two other methods: the launches of the torch path, which are operators counted in the
 same way in a run on the CPU (where, as on a GPU, fused attention is one operator; the skip convolution is taken as
-`conv2d`), and the floor, the bytes that every implementation must move: see `nystrom_lab.bench.floor`.
+`conv2d`), and the floor, the bytes that every implementation must move: see `nystrom_papers.bench.floor`.
 """
 
 import dataclasses
@@ -32,9 +32,9 @@ from nystrom.attention.methods.nystrom import nystrom_attention
 from nystrom.attention.methods.skyformer import skyformer_attention
 from nystrom.checks import check_at_least, check_choice
 from nystrom.whole_files import check_folder
-from nystrom_lab.bench.floor import FLOOR, OF_DRAWN, OF_MEANS
-from nystrom_lab.bench.options import command_line
 from nystrom_lab.measure.rows import Row, append_rows, read_rows
+from nystrom_papers.bench.floor import FLOOR, OF_DRAWN, OF_MEANS
+from nystrom_papers.bench.options import command_line
 from tools.kernel_accounting.analysis import SHARED_MEMORY, Operators, Passage, analyse
 from tools.kernel_accounting.driver import Shape
 

@@ -2,7 +2,7 @@ import re
 
 import pytest
 
-from nystrom_lab.cli.main import COMMANDS, FIRST, GROUPS, main
+from nystrom_lab.cli.main import COMMANDS, FIRST, GROUPS, PAPERS, main
 from nystrom_lab.measure.rows import Row, append_rows
 
 
@@ -129,3 +129,13 @@ def test_runs_of_two_devices_in_one_file_have_a_table_each(tmp_path, capsys):
 def test_a_table_without_a_file_of_rows_says_that_one_is_missing(options, capsys):
     assert main(["lra", "table", *options]) == 2
     assert "no file of rows is named; expected those of `nystrom lra run`" in capsys.readouterr().err
+
+
+def test_without_nystrom_papers_its_commands_are_not_listed_and_say_so(capsys, monkeypatch):
+    for name in [name for name in COMMANDS if name.startswith(PAPERS)]:
+        monkeypatch.delitem(COMMANDS, name)
+    assert main(["--help"]) == 0
+    assert "reproduce" not in capsys.readouterr().out
+    for words in (["reproduce", "table-1"], ["bench", "efficiency", "--to", "x"], ["lra", "table"]):
+        assert main(words) == 2
+        assert "needs nystrom-papers: pip install nystrom-papers." in capsys.readouterr().err

@@ -36,7 +36,7 @@ def act(words):
     Path(words[0]).write_text("done")
 
 models.go = act
-main.COMMANDS["go"] = "models.go"
+main.COMMANDS["go"] = "nystrom_lab.cli.models:go"
 main.LASTING |= {"go"} if sys.argv[1] == "True" else set()
 sys.exit(main.main(["go", sys.argv[2]]))
 """
@@ -128,7 +128,7 @@ def test_what_is_printed_controls_no_terminal(monkeypatch):
         print(f"notice: {NAME}", file=sys.stderr)
         raise ValueError(f"device {NAME} is unknown")
 
-    monkeypatch.setitem(COMMANDS, "go", "models.go")
+    monkeypatch.setitem(COMMANDS, "go", "nystrom_lab.cli.models:go")
     monkeypatch.setattr(models, "go", act, raising=False)
     came = terminal(monkeypatch)
     assert main(["go"]) == 2

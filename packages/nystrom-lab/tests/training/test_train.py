@@ -11,11 +11,11 @@ from torch.testing import assert_close
 from nystrom.models import EncoderForSequenceClassification
 from nystrom_lab.data.lra.listops.task import ListOps, first_operator_share, prepare_listops
 from nystrom_lab.measure.rows import read_rows
-from nystrom_lab.report.lra.runs import FIRST_OPERATOR
 from nystrom_lab.training.arena import EncoderTrainer
 from nystrom_lab.training.presets import PRESETS, DataSizes
 from nystrom_lab.training.scoring import evaluate
 from nystrom_lab.training.train import train
+from nystrom_papers.report.lra.runs import FIRST_OPERATOR
 
 
 def test_a_run_leaves_its_curves_its_best_model_and_its_rows(whole):

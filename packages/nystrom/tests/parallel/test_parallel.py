@@ -1,9 +1,15 @@
-"""Every method over ranks, against one process: see the files of checks, which the ranks run."""
+"""Every method over ranks, against one process: each check of the files beside this one is a test."""
 
+import functools
+import json
+import sys
+from collections import defaultdict
+from importlib import import_module
 from pathlib import Path
 
 import pytest
 import torch
+from filelock import FileLock
 from torch.testing import assert_close
 
 from nystrom import build_attention, nystrom_attention
@@ -12,29 +18,59 @@ from nystrom.landmarks import group_sums
 from nystrom.parallel.positions_over_ranks import _equal_segments
 
 HERE = Path(__file__).parent
-LONG = [pytest.param(name, marks=pytest.mark.long) for name in ("check_methods", "check_models", "check_transformers")]
+# Ranks, and the mark of each check of a file.
+FILES = {
+    ("check_faults", 2): (),
+    ("check_methods", 2): pytest.mark.long,
+    ("check_models", 2): pytest.mark.long,
+    ("check_transformers", 2): pytest.mark.long,
+    ("check_methods", 4): pytest.mark.slow,
+    ("check_sharding", 4): pytest.mark.slow,
+}
 
 
-@pytest.mark.long
+def names_of(checks: str) -> list[str]:
+    # A file of checks may use another beside it.
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(HERE)
+        module = import_module(checks)
+        sys.modules.pop(checks)
+    return [name for name, _ in module.checks()]
+
+
+CHECKS = [
+    pytest.param(checks, size, name, id=f"{size} ranks {name}", marks=[*mark] if mark == () else mark)
+    for (checks, size), mark in FILES.items()
+    for name in names_of(checks)
+]
+
+
+@pytest.fixture(scope="session")
+def errors_of(request, run_on_ranks, tmp_path_factory, worker_id):
+    """The errors of each check of a file: all that are selected run in one group, for all workers."""
+    chosen = defaultdict(list)
+    for item in request.session.items:
+        if "check" in (given := getattr(getattr(item, "callspec", None), "params", {})):
+            chosen[given["checks"], given["size"]].append(given["check"])
+
+    @functools.cache
+    def errors(checks: str, size: int) -> dict[str, list[str]]:
+        folder = tmp_path_factory.getbasetemp()
+        kept = (folder if worker_id == "master" else folder.parent) / f"{checks}-{size}.json"
+        with FileLock(f"{kept}.lock"):
+            if not kept.is_file():
+                kept.write_text(json.dumps(run_on_ranks(HERE / f"{checks}.py", size, chosen[checks, size])))
+        return json.loads(kept.read_text())
+
+    return errors
+
+
 @pytest.mark.timeout(500)
-@pytest.mark.parametrize("checks", ["check_faults", *LONG])
-def test_two_ranks_do_what_one_process_does(run_on_ranks, checks):
-    failed = run_on_ranks(HERE / f"{checks}.py", 2)
-    assert not failed, "\n".join(f"{name}:\n{error}" for name, error in failed.items())
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(500)
-def test_four_ranks_do_what_one_process_does(run_on_ranks):
-    failed = run_on_ranks(HERE / "check_methods.py", 4)
-    assert not failed, "\n".join(f"{name}:\n{error}" for name, error in failed.items())
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(500)
-def test_two_groups_of_two_ranks_share_and_shard_a_model(run_on_ranks):
-    failed = run_on_ranks(HERE / "check_sharding.py", 4)
-    assert not failed, "\n".join(f"{name}:\n{error}" for name, error in failed.items())
+@pytest.mark.parametrize(("checks", "size", "check"), CHECKS)
+def test_ranks_do_what_one_process_does(errors_of, checks, size, check):
+    errors = errors_of(checks, size)
+    assert check in errors, "it did not run: an earlier check of its file ended the group"
+    assert not errors[check], "\n".join(errors[check])
 
 
 @pytest.mark.parametrize(("start", "n"), [(0, 12), (0, 1), (1, 11), (5, 2), (4, 4), (3, 1), (3, 6), (8, 4), (11, 1)])

@@ -92,9 +92,9 @@ def inspect(asked: InspectOptions) -> None:
     from nystrom.whole_files import check_folder
     from nystrom_lab.data.language.encoder_texts import hold_out, load_encoder, read_batches, read_prose
     from nystrom_lab.data.language.tokenizer import load_tokenizer
+    from nystrom_lab.inspection import inspection_rows, plan_rows
     from nystrom_lab.measure.rows import append_rows
     from nystrom_lab.report.inspection import BADLY, inspection_text, plan_text
-    from nystrom_lab.studies.inspection import inspection_rows, plan_rows
     from nystrom_lab.training.hardware import usable_device
 
     read_candidates(names)

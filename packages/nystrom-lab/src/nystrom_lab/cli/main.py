@@ -1,15 +1,17 @@
 """The command line: find and run a command, and report errors.
 
 A command is a line of `COMMANDS`: its words, and the function that parses the rest, in a module of `nystrom_lab.cli`
-that is imported when it is needed. The first line of its docstring says what it does. Options and help come from the
-signature and docstring of the function that it calls. A user error ends with one line and exit code 2, a system error
+that is imported when it is needed; other distributions add theirs as entry points of the group `nystrom.commands`. The
+first line of its docstring says what it does. Options and help come from the signature and docstring of the function
+that it calls. A user error ends with one line and exit code 2, a system error
 with one line and exit code 1 (`nystrom_lab.cli.faults`); a bug in the program keeps its traceback.
 """
 
 import difflib
 import sys
 from collections.abc import Callable, Sequence
-from importlib import import_module
+from importlib.metadata import entry_points
+from pkgutil import resolve_name
 
 from nystrom_lab.cli.arguments import OUTPUTS
 from nystrom_lab.cli.streams import plain_warnings, standing_streams
@@ -37,8 +39,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _function(name: str) -> Callable[[list[str]], int | None]:
-    module, _, function = COMMANDS[name].partition(".")
-    return getattr(import_module(f"nystrom_lab.cli.{module}"), function)
+    return resolve_name(COMMANDS[name])
 
 
 def _answer(words: list[str]) -> int:
@@ -48,10 +49,12 @@ def _answer(words: list[str]) -> int:
 
         print(f"nystrom {__version__}")
         return 0
-    asked = " ".join(word for word in words if word not in ("-h", "--help"))
-    if asked not in GROUPS and not any(name.startswith(asked) for name in COMMANDS):
-        raise ValueError(f"there is no command {asked!r}.{_hint(words)} See nystrom --help.")
-    print(_overview(asked))
+    question = " ".join(word for word in words if word not in ("-h", "--help"))
+    if question not in GROUPS and not any(name.startswith(question) for name in COMMANDS):
+        if question.startswith(PAPERS) and not any(name.startswith(PAPERS) for name in COMMANDS):
+            raise ValueError(f"{question!r} needs nystrom-papers: pip install nystrom-papers.")
+        raise ValueError(f"there is no command {question!r}.{_hint(words)} See nystrom --help.")
+    print(_overview(question))
     # A bare or half command is a question too, but a script should learn that nothing was done.
     return 0 if not words or words[-1] in ("-h", "--help") else 2
 
@@ -97,8 +100,8 @@ def _overview(within: str) -> str:
     if not within:
         lines = ["usage: nystrom COMMAND ...    (nystrom COMMAND --help lists its options)"]
         for group, (title, starts) in GROUPS.items():
-            names = [name for name in FIRST if name.startswith(starts)]
-            lines += ["", f"{title}  (all: nystrom {group} --help)", *_lines(names)]
+            if names := [name for name in FIRST if name.startswith(starts) and name in COMMANDS]:
+                lines += ["", f"{title}  (all: nystrom {group} --help)", *_lines(names)]
         return "\n".join(lines)
     starts = GROUPS[within][1] if within in GROUPS else within
     return "\n".join(
@@ -112,41 +115,34 @@ def _lines(names: Sequence[str]) -> list[str]:
     return [f"  {name:{width}}  {doc}" for name, doc in docs.items()]
 
 
-COMMANDS = {
-    "train": "train.train_model",
-    "pretrain": "train.pretrain_model",
-    "finetune": "train.finetune_model",
-    "predict": "train.predict_texts",
-    "evaluate mlm-sop": "train.evaluate_pretrained",
-    "evaluate": "train.evaluate_model",
-    "data prepare listops": "data.listops",
-    "data prepare text": "data.text",
-    "data prepare retrieval": "data.retrieval",
-    "data prepare image": "data.image",
-    "data prepare pathfinder": "data.pathfinder",
-    "data prepare mlm-sop": "data.mlm_sop",
-    "data show": "data.show_data",
-    "data verify": "data.verify_data",
-    "tokenizer train": "data.train_tokenizer_on",
-    "lra run": "train.lra_run",
-    "lra status": "train.lra_status",
-    "lra table": "train.lra_table",
-    "lra curves": "train.lra_curves",
-    "inspect": "inspection.inspect_encoder",
-    "convert": "models.convert_model",
-    "heal": "models.heal_model",
-    "export": "models.export_model",
-    "methods": "studies.list_methods",
-    "reproduce": "reproduce.reproduce_study",
-    "bench efficiency": "studies.bench_efficiency",
-    "bench model": "studies.bench_model",
-    "bench training": "studies.bench_training",
-    "report efficiency": "studies.report_efficiency",
-    "report model": "studies.report_model",
-    "report study": "reproduce.report_gathered",
-    "report training": "studies.report_training",
+_OWN = {
+    "train": "train:train_model",
+    "pretrain": "train:pretrain_model",
+    "finetune": "train:finetune_model",
+    "predict": "train:predict_texts",
+    "evaluate mlm-sop": "train:evaluate_pretrained",
+    "evaluate": "train:evaluate_model",
+    "data prepare listops": "data:listops",
+    "data prepare text": "data:text",
+    "data prepare retrieval": "data:retrieval",
+    "data prepare image": "data:image",
+    "data prepare pathfinder": "data:pathfinder",
+    "data prepare mlm-sop": "data:mlm_sop",
+    "data show": "data:show_data",
+    "data verify": "data:verify_data",
+    "tokenizer train": "data:train_tokenizer_on",
+    "lra run": "train:lra_run",
+    "lra status": "train:lra_status",
+    "inspect": "inspection:inspect_encoder",
+    "convert": "models:convert_model",
+    "heal": "models:heal_model",
+    "export": "models:export_model",
+    "methods": "models:list_methods",
 }
-# What a group is called, and how the names of its commands begin; each command is in one.
+COMMANDS = {name: f"nystrom_lab.cli.{place}" for name, place in _OWN.items()} | {
+    each.name: each.value for each in entry_points(group="nystrom.commands")
+}
+# What a group is called, and how the names of its commands begin; each command is in one group.
 GROUPS = {
     "models": ("Use a model", ("convert", "heal", "inspect", "predict", "export", "methods")),
     "training": ("Train", ("pretrain", "finetune", "train", "evaluate", "data", "tokenizer")),
@@ -160,5 +156,7 @@ FIRST = (
     *("reproduce", "lra run"),
     "bench efficiency",
 )
+# How the commands of nystrom-papers begin.
+PAPERS = ("reproduce", "lra table", "lra curves", "bench", "report")
 # They write files even if none is named, and so continue when their output is closed.
 LASTING = {"train", "pretrain", "finetune", "lra run", "reproduce", "bench efficiency", "bench model", "bench training"}

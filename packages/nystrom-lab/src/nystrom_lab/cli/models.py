@@ -1,7 +1,8 @@
-"""Commands on models in folders: convert, heal, export."""
+"""Commands on models in folders: convert, heal, export; and the list of methods."""
 
 from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
+from shutil import get_terminal_size
 
 from nystrom.command_options import ConvertOptions
 from nystrom.whole_files import check_fresh, check_new
@@ -81,3 +82,23 @@ def export_model(words: list[str]) -> None:
     check_weights(folder)
     model = model_class(EncoderConfig.from_pretrained(folder), folder).from_pretrained(folder)
     print(export_onnx(model, **asked))
+
+
+def list_methods(words: list[str]) -> None:
+    """List the attention methods and their options."""
+    from nystrom.attention.registry import METHODS
+    from nystrom_lab.report.methods import methods_markdown, methods_text
+
+    def methods(markdown: bool = False) -> None:
+        """Print the attention methods: a summary of each, its options, cost, exact limit, capabilities and source.
+
+        Args:
+            markdown: As a Markdown table, without options and capabilities.
+        """
+        if markdown:
+            print(methods_markdown(METHODS), end="")
+        else:
+            print(methods_text(METHODS, width=get_terminal_size().columns))
+
+    # Without options it runs where what parses them is not installed.
+    methods(**(arguments_of(methods, words, "methods") if words else {}))

@@ -6,8 +6,8 @@ from nystrom_lab.data.lra.listops.task import PUBLISHED_SETTINGS, ListOps
 from nystrom_lab.data.lra.pathfinder.task import PUBLISHED_SIZES, Pathfinder
 from nystrom_lab.data.lra.texts.retrieval import Retrieval
 from nystrom_lab.data.lra.texts.reviews import Text
-from nystrom_lab.report.printed import LRA_TASKS
 from nystrom_lab.training.tasks import TASKS
+from nystrom_papers.report.printed import LRA_TASKS
 
 
 def test_tables_engine_and_facts_name_the_same_tasks_in_the_same_order():

@@ -23,10 +23,10 @@ from nystrom_lab.cli.main import main
 from nystrom_lab.config import Slurm, TrainOptions
 from nystrom_lab.data.lra.listops.task import prepare_listops
 from nystrom_lab.measure.rows import read_rows
-from nystrom_lab.report.lra.tables import lra_lines
 from nystrom_lab.training.grid.run_grid import run_grid, status_lines, training_arguments
 from nystrom_lab.training.run_settings import settle
 from nystrom_lab.training.train import train
+from nystrom_papers.report.lra.tables import lra_lines
 
 SMALL = {"tasks": ["listops"], "methods": ["softmax"], "seeds": [0], "preset": "demo", "steps": 60, "threads": 1}
 NAME = "listops-softmax-demo-seed0"

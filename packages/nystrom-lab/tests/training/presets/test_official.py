@@ -10,10 +10,10 @@ from transformers import get_inverse_sqrt_schedule
 from nystrom.models.heads.pairs import EncoderForPairClassification
 from nystrom_lab.config import TrainOptions
 from nystrom_lab.measure.rows import read_rows
-from nystrom_lab.report.lra.runs import line_of
 from nystrom_lab.training.presets import find_preset
 from nystrom_lab.training.run_settings import settle
 from nystrom_lab.training.tasks import find_task
+from nystrom_papers.report.lra.runs import line_of
 
 TASKS = ("listops", "text", "retrieval", "image", "pathfinder")
 

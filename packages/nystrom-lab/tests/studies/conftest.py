@@ -1,8 +1,0 @@
-import pytest
-
-from nystrom_lab.studies.reproduce.study import Setting
-
-
-@pytest.fixture
-def tiny_setting(tiny_bert, prose):
-    return Setting(model=tiny_bert, texts=(prose,))

@@ -1,0 +1,151 @@
+"""The results of studies, on the terminal and in Markdown: claims, tables, figures, and what measured them.
+
+Pages are written from the summaries and figures in the folders of the studies; nothing is measured.
+"""
+
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from nystrom.whole_files import write_whole
+from nystrom_lab.report.table import Table, markdown_table, print_table
+from nystrom_papers.report.summary import OURS, Summary, Verdict, count_claims, read_summary
+
+_HEAD = "# The papers, measured again\n"
+_ANSWERS = {True: "agrees", False: "**does not agree**", None: "*cannot tell*"}
+
+
+def check_gallery(path: Path) -> None:
+    """Check, before the work, that the page can be written: the file is new, or is such a page.
+
+    Raises:
+        ValueError: The file is something else.
+    """
+    if os.path.lexists(path) and not (path.is_file() and path.read_bytes().startswith(_HEAD.encode())):
+        raise ValueError(
+            f"{path} already exists and is not a page of nystrom reproduce: name another folder, or remove it first."
+        )
+
+
+def write_gallery(folders: Mapping[str, Path], missing: Mapping[str, str], path: Path) -> None:
+    """Write the page of studies: each with its claims and what decides them, its figures, its tables and its setting.
+
+    Folders without a summary are left out; `missing` says why studies were not run, by name. Raises as `check_gallery`,
+    also for a file that came since that was called.
+    """
+    check_gallery(path)
+    found = {name: summary for name, folder in folders.items() if (summary := read_summary(folder)) is not None}
+    parts = [f"{_counted([*found.values()])} A rule on the rows decides each.\n"]
+    for name, summary in found.items():
+        links = [os.path.relpath(folders[name] / figure, path.parent) for figure in summary.figures]
+        setting = ", ".join(f"{what} {value}" for what, value in summary.setting.items())
+        parts += [
+            _heading(summary, summary.differs),
+            verdicts_markdown(_marked(summary)),
+            *(f"![{summary.shows}]({link})\n" for link in links),
+            tables_markdown(summary.tables),
+            f"Measured: {setting}; {summary.rows} rows in {summary.minutes:.1f} min on {summary.provenance}, by\n\n"
+            f"    {summary.command}\n",
+        ]
+    write_whole(path, "\n".join([_HEAD, *parts, *_listed("Not run", missing)]))
+
+
+def gallery_markdown(summaries: Sequence[Summary], missing: Mapping[str, str], *, pictures: str, results: str) -> str:
+    """The page of claims: a section for each study, with its pictures, its claims and the command for its numbers.
+
+    Args:
+        missing: Why others were not run, by name.
+        pictures: The folder of the figures, as the page links to it.
+        results: The folder of the rows, from the root of the repository.
+    """
+    first = summaries[0].name
+    parts = [
+        f"{_counted(summaries)} A rule on the rows decides each. The tables of a study, and the numbers that decide "
+        "its claims, are printed by\n",
+        f"```bash\nnystrom report study {results}/{first}.csv --study {first} --verdicts\n```\n",
+        f"Each row of `{results}` has the command, device, date and commit that it is of.\n",
+    ]
+    for summary, differs in zip(summaries, _once(summaries), strict=True):
+        shown = "".join(f" [Figure]({pictures}/{figure})." for figure in summary.figures)
+        parts += [_heading(summary, differs, shown), claims_markdown(summary)]
+    return "\n".join([_HEAD, *parts, *_listed("Not on this page", missing)])
+
+
+def tables_markdown(tables: Sequence[Table]) -> str:
+    """The tables of a study."""
+    return "\n".join(map(markdown_table, tables))
+
+
+def verdicts_markdown(verdicts: Sequence[Verdict]) -> str:
+    """The verdicts of a study as a table, a line each; "" for none."""
+    lines = [(verdict.claim, _ANSWERS[verdict.agrees], verdict.numbers) for verdict in verdicts]
+    return markdown_table(Table("", ("claim", "verdict", "what decides"), lines, 3)) if verdicts else ""
+
+
+def claims_markdown(summary: Summary) -> str:
+    """The claims of a study with their verdicts, those of this library under a paper's name marked; "" for none."""
+    lines = [(verdict.claim, _ANSWERS[verdict.agrees]) for verdict in _marked(summary)]
+    return markdown_table(Table("", ("claim", "verdict"), lines, 2)) if summary.verdicts else ""
+
+
+def _marked(summary: Summary) -> list[Verdict]:
+    """The verdicts, those on this library's claims last and, under a paper's name, marked."""
+    return [
+        each._replace(claim=f"{'Ours: ' if each.ours and summary.source != OURS else ''}{each.claim}")
+        for each in sorted(summary.verdicts, key=lambda verdict: verdict.ours)
+    ]
+
+
+def _counted(summaries: Sequence[Summary]) -> str:
+    of = "studies of Nyströmformer, of Skyformer and of this library, run by `nystrom reproduce`."
+    return f"{len(summaries)} {of} {count_claims(summaries)}"
+
+
+def _once(summaries: Sequence[Summary]) -> list[str]:
+    """How each differs from the paper; what several share is said at the first."""
+    first: dict[str, str] = {}
+    return [
+        each.differs
+        if first.setdefault(each.differs, each.name) == each.name or len(each.differs) < len(each.name) + 50
+        else f"as [{first[each.differs]}](#{first[each.differs]})"
+        for each in summaries
+    ]
+
+
+def _heading(summary: Summary, differs: str, shown: str = "") -> str:
+    source = "" if summary.source == OURS else f" ({summary.source})"
+    # Claims stand under a paper's name, and must not pass as made at its setting.
+    differs = "" if summary.source == OURS else f" Differs from the paper: {differs or 'in nothing'}."
+    return f"## {summary.name}\n\n{summary.shows[0].upper()}{summary.shows[1:]}{source}.{shown}{differs}\n"
+
+
+def _listed(title: str, missing: Mapping[str, str]) -> list[str]:
+    """The studies that are left out, and why."""
+    return [f"## {title}\n", *(f"- `{name}`: {why}" for name, why in missing.items()), ""] if missing else []
+
+
+def print_summary(summary: Summary, folder: Path) -> None:
+    """Print the tables and verdicts of a study, and where its files are."""
+    for table in summary.tables:
+        print_table(table)
+        print()
+    lines = [f"Differs from the paper: {summary.differs}"] if summary.differs else []
+    for whose, ours in (("", False), ("Of this library: ", True)):
+        lines += [f"{whose}{v.claim} {v.word.capitalize()}: {v.numbers}" for v in summary.claims(ours=ours)]
+    for line in lines:
+        print(line)
+    print(f"Rows: {folder / 'rows.csv'}")
+    for figure in summary.figures:
+        print(f"Figure: {folder / figure}, and the same as .svg")
+
+
+def print_verdicts(summaries: Sequence[Summary]) -> None:
+    """Print every claim of some studies with its verdict, one per line, and the counts of the verdicts."""
+    lines = [
+        (summary.name, "ours" if ours else "paper", verdict.claim, verdict.word)
+        for summary in summaries
+        for ours in (False, True)
+        for verdict in summary.claims(ours=ours)
+    ]
+    print_table(Table("", ("study", "of", "claim", "verdict"), lines, 4))
+    print(count_claims(summaries) or "No claims.")
