@@ -33,6 +33,7 @@ try:
 
     from nystrom import near_far_sizes
     from nystrom.clock import seconds
+    from nystrom.command_options import ConvertOptions
     from nystrom.integrations import set_attention
     from nystrom.integrations.convert import convert
     from nystrom.interleaved_timing import in_turns, is_open, quartiles, ratios, too_busy
@@ -71,7 +72,7 @@ The picture is {picture}. Where to go on, after `source .venv/bin/activate`:
 
 def longer(folder: Path, n: int, **how: Any) -> EncoderModel:
     """The pretrained encoder with n positions."""
-    convert(Path(get_model_path()), folder, attention="softmax", max_position_embeddings=n, **how)
+    convert(ConvertOptions(Path(get_model_path()), folder, attention="softmax", max_position_embeddings=n, **how))
     return EncoderModel.from_pretrained(folder).eval()
 
 

@@ -15,6 +15,7 @@ import sys
 from importlib.util import find_spec
 from pathlib import Path
 
+from nystrom_lab.config import FinetuneOptions, PredictOptions
 from nystrom_lab.training.finetune.finetune import finetune
 from nystrom_lab.training.finetune.predict import predict
 
@@ -70,13 +71,13 @@ def main() -> None:
     if args.new is not None and not args.new.is_file():
         raise ValueError(f"--new is {args.new}, which is no file: name a file with a text in each line.")
 
-    run = finetune(
+    run = finetune(FinetuneOptions(
         model=args.model, data=(args.data,), to=args.to, attention=args.attention, text_field="text",
         label_field="label", steps=args.steps, batch_size=8, learning_rate=2e-4,
         resume=args.resume,
-    )  # fmt: skip
+    ))  # fmt: skip
     if args.new is not None:
-        predict(model=str(run / "best"), data=args.new)
+        predict(PredictOptions(model=str(run / "best"), data=args.new))
 
 
 if __name__ == "__main__":

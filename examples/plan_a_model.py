@@ -19,6 +19,7 @@ import torch
 from transformers import AutoTokenizer
 from transformers.utils import logging
 
+from nystrom.command_options import ConvertOptions
 from nystrom.inspection import choose_plan
 from nystrom.integrations.convert import convert
 from nystrom.models import EncoderModel
@@ -55,7 +56,7 @@ def main() -> None:
 
     with scratch_folder() as folder:
         exact_folder, plan_file = folder / "exact", folder / "plan.json"
-        convert(args.model, exact_folder, attention="softmax", max_position_embeddings=args.tokens)
+        convert(ConvertOptions(args.model, exact_folder, attention="softmax", max_position_embeddings=args.tokens))
         tokenizer = AutoTokenizer.from_pretrained(exact_folder)
         cut = {"truncation": True, "max_length": args.tokens, "return_tensors": "pt"}
         batches = [dict(tokenizer(text, **cut)) for text in texts]
@@ -68,7 +69,7 @@ def main() -> None:
 
         plan.write(plan_file)
         planned_folder = args.to or folder / "planned"
-        convert(exact_folder, planned_folder, plan=plan_file)
+        convert(ConvertOptions(exact_folder, planned_folder, plan=plan_file))
         planned = EncoderModel.from_pretrained(planned_folder).eval()
     with torch.no_grad():
         wanted = torch.cat([exact(**batch).last_hidden_state[0] for batch in others])

@@ -17,6 +17,7 @@ from pathlib import Path
 
 from transformers.utils import logging
 
+from nystrom.command_options import ConvertOptions
 from nystrom.integrations.convert import convert
 from nystrom.temporary import scratch_folder
 
@@ -54,11 +55,13 @@ def main() -> None:
         args.model = Path(get_model_path())
     with scratch_folder() as folder:
         convert(
-            args.model,
-            folder / "long",
-            attention=args.attention,
-            max_position_embeddings=args.max_length,
-            stretch="repeat",
+            ConvertOptions(
+                args.model,
+                folder / "long",
+                attention=args.attention,
+                max_position_embeddings=args.max_length,
+                stretch="repeat",
+            )
         )
 
         from sentence_transformers import SentenceTransformer

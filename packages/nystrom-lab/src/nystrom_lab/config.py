@@ -29,7 +29,7 @@ from nystrom.checks import (
     check_positive,
     check_seed,
 )
-from nystrom.command_options import ConvertOptions, signature_of
+from nystrom.command_options import ConvertOptions, parameters_of
 
 T = TypeVar("T")
 if TYPE_CHECKING:
@@ -738,7 +738,7 @@ def asked_words(asked: Any, *, options: str = "options.") -> list[str]:
         options: Prefix of the options of the method.
     """
     named: dict[str, Any] = {}
-    for name, parameter in signature_of(type(asked)).parameters.items():
+    for name, parameter in parameters_of(type(asked)).items():
         value = getattr(asked, name)
         flag = parameter.kind is parameter.KEYWORD_ONLY and name not in _WHERE
         if flag and (name in _ALWAYS or value != parameter.default):

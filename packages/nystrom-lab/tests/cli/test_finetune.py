@@ -1,13 +1,11 @@
 """The command line of a fine-tuning: options of the method and of the search stand by themselves."""
 
-import functools
 from pathlib import Path
 
 import pytest
 
 from nystrom_lab.cli.main import main
 from nystrom_lab.config import SearchGrid
-from nystrom_lab.training.finetune.finetune import finetune
 
 
 @pytest.fixture
@@ -17,12 +15,8 @@ def asked(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     for name in ("a", "b", "a.csv", "m"):
         Path(name).mkdir()
-
-    @functools.wraps(finetune)
-    def note(**arguments):
-        given.update(arguments)
-
-    monkeypatch.setattr("nystrom_lab.training.finetune.finetune.finetune", note)
+    note = "nystrom_lab.training.finetune.finetune.finetune"
+    monkeypatch.setattr(note, lambda options: given.update(vars(options)))
     return given
 
 

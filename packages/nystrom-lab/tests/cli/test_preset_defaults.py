@@ -19,7 +19,7 @@ def helped(*words):
 def given(monkeypatch):
     """What a command line gives to a training."""
     found = {}
-    monkeypatch.setattr("nystrom_lab.training.train.train", lambda **arguments: found.update(arguments))
+    monkeypatch.setattr("nystrom_lab.training.train.train", lambda options: found.update(vars(options)))
     return found
 
 

@@ -1,6 +1,5 @@
 """The command of a row reproduces the run of the row."""
 
-import functools
 import json
 import shlex
 from dataclasses import replace
@@ -12,7 +11,6 @@ from nystrom_lab.cli.main import main
 from nystrom_lab.config import TrainOptions, command_line
 from nystrom_lab.measure.rows import read_rows
 from nystrom_lab.training.run_settings import settle
-from nystrom_lab.training.train import train
 
 PLACES = {"data": Path("data/x"), "to": Path("runs/x")}
 
@@ -23,12 +21,7 @@ def trained(monkeypatch, tmp_path):
     asked = {}
     monkeypatch.chdir(tmp_path)
     PLACES["data"].mkdir(parents=True)
-
-    @functools.wraps(train)
-    def note(task, **given):
-        asked.update(given, task=task)
-
-    monkeypatch.setattr("nystrom_lab.training.train.train", note)
+    monkeypatch.setattr("nystrom_lab.training.train.train", lambda options: asked.update(vars(options)))
     return asked
 
 

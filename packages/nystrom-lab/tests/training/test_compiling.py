@@ -9,6 +9,7 @@ from torch.testing import assert_close
 
 from nystrom.attention.registry import METHODS
 from nystrom.models import EncoderConfig, EncoderForSequenceClassification
+from nystrom_lab.config import EvaluateOptions
 from nystrom_lab.measure.rows import read_rows
 from nystrom_lab.training import compiling
 from nystrom_lab.training.compiling import compile_model
@@ -46,7 +47,7 @@ def test_a_compiled_run_gives_the_result_of_the_plain_one(small_run, data, tmp_p
     assert load_file(compiled / "best" / "model.safetensors").keys() == weights(plain, 6).keys()
     tested = read_rows(compiled / "rows.csv")[0]
     assert tested.quantity == "test accuracy"
-    assert tested.value == evaluate("listops", model=compiled / "best", data=data, device="cpu").value
+    assert tested.value == evaluate(EvaluateOptions("listops", model=compiled / "best", data=data, device="cpu")).value
 
 
 @pytest.mark.long

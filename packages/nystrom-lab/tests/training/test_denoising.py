@@ -9,6 +9,7 @@ from safetensors.torch import load_file
 from torch.testing import assert_close
 
 from nystrom.models import EncoderConfig, EncoderForSequenceClassification
+from nystrom_lab.config import EvaluateOptions, TrainOptions
 from nystrom_lab.training.denoising import Denoiser
 from nystrom_lab.training.scoring import evaluate
 
@@ -97,16 +98,18 @@ def test_the_loss_of_a_step_is_that_of_the_class_and_of_the_tokens(small_run, tm
 def test_a_denoising_run_is_scored_on_clean_inputs(small_run, data, tmp_path, curves):
     run = small_run(tmp_path / "run", augment=True, **SHORT)
     values = [value for _, quantity, value in curves(run) if quantity == "validation accuracy"]
-    assert evaluate("listops", model=run / "best", data=data, split="val", device="cpu").value == max(values)
+    assert evaluate(EvaluateOptions("listops", model=run / "best", data=data, split="val", device="cpu")).value == max(
+        values
+    )
 
 
 def test_pairs_of_texts_are_denoised_and_cropped(pairs, tmp_path):
     from nystrom_lab.training.train import train
 
-    run = train(
+    run = train(TrainOptions(
         "retrieval", preset="demo", data=pairs, to=tmp_path / "run", steps=2, warmup_steps=0, batch_size=4,
         denoise=1.0, augment=True, device="cpu",
-    )  # fmt: skip
+    ))  # fmt: skip
     assert (run / "rows.csv").is_file()
 
 

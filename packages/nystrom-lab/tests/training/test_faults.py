@@ -12,6 +12,7 @@ from safetensors.torch import load_file
 from torch.testing import assert_close
 
 from nystrom.whole_files import NotWritten
+from nystrom_lab.config import EvaluateOptions
 from nystrom_lab.training.run_folder import RunFolder
 from nystrom_lab.training.scoring import evaluate
 from nystrom_lab.whole_folders import write_sums
@@ -113,7 +114,7 @@ def test_a_damaged_model_is_not_scored(whole, data, tmp_path):
     file = best / "model.safetensors"
     file.write_bytes(b"\xff" * 8 + file.read_bytes()[8:])
     with pytest.raises(ValueError, match=r"model\.safetensors is not a.* safetensors file") as error:
-        evaluate("listops", model=best, data=data, device="cpu")
+        evaluate(EvaluateOptions("listops", model=best, data=data, device="cpu"))
     assert "\n" not in str(error.value)
 
 
@@ -121,17 +122,17 @@ def test_a_bit_of_a_saved_model_that_flipped_is_found_before_it_is_used(whole, d
     best = shutil.copytree(whole / "best", tmp_path / "best")
     # A card is there to be edited.
     (best / "README.md").write_text("mine")
-    assert evaluate("listops", model=best, data=data, device="cpu").value >= 0
+    assert evaluate(EvaluateOptions("listops", model=best, data=data, device="cpu")).value >= 0
     change_a_byte(best / "model.safetensors")
     for use in (
-        lambda: evaluate("listops", model=best, data=data, device="cpu"),
+        lambda: evaluate(EvaluateOptions("listops", model=best, data=data, device="cpu")),
         lambda: small_run(tmp_path / "next", model=best, attention=None, options=None, preset=None),
     ):
         with pytest.raises(ValueError, match=r"best: model.safetensors is damaged\. Restore it .*complete\.json"):
             use()
     # One of an older version, or that somebody has changed.
     (best / "complete.json").unlink()
-    assert evaluate("listops", model=best, data=data, device="cpu").value >= 0
+    assert evaluate(EvaluateOptions("listops", model=best, data=data, device="cpu")).value >= 0
 
 
 @pytest.mark.parametrize(
@@ -166,7 +167,7 @@ def test_a_bit_of_the_data_that_flipped_is_found_before_they_are_used(whole, dat
     change_a_byte(damaged / file)
     for use in (
         lambda: small_run(tmp_path / "run", data=damaged),
-        lambda: evaluate("listops", model=whole / "best", data=damaged, device="cpu"),
+        lambda: evaluate(EvaluateOptions("listops", model=whole / "best", data=damaged, device="cpu")),
     ):
         with pytest.raises(ValueError, match=rf"{file} has SHA-256 \w+ instead of \w+: the prepared data are damaged"):
             use()

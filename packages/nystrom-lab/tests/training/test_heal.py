@@ -23,9 +23,11 @@ from transformers import (
 
 import nystrom.integrations  # noqa: F401 (registers the methods that config.json names)
 from nystrom.attention.plan import AttentionPlan, LayerChoice
+from nystrom.command_options import ConvertOptions
 from nystrom.integrations.convert import convert
 from nystrom.models import EncoderModel
 from nystrom_lab.cli.main import main
+from nystrom_lab.config import HealOptions
 from nystrom_lab.measure.rows import read_rows
 from nystrom_lab.training import healing
 from nystrom_lab.training.finite import NotFinite
@@ -69,7 +71,9 @@ def healed(bert, texts):
 
     def run(to, source=bert, **changes):
         settings = {"texts": [texts], "num_landmarks": 4, "steps": 6, "batch_size": 4, "evaluate_every": 2}
-        return heal(source, to, **(settings | {"learning_rate": 1e-3, "whole": 0.5, "device": "cpu"} | changes))
+        return heal(
+            HealOptions(source, to, **(settings | {"learning_rate": 1e-3, "whole": 0.5, "device": "cpu"} | changes))
+        )
 
     return run
 
@@ -106,7 +110,7 @@ def test_the_error_on_held_out_texts_falls_by_half(healed, tmp_path):
 
 
 def test_the_folder_is_a_converted_one_and_its_card_says_what_it_learned(unbroken, bert, tmp_path):
-    convert(bert, tmp_path / "plain", num_landmarks=4)
+    convert(ConvertOptions(bert, tmp_path / "plain", num_landmarks=4))
     assert {path.name for path in unbroken.iterdir()} == {*(path.name for path in (tmp_path / "plain").iterdir())}
     model, plain = (AutoModel.from_pretrained(folder) for folder in (unbroken, tmp_path / "plain"))
     assert type(model) is EncoderModel
@@ -144,7 +148,7 @@ def test_what_learns_is_an_option(learn, healed, bert, tmp_path):
         pytest.importorskip("peft")
     precision = "bfloat16" if learn == "all" else "float32"
     to = healed(tmp_path / "made", learn=learn, steps=8, precision=precision)
-    convert(bert, tmp_path / "plain", num_landmarks=4)
+    convert(ConvertOptions(bert, tmp_path / "plain", num_landmarks=4))
     before, after = errors(to)
     assert after < before
     plain = weights(tmp_path / "plain")
@@ -156,7 +160,7 @@ def test_what_learns_is_an_option(learn, healed, bert, tmp_path):
 
 def test_a_frozen_model_learns_as_any_other(bert, tmp_path):
     """Its weights ask for no gradients; `learn` alone says which do."""
-    convert(bert, tmp_path / "plain", num_landmarks=4)
+    convert(ConvertOptions(bert, tmp_path / "plain", num_landmarks=4))
     model = AutoModel.from_pretrained(tmp_path / "plain").requires_grad_(False)
     made = healing.Healing(model, tmp_path / "plain", "attention", mask=None)
     ids = torch.randint(5, len(WORDS), (2, 40), generator=torch.Generator().manual_seed(0))
@@ -169,7 +173,7 @@ def test_a_frozen_model_learns_as_any_other(bert, tmp_path):
 @pytest.mark.parametrize("whole", [False, True])
 def test_a_masked_language_model_learns_on_masked_texts(whole, tmp_path):
     source = saved(BertForMaskedLM(BertConfig(**SIZES, **BERT)), tmp_path / "source")
-    convert(source, tmp_path / "plain", num_landmarks=4)
+    convert(ConvertOptions(source, tmp_path / "plain", num_landmarks=4))
     model = AutoModelForMaskedLM.from_pretrained(tmp_path / "plain")
     mask, seen = WORDS.index("[MASK]"), []
     made = healing.Healing(model, tmp_path / "plain", "attention", mask=mask)
@@ -192,7 +196,7 @@ def test_a_model_that_became_worse_is_not_kept(healed, bert, tmp_path, capsys):
     to = healed(tmp_path / "made", learning_rate=0.5, steps=4, learn="all")
     assert "not nearer to the exact one, so the conversion is kept as it came" in capsys.readouterr().out
     assert "not kept" in (to / "README.md").read_text()
-    convert(bert, tmp_path / "plain", num_landmarks=4)
+    convert(ConvertOptions(bert, tmp_path / "plain", num_landmarks=4))
     assert_close(weights(to), weights(tmp_path / "plain"), rtol=0, atol=0)
 
 
@@ -399,7 +403,7 @@ def test_a_quantised_or_healed_model_is_refused_by_name(healed, unbroken, bert, 
 def test_a_model_with_exact_heads_keeps_them(healed, bert, tmp_path):
     layers = tuple(LayerChoice("nystrom", {"num_landmarks": 4, "exact_heads": [head]}) for head in (0, 2))
     AttentionPlan(layers).write(tmp_path / "plan.json")
-    convert(bert, tmp_path / "planned", plan=tmp_path / "plan.json")
+    convert(ConvertOptions(bert, tmp_path / "planned", plan=tmp_path / "plan.json"))
     to = healed(tmp_path / "made", tmp_path / "planned", num_landmarks="auto", learning_rate=1e-4, whole=0.0)
     first, second = (json.loads((folder / "config.json").read_text()) for folder in (tmp_path / "planned", to))
     assert second["attention_options"] == first["attention_options"]

@@ -9,13 +9,13 @@ from safetensors.torch import load_file
 from torch.testing import assert_close
 
 from nystrom.models import EncoderForSequenceClassification
-from nystrom_lab.config import TrainOptions
+from nystrom_lab.config import EvaluateOptions, TrainOptions
 from nystrom_lab.data.lra.pathfinder import task as lra_pathfinder
 from nystrom_lab.data.lra.pathfinder.task import Pathfinder, prepare_pathfinder
 from nystrom_lab.data.store.prepared_folder import new_folder
 from nystrom_lab.data.store.split import Pictures, write_pictures
 from nystrom_lab.measure.rows import read_rows
-from nystrom_lab.training.grid.run_grid import run_grid
+from nystrom_lab.training.grid.run_grid import GridOptions, run_grid
 from nystrom_lab.training.presets import PRESETS, find_preset
 from nystrom_lab.training.run_settings import data_positions, lengthened, settle
 from nystrom_lab.training.scoring import evaluate
@@ -55,7 +55,9 @@ def test_a_model_of_larger_pictures_has_a_position_for_each_pixel(root, small_ru
     assert model.nystromformer.embeddings.position_embeddings.weight.shape == (4098, 64)
     tested = {row.quantity: row for row in read_rows(run / "rows.csv")}["test accuracy"]
     assert (tested.n, tested.repeats) == (4096, 5)
-    assert evaluate("pathfinder", model=run / "best", data=pictures, device="cpu").value == tested.value
+    assert (
+        evaluate(EvaluateOptions("pathfinder", model=run / "best", data=pictures, device="cpu")).value == tested.value
+    )
     interrupted(2, small_run, tmp_path / "cut", task="pathfinder", data=pictures, **SHORT)
     # The run records its data, and so its positions.
     cut = small_run(tmp_path / "cut", task="pathfinder", data=None, resume=True, **SHORT)
@@ -66,7 +68,7 @@ def test_a_model_of_larger_pictures_has_a_position_for_each_pixel(root, small_ru
 @pytest.mark.slow
 def test_a_grid_takes_larger_pictures_from_their_folder(root, tmp_path):
     grid = {"tasks": ["pathfinder"], "methods": ["linformer"], "seeds": [0], "preset": "demo", "steps": 1}
-    assert run_grid(to=tmp_path, data=root, device="cpu", threads=1, **grid) == []
+    assert run_grid(GridOptions(to=tmp_path, data=root, device="cpu", threads=1, **grid)) == []
     rows = {row.quantity: row for row in read_rows(tmp_path / "lra.csv")}
     assert rows["test accuracy"].n == 4096
     settings = json.loads((tmp_path / "pathfinder-linformer-demo-seed0" / "run.json").read_text())["settings"]
@@ -120,7 +122,7 @@ def test_a_run_keeps_its_size_of_pictures(root, small_run, tmp_path):
     with pytest.raises(ValueError, match=says):
         small_run(run, task="pathfinder", data=root / "pathfinder-demo", resume=True, **SHORT, **changes)
     with pytest.raises(ValueError, match="holds a sample of 4096 tokens in test, but the model has 1024 positions"):
-        evaluate("pathfinder", model=run / "best", data=root / "pathfinder-demo", device="cpu")
+        evaluate(EvaluateOptions("pathfinder", model=run / "best", data=root / "pathfinder-demo", device="cpu"))
 
 
 def _settled(attention, preset, positions, options=None, **changes):

@@ -10,6 +10,7 @@ from safetensors.torch import load_file
 from torch.testing import assert_close
 
 from nystrom.models import EncoderModel
+from nystrom_lab.config import TrainOptions
 from nystrom_lab.data.lra.facts import LRA
 from nystrom_lab.measure.rows import read_rows
 from nystrom_lab.training.batches import masking, unmasked
@@ -119,10 +120,10 @@ def test_every_evaluation_masks_the_same_tokens_of_whole_pairs(pairs, tmp_path, 
     monkeypatch.setattr(MaskedTrainer, "_encode", note)
     monkeypatch.setattr(MaskedTrainer, "sum_up", end)
     for seed, batch in ((0, 4), (1, 6)):
-        train(
+        train(TrainOptions(
             "retrieval", preset="demo", data=pairs, to=tmp_path / str(seed), steps=2, warmup_steps=0, batch_size=batch,
             evaluate_every=1, mask_share=0.15, seed=seed, device="cpu",
-        )  # fmt: skip
+        ))  # fmt: skip
     assert len(seen) == 4
     assert all(evaluation == seen[0] for evaluation in seen)
     assert all(seen[0])

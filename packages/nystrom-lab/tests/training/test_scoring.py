@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from nystrom.models import EncoderForSequenceClassification
+from nystrom_lab.config import EvaluateOptions
 from nystrom_lab.data.lra.listops.task import ListOps, prepare_listops
 from nystrom_lab.training.scoring import accuracy, evaluate, load_model
 from nystrom_lab.training.tasks import find_task
@@ -23,7 +24,7 @@ def test_the_score_counts_every_sample_for_any_batch(whole, data):
 
 def test_only_models_of_the_task_are_scored(whole, data, tmp_path):
     with pytest.raises(ValueError, match=r"which holds no config.json"):
-        evaluate("listops", model=tmp_path, data=data)
+        evaluate(EvaluateOptions("listops", model=tmp_path, data=data))
     model = EncoderForSequenceClassification.from_pretrained(whole / "best")
     for change, says in (
         ({"task": "text"}, "was trained on text, with 17 tokens and 10 classes; expected listops"),
@@ -35,7 +36,7 @@ def test_only_models_of_the_task_are_scored(whole, data, tmp_path):
             config = config.replace(f'"{name}": "{getattr(model.config, name)}"', f'"{name}": "{value}"')
         (tmp_path / "other" / "config.json").write_text(config)
         with pytest.raises(ValueError, match=says):
-            evaluate("listops", model=tmp_path / "other", data=data)
+            evaluate(EvaluateOptions("listops", model=tmp_path / "other", data=data))
 
 
 def labelled(model, folder, names):
@@ -82,17 +83,17 @@ def test_only_safetensors_that_fit_are_read(whole, data, tmp_path):
     config = (tmp_path / "config.json").read_text()
     (tmp_path / "config.json").write_text(config.replace('"num_hidden_layers": 2', '"num_hidden_layers": 3'))
     with pytest.raises(ValueError, match=r"does not fit its config.json, for example in nystromformer.encoder.layer.2"):
-        evaluate("listops", model=tmp_path, data=data, device="cpu")
+        evaluate(EvaluateOptions("listops", model=tmp_path, data=data, device="cpu"))
     (tmp_path / "config.json").write_text(config)
     (tmp_path / "model.safetensors").rename(tmp_path / "pytorch_model.bin")
     with pytest.raises(ValueError, match=r"holds no model.safetensors: only that format is read"):
-        evaluate("listops", model=tmp_path, data=data, device="cpu")
+        evaluate(EvaluateOptions("listops", model=tmp_path, data=data, device="cpu"))
     model.nystromformer.save_pretrained(tmp_path)
     with pytest.raises(ValueError, match=r"does not fit its config.json, for example in classifier.dense.bias"):
-        evaluate("listops", model=tmp_path, data=data, device="cpu")
+        evaluate(EvaluateOptions("listops", model=tmp_path, data=data, device="cpu"))
 
 
 def test_a_split_without_samples_is_named(whole, tmp_path):
     folder = prepare_listops(tmp_path / "data", train=8, val=0, test=4, min_length=5, max_length=30, workers=1)
     with pytest.raises(ValueError, match=r"data .* holds no samples in val; expected at least one"):
-        evaluate("listops", model=whole / "best", data=folder, split="val", device="cpu")
+        evaluate(EvaluateOptions("listops", model=whole / "best", data=folder, split="val", device="cpu"))

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from nystrom.models import EncoderForSequenceClassification
+from nystrom_lab.config import EvaluateOptions
 from nystrom_lab.data.lra.texts.reviews import Text, prepare_text
 from nystrom_lab.measure.rows import read_rows
 from nystrom_lab.training.scoring import evaluate
@@ -37,7 +38,7 @@ def test_labelled_texts_of_three_classes_are_trained_on(own, small_run, tmp_path
     assert max(split.lengths.max() for split in splits.values()) == 512
     row = {row.quantity: row for row in read_rows(run / "rows.csv")}["test accuracy"]
     assert (row.study, row.repeats) == ("train text", len(splits["test"]))
-    assert evaluate("text", model=run / "best", data=own, device="cpu").value == row.value
+    assert evaluate(EvaluateOptions("text", model=run / "best", data=own, device="cpu")).value == row.value
 
 
 @pytest.mark.slow
@@ -56,7 +57,7 @@ def test_a_model_of_other_classes_is_not_scored(own, small_run, tmp_path):
     two = tmp_path / "two.csv"
     two.write_text("".join(line for line in own.read_text().splitlines(keepends=True) if not line.endswith("rant\n")))
     with pytest.raises(ValueError, match=r"trained on text, with 257 tokens and 3 classes; expected text.* 2 classes"):
-        evaluate("text", model=run / "best", data=two, device="cpu")
+        evaluate(EvaluateOptions("text", model=run / "best", data=two, device="cpu"))
 
 
 @pytest.mark.parametrize(
@@ -102,7 +103,9 @@ def test_columns_of_other_names_are_trained_on_and_scored(own, small_run, tmp_pa
     run = small_run(tmp_path / "run", task="text", data=other, **fields)
     tested = {row.quantity: row for row in read_rows(run / "rows.csv")}["test accuracy"]
     assert tested.command.endswith("--data other.csv --text-field body --label-field mood --to run")
-    assert evaluate("text", model=run / "best", data=other, device="cpu", **fields).value == tested.value
+    assert (
+        evaluate(EvaluateOptions("text", model=run / "best", data=other, device="cpu", **fields)).value == tested.value
+    )
 
 
 def test_own_pairs_are_trained_on(small_run, tmp_path, monkeypatch):

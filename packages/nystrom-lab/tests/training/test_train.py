@@ -9,6 +9,7 @@ from safetensors.torch import load_file
 from torch.testing import assert_close
 
 from nystrom.models import EncoderForSequenceClassification
+from nystrom_lab.config import EvaluateOptions, TrainOptions
 from nystrom_lab.data.lra.listops.task import ListOps, first_operator_share, prepare_listops
 from nystrom_lab.measure.rows import read_rows
 from nystrom_lab.training.arena import EncoderTrainer
@@ -40,14 +41,14 @@ def test_the_best_model_is_the_one_with_the_highest_validation_accuracy(whole, d
     scored = {step: value for step, quantity, value in curves(whole) if quantity == "validation accuracy"}
     best = max(scored, key=lambda step: (scored[step], -step))
     assert_close(load_file(whole / "best" / "model.safetensors"), weights(whole, best), rtol=0, atol=0)
-    row = evaluate("listops", model=whole / "best", data=data, split="val", device="cpu")
+    row = evaluate(EvaluateOptions("listops", model=whole / "best", data=data, split="val", device="cpu"))
     assert row.value == pytest.approx(scored[best])
 
 
 def test_rows_record_the_results(whole, data):
     rows = {row.quantity: row for row in read_rows(whole / "rows.csv")}
     test = rows["test accuracy"]
-    assert test.value == evaluate("listops", model=whole / "best", data=data, device="cpu").value
+    assert test.value == evaluate(EvaluateOptions("listops", model=whole / "best", data=data, device="cpu")).value
     assert (test.study, test.method, test.m, test.repeats, test.seed) == ("train listops", "nystrom-8+skip", 8, 30, 0)
     assert test.low is not None
     assert test.low < test.value < test.high
@@ -103,7 +104,7 @@ def test_data_that_are_missing_are_made_once(tmp_path, monkeypatch, capsys):
     sizes = DataSizes(folder="listops-demo", train=24, val=6, test=6, min_length=5, max_length=41)
     monkeypatch.setitem(PRESETS, ("listops", "demo"), dataclasses.replace(PRESETS["listops", "demo"], data=sizes))
     for seed in (0, 1):
-        train("listops", preset="demo", seed=seed, steps=2, warmup_steps=0, batch_size=8, device="cpu")
+        train(TrainOptions("listops", preset="demo", seed=seed, steps=2, warmup_steps=0, batch_size=8, device="cpu"))
     said = capsys.readouterr().out
     assert said.count("data/listops-demo does not exist: preparing 24 + 6 + 6 samples of listops.") == 1
     assert (tmp_path / "runs" / "listops-nystrom-demo-seed1" / "best" / "model.safetensors").is_file()
@@ -113,7 +114,7 @@ def test_data_that_are_missing_are_made_once(tmp_path, monkeypatch, capsys):
 @pytest.mark.timeout(900)
 def test_the_demo_beats_the_largest_class_by_twelve_points(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    run = train("listops", preset="demo", device="cpu")
+    run = train(TrainOptions("listops", preset="demo", device="cpu"))
     rows = {row.quantity: row.value for row in read_rows(run / "rows.csv")}
     assert rows["test accuracy"] >= rows["largest class of test"] + 0.12
 

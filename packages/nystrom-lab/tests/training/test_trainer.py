@@ -7,6 +7,7 @@ import torch
 from torch.testing import assert_close
 
 from nystrom.models import EncoderForSequenceClassification
+from nystrom_lab.config import EvaluateOptions
 from nystrom_lab.data.lra.listops.task import ListOps, prepare_listops
 from nystrom_lab.measure.rows import read_rows
 from nystrom_lab.training.batches import TrainingOrder
@@ -39,7 +40,10 @@ def test_evaluation_takes_no_more_samples_at_a_time_than_a_step(
     assert sum(sizes[False]) == 20 + 30
     tested = read_rows(run / "rows.csv")[0]
     assert (tested.quantity, tested.repeats) == ("test accuracy", 30)
-    assert tested.value == evaluate("listops", model=run / "best", data=data, batch_size=30, device="cpu").value
+    assert (
+        tested.value
+        == evaluate(EvaluateOptions("listops", model=run / "best", data=data, batch_size=30, device="cpu")).value
+    )
 
 
 def test_the_order_of_the_samples_is_that_of_the_seed_and_the_whole_batch(small_run, data, tmp_path, after_forward):

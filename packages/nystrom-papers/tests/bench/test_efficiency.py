@@ -9,7 +9,7 @@ import subprocess
 import pytest
 import torch
 
-from nystrom_lab.cli.arguments import arguments_of
+from nystrom_lab.cli.arguments import call
 from nystrom_lab.measure.rows import read_rows
 from nystrom_papers.bench.by_length import Cell, cells_of, length_setup, sweep_lengths
 from nystrom_papers.bench.contenders import Contender
@@ -50,7 +50,7 @@ def setup(cells, *, dtype="float32", threads=None, limit_seconds=60.0, repeats=3
 
 
 def test_rows_hold_each_method_pass_quantity_and_length(tmp_path):
-    rows = run_efficiency(**SMALL, seed=3, to=tmp_path)
+    rows = run_efficiency(EfficiencyOptions(**SMALL, seed=3, to=tmp_path))
     expected = [
         (n, method, f"{timed} {what}")
         for n in (16, 32)
@@ -73,14 +73,14 @@ def test_rows_hold_each_method_pass_quantity_and_length(tmp_path):
 
 def test_the_skip_can_be_left_or_asked_for(tmp_path):
     for skip, methods in (("without", ["softmax", "nystrom-8"]), ("with", ["softmax", "nystrom-8+skip"])):
-        rows = run_efficiency(**SMALL, skip=skip, passes=("forward",), to=tmp_path / skip)
+        rows = run_efficiency(EfficiencyOptions(**SMALL, skip=skip, passes=("forward",), to=tmp_path / skip))
         assert list(dict.fromkeys(row.method for row in rows)) == methods
         assert {row.quantity for row in rows} == {"forward time", "forward memory"}
 
 
 def test_memory_is_that_of_the_matrices(tmp_path):
     asked = SMALL | {"lengths": (256,), "methods": ("softmax-materialised", "softmax"), "repeats": 1}
-    rows = {(row.method, row.quantity): row.value for row in run_efficiency(**asked, to=tmp_path)}
+    rows = {(row.method, row.quantity): row.value for row in run_efficiency(EfficiencyOptions(**asked, to=tmp_path))}
     squares = 2 * 2 * 256 * 256 * 4 / 1e6
     assert squares <= rows["softmax-materialised", "forward memory"] < 1.2 * squares
     assert rows["softmax", "forward memory"] < squares / 5
@@ -128,30 +128,32 @@ def test_a_run_continues_where_it_was_interrupted(tmp_path, capsys):
 
 
 def test_lengths_that_are_done_are_not_measured_again(tmp_path, measured):
-    first = run_efficiency(**SMALL, to=tmp_path)
-    assert run_efficiency(**SMALL, to=tmp_path) == first
-    more = run_efficiency(**SMALL | {"lengths": (64, 32, 8, 8)}, to=tmp_path)
+    first = run_efficiency(EfficiencyOptions(**SMALL, to=tmp_path))
+    assert run_efficiency(EfficiencyOptions(**SMALL, to=tmp_path)) == first
+    more = run_efficiency(EfficiencyOptions(**SMALL | {"lengths": (64, 32, 8, 8)}, to=tmp_path))
     assert measured() == [16, 32, 8, 64]
     assert list(dict.fromkeys(row.n for row in more)) == [8, 32, 64]
 
 
 def test_another_setting_in_the_same_folder_raises(tmp_path, measured):
-    run_efficiency(**SMALL, to=tmp_path)
+    run_efficiency(EfficiencyOptions(**SMALL, to=tmp_path))
     before = (tmp_path / "efficiency.csv").read_bytes()
     for change in ({"heads": 4}, {"methods": ("softmax",)}, {"seed": 1}, {"dtype": "float64"}):
         with pytest.raises(ValueError, match=r"efficiency\.csv holds rows of another setting"):
-            run_efficiency(**SMALL | change, to=tmp_path)
+            run_efficiency(EfficiencyOptions(**SMALL | change, to=tmp_path))
         assert (tmp_path / "efficiency.csv").read_bytes() == before
     assert measured() == [16, 32]
 
 
 def test_the_command_of_a_row_is_the_same_setting(tmp_path, measured):
-    rows = run_efficiency(**SMALL, passes=("forward",), limit_seconds=12.5, dtype="float64", threads=1, to=tmp_path)
+    rows = run_efficiency(
+        EfficiencyOptions(**SMALL, passes=("forward",), limit_seconds=12.5, dtype="float64", threads=1, to=tmp_path)
+    )
     words = shlex.split(rows[0].command)
     assert words[:3] == ["nystrom", "bench", "efficiency"]
     assert str(tmp_path) not in rows[0].command
-    asked = arguments_of(run_efficiency, [*words[3:], "--to", str(tmp_path)], "bench efficiency")
-    assert run_efficiency(**asked) == rows
+    asked = call(EfficiencyOptions, [*words[3:], "--to", str(tmp_path)], "bench efficiency")
+    assert run_efficiency(asked) == rows
     assert measured() == [16, 32]
 
 
@@ -178,7 +180,9 @@ def test_memory_is_estimated_from_the_length_before(tmp_path):
 
 
 def test_a_call_that_would_take_too_long_is_not_run(tmp_path):
-    rows = run_efficiency(**SMALL, passes=("forward",), skip="without", limit_seconds=1e-9, to=tmp_path)
+    rows = run_efficiency(
+        EfficiencyOptions(**SMALL, passes=("forward",), skip="without", limit_seconds=1e-9, to=tmp_path)
+    )
     assert [math.isnan(row.value) for row in rows] == [row.n == 32 for row in rows]
     assert rows[-1].note.startswith("would take about 0 s a call, the limit is 1e-09 s")
 
@@ -198,7 +202,7 @@ def test_a_long_first_length_is_estimated_from_a_short_call(tmp_path, measured):
 
 def test_a_method_that_cannot_run_says_why_and_the_others_continue(tmp_path):
     asked = SMALL | {"lengths": (36,), "methods": ("softmax", "authors-8")}
-    rows = run_efficiency(**asked, skip="without", to=tmp_path)
+    rows = run_efficiency(EfficiencyOptions(**asked, skip="without", to=tmp_path))
     notes = {row.method: row.note for row in rows}
     assert notes == {"softmax": "", "authors-8": "needs a length that is a multiple of 8 and longer"}
 
@@ -247,7 +251,7 @@ def test_threads_are_set_for_the_run_alone(tmp_path):
 )
 def test_what_cannot_be_measured_raises_before_any_measurement(tmp_path, change, message, measured):
     with pytest.raises(ValueError, match=message):
-        run_efficiency(**SMALL | change, to=tmp_path / "new")
+        run_efficiency(EfficiencyOptions(**SMALL | change, to=tmp_path / "new"))
     assert measured() == []
     assert not (tmp_path / "new").exists()
 
@@ -255,13 +259,15 @@ def test_what_cannot_be_measured_raises_before_any_measurement(tmp_path, change,
 def test_a_folder_that_cannot_be_written_raises_before_any_measurement(tmp_path, measured):
     (tmp_path / "taken").touch()
     with pytest.raises(ValueError, match=r"taken.* cannot be written"):
-        run_efficiency(**SMALL, to=tmp_path / "taken")
+        run_efficiency(EfficiencyOptions(**SMALL, to=tmp_path / "taken"))
     assert measured() == []
 
 
 def test_other_dtypes_run(tmp_path):
     for dtype in ("float64", "bfloat16", "float16"):
-        rows = run_efficiency(**SMALL | {"lengths": (16,)}, dtype=dtype, layout="heads", to=tmp_path / dtype)
+        rows = run_efficiency(
+            EfficiencyOptions(**SMALL | {"lengths": (16,)}, dtype=dtype, layout="heads", to=tmp_path / dtype)
+        )
         assert {(row.dtype, row.note) for row in rows} == {(dtype, "")}
 
 
@@ -287,14 +293,14 @@ def test_each_length_has_a_floor_where_memory_bounds(tmp_path, measured):
 
 def test_rows_say_what_the_allocator_was_told(tmp_path, monkeypatch):
     monkeypatch.setenv("MALLOC_TRIM_THRESHOLD_", "8589934592")
-    rows = run_efficiency(**SMALL | {"lengths": (16,), "repeats": 1}, to=tmp_path)
+    rows = run_efficiency(EfficiencyOptions(**SMALL | {"lengths": (16,), "repeats": 1}, to=tmp_path))
     assert {row.fact("allocator") for row in rows} == {"MALLOC_TRIM_THRESHOLD_=8589934592"}
 
 
 @pytest.mark.long
 def test_rows_say_when_kernels_were_interpreted(tmp_path):
     asked = SMALL | {"lengths": (16,), "methods": ("softmax", "nystrom-triton-8"), "repeats": 1}
-    rows = run_efficiency(**asked, skip="with", to=tmp_path)
+    rows = run_efficiency(EfficiencyOptions(**asked, skip="with", to=tmp_path))
     assert {row.method for row in rows} == {"softmax", "nystrom-triton-8+skip"}
     assert all((row.fact("triton"), row.note) == ("interpreted", "") for row in rows)
 
@@ -311,7 +317,7 @@ def test_compiled_methods_run_at_more_lengths_than_a_function_may_have_graphs(tm
 @pytest.mark.slow
 def test_compiled_methods_run_by_the_compiler_itself(tmp_path):
     asked = SMALL | {"methods": ("nystrom-4",), "repeats": 1, "launches": ("eager", "compiled")}
-    rows = run_efficiency(**asked, skip="without", to=tmp_path)
+    rows = run_efficiency(EfficiencyOptions(**asked, skip="without", to=tmp_path))
     assert {(row.method, row.note) for row in rows} == {("nystrom-4", ""), ("nystrom-4, compiled", "")}
 
 
@@ -338,7 +344,7 @@ def test_an_error_of_triton_is_noted_and_any_other_is_raised(tmp_path):
 @pytest.mark.gpu
 def test_it_runs_on_a_gpu(tmp_path):
     asked = SMALL | {"lengths": (1024,), "methods": (), "launches": ("eager", "graph")}
-    rows = run_efficiency(**asked, device="cuda", to=tmp_path)
+    rows = run_efficiency(EfficiencyOptions(**asked, device="cuda", to=tmp_path))
     kernels = ("nystrom-triton-64", "nystrom-triton-64+skip", "near_far-triton", "skyformer-triton-128")
     for name in (*kernels, *(f"{name}, graph" for name in kernels), "floor"):
         assert all(row.value > 0 for row in rows if row.method == name), name
@@ -350,9 +356,9 @@ def test_it_runs_on_a_gpu(tmp_path):
 
 def test_every_option_reaches_the_command(tmp_path):
     # A folder could mix settings that neither of them shows.
-    asked = set(inspect.signature(run_efficiency).parameters) - {"lengths", "to"}
+    asked = set(inspect.signature(EfficiencyOptions).parameters) - {"lengths", "to"}
     given = dict.fromkeys(asked, "other") | {"lengths": (1, 2), "to": tmp_path}
-    command = command_line(("nystrom", "bench"), run_efficiency, given, "lengths")
+    command = command_line(("nystrom", "bench"), EfficiencyOptions, given, "lengths")
     assert all(f"--{name.replace('_', '-')} other" in command for name in asked)
     assert command.endswith("--lengths 1 2")
 
@@ -361,7 +367,7 @@ def test_every_option_reaches_the_command(tmp_path):
 def test_other_processes_work_beside_and_end(tmp_path, monkeypatch):
     started, start = [], subprocess.Popen
     monkeypatch.setattr(subprocess, "Popen", lambda *words, **how: started.append(start(*words, **how)) or started[-1])
-    rows = run_efficiency(**{**SMALL, "lengths": (16,), "beside": 1, "to": tmp_path})
+    rows = run_efficiency(EfficiencyOptions(**{**SMALL, "lengths": (16,), "beside": 1, "to": tmp_path}))
     assert {row.facts["beside"] for row in rows} == {"1"}
     assert "--beside 1" in rows[0].command
     (beside,) = (process for process in started if "x @ x" in str(process.args))

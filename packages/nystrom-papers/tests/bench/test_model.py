@@ -9,7 +9,7 @@ from nystrom.models.configuration import POSITION_OFFSET
 from nystrom_lab.cli.main import main
 from nystrom_lab.measure.rows import read_rows
 from nystrom_papers.bench.inputs import Sizes, make_inputs
-from nystrom_papers.bench.model import EncoderSizes, encoder_finder, find_sizes, run_model
+from nystrom_papers.bench.model import EncoderSizes, ModelOptions, encoder_finder, find_sizes, run_model
 
 TINY = EncoderSizes(layers=2, width=8, heads=2, intermediate=12, vocabulary=20)
 SMALL = {"lengths": (16, 32), "methods": ("softmax", "nystrom-4"), "repeats": 3, "kernel_size": 3}
@@ -17,7 +17,7 @@ SMALL |= {"layers": 1, "width": 8, "heads": 2, "intermediate": 12}
 
 
 def test_rows_hold_each_method_pass_quantity_and_length(tmp_path):
-    rows = run_model(**SMALL, seed=3, batch=2, to=tmp_path)
+    rows = run_model(ModelOptions(**SMALL, seed=3, batch=2, to=tmp_path))
     assert {(row.n, row.method) for row in rows} == {
         (n, name) for n in (16, 32) for name in ("softmax", "nystrom-4+skip")
     }
@@ -32,9 +32,9 @@ def test_rows_hold_each_method_pass_quantity_and_length(tmp_path):
         assert row.words == f"{sizes} threads={threads} allocator=default"
         assert row.m == (None if row.method == "softmax" else 4)
     # What is done is not measured again: other values would come.
-    assert run_model(**SMALL, seed=3, batch=2, to=tmp_path) == rows
+    assert run_model(ModelOptions(**SMALL, seed=3, batch=2, to=tmp_path)) == rows
     with pytest.raises(ValueError, match=r"model\.csv holds rows of another setting"):
-        run_model(**SMALL | {"layers": 2}, seed=3, batch=2, to=tmp_path)
+        run_model(ModelOptions(**SMALL | {"layers": 2}, seed=3, batch=2, to=tmp_path))
 
 
 # Linformer and Reformer have options that follow from the length.
@@ -63,12 +63,12 @@ def test_what_is_measured_is_the_whole_encoder(name, skip):
 def test_each_launch_of_a_model_has_rows_of_its_own(tmp_path, monkeypatch):
     monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend="eager"))
     asked = SMALL | {"lengths": (16,), "repeats": 1, "launches": ("compiled", "eager")}
-    rows = run_model(**asked, to=tmp_path)
+    rows = run_model(ModelOptions(**asked, to=tmp_path))
     names = ("softmax", "softmax, compiled", "nystrom-4+skip", "nystrom-4+skip, compiled")
     assert list(dict.fromkeys(row.method for row in rows)) == [*names]
     assert {(row.note, row.m) for row in rows if row.method == names[3]} == {("", 4)}
     assert "--launches compiled eager" in rows[0].command
-    assert run_model(**asked, to=tmp_path) == rows
+    assert run_model(ModelOptions(**asked, to=tmp_path)) == rows
 
 
 @pytest.mark.long
@@ -76,7 +76,9 @@ def test_more_methods_are_compiled_than_a_function_may_have_graphs(tmp_path, mon
     monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend="eager"))
     methods = tuple(f"nystrom-{m}" for m in range(1, torch._dynamo.config.recompile_limit // 2 + 2))
     rows = run_model(
-        **SMALL | {"lengths": (16,), "methods": methods, "repeats": 1}, launches=("compiled",), to=tmp_path
+        ModelOptions(
+            **SMALL | {"lengths": (16,), "methods": methods, "repeats": 1}, launches=("compiled",), to=tmp_path
+        )
     )
     assert {row.note for row in rows} == {""}
 
@@ -105,7 +107,7 @@ def test_a_model_gives_its_sizes_by_its_configuration_alone(tmp_path, config):
 def test_rows_name_a_model_without_its_place(tmp_path):
     DistilBertConfig(vocab_size=20, dim=8, n_layers=1, n_heads=2, hidden_dim=12).save_pretrained(tmp_path / "mini")
     asked = {"lengths": (16,), "methods": ("softmax",), "passes": ("forward",), "repeats": 1}
-    (row, _) = run_model(**asked, model=tmp_path / "mini", to=tmp_path / "run")
+    (row, _) = run_model(ModelOptions(**asked, model=tmp_path / "mini", to=tmp_path / "run"))
     words = "--repeats 1 --methods softmax --model mini --passes forward --lengths 16"
     assert row.command == f"nystrom bench model {words}"
     assert " layers=1 width=8 heads=2 intermediate=12 vocabulary=20 " in row.words
@@ -135,7 +137,7 @@ def test_folders_without_the_sizes_of_an_encoder_raise(tmp_path):
 )
 def test_what_cannot_be_measured_raises_before_any_measurement(tmp_path, change, message):
     with pytest.raises(ValueError, match=message):
-        run_model(**SMALL | change, to=tmp_path / "new")
+        run_model(ModelOptions(**SMALL | change, to=tmp_path / "new"))
     assert not (tmp_path / "new").exists()
 
 

@@ -43,7 +43,7 @@ def test_the_shapes_are_those_of_the_papers():
 
 def test_the_command_measures_at_the_shapes_of_the_papers(tmp_path):
     asked = {"tasks": ("image",), "methods": ("nystrom-8",), "batch": 1, "repeats": 1, "threads": 1}
-    rows = run_training(**asked, to=tmp_path)
+    rows = run_training(TrainingOptions(**asked, to=tmp_path))
     assert read_rows(tmp_path / "training.csv") == rows
     assert [(row.quantity, row.n, row.note) for row in rows] == [
         (f"image step {what}", 1024, "") for what in ("time", "memory")
@@ -152,7 +152,7 @@ def test_half_precision_is_autocast(tmp_path):
 )
 def test_what_cannot_be_measured_raises_before_any_measurement(tmp_path, change, message):
     with pytest.raises(ValueError, match=message):
-        run_training(**SMALL | change, to=tmp_path / "run")
+        run_training(TrainingOptions(**SMALL | change, to=tmp_path / "run"))
     assert not (tmp_path / "run").exists()
 
 

@@ -1,75 +1,34 @@
-"""Options of commands as documented classes, and functions that take the fields of such a class.
+"""Options of commands as documented classes; a function of this library takes an instance of one.
 
 Needs no torch, so a command line knows its options before anything heavy is imported.
 """
 
-import functools
 import inspect
-import sys
 from collections.abc import Callable, Mapping
-from dataclasses import KW_ONLY, dataclass, fields
+from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
-from typing import Any, Literal, ParamSpec, TypeVar
-
-P = ParamSpec("P")
-OptionsClass = TypeVar("OptionsClass")
-R = TypeVar("R")
+from typing import Any, Literal
 
 
-def option_docs(options: type) -> dict[str, str]:
-    """The description of each field of an options class, from its docstring."""
+def parameters_of(options: Callable[..., Any]) -> dict[str, inspect.Parameter]:
+    """The parameters of a function, or of an options class: its own fields come before those of its base classes."""
+    parameters = inspect.signature(options).parameters
+    own = inspect.get_annotations(options) if isinstance(options, type) else parameters
+    return dict(sorted(parameters.items(), key=lambda each: (each[1].kind, each[0] not in own)))
+
+
+def option_docs(options: Callable[..., Any]) -> dict[str, str]:
+    """The description of each field of an options class, or parameter of a function, from its own docstring."""
     text = inspect.getdoc(options) or ""
-    _, _, attributes = text.partition("Attributes:\n")
-    names, docs, name = {field.name for field in fields(options)}, {}, ""
-    for line in attributes.splitlines():
+    _, _, section = text.partition("Attributes:\n" if isinstance(options, type) else "Args:\n")
+    names, docs, name = inspect.signature(options).parameters, {}, ""
+    for line in section.partition("\n\n")[0].splitlines():
         head, colon, rest = line.strip().partition(": ")
         if colon and head in names and len(line) - len(line.lstrip()) == 4:
             name, docs[head] = head, rest
-        elif name and line.strip():
+        elif name:
             docs[name] += "\n" + line.strip()
     return docs
-
-
-def signature_of(options: Callable[..., Any]) -> inspect.Signature:
-    """The signature of an options class: its own fields come before those of its base classes."""
-    own = inspect.get_annotations(options)
-    parameters = inspect.signature(options).parameters.values()
-    return inspect.Signature(sorted(parameters, key=lambda each: (each.kind, each.name not in own)))
-
-
-def arguments_doc(options: type) -> str:
-    """The fields of an options class and its base classes, as the "Args" section of a docstring."""
-    if sys.flags.optimize > 1:
-        # Python was told to strip docstrings (-OO).
-        return ""
-    docs: dict[str, str] = {}
-    for kind in options.__mro__[:-1]:
-        docs = option_docs(kind) | docs
-    lines = [f"    {name}: " + docs[name].replace("\n", "\n        ") for name in signature_of(options).parameters]
-    return "\n".join(["Args:", *lines])
-
-
-def taking(options: Callable[P, OptionsClass]) -> Callable[[Callable[[OptionsClass], R]], Callable[P, R]]:
-    """Show the fields of an options class as a function's arguments to callers, command lines and readers.
-
-    The function takes an instance. Its docstring has no "Args": they are inserted before "Returns" or "Raises".
-    """
-
-    def give(function: Callable[[OptionsClass], R]) -> Callable[P, R]:
-        @functools.wraps(function)
-        def call(*args: P.args, **named: P.kwargs) -> R:
-            return function(options(*args, **named))
-
-        assert isinstance(options, type)
-        signature, text = signature_of(options), inspect.getdoc(function) or ""
-        head, *rest = text.split("\n\n")
-        places = [place for place, part in enumerate(rest) if part.startswith(("Returns:", "Yields:", "Raises:"))]
-        rest.insert(min(places, default=len(rest)), arguments_doc(options))
-        call.__doc__ = "\n\n".join([head, *rest])
-        call.__signature__ = signature  # pyright: ignore[reportAttributeAccessIssue]
-        return call
-
-    return give
 
 
 @dataclass(frozen=True)

@@ -37,6 +37,7 @@ from transformers import (
 )
 
 from nystrom import near_far_sizes
+from nystrom.command_options import ConvertOptions
 from nystrom.integrations import set_attention
 from nystrom.integrations.convert import convert
 from nystrom.models import (
@@ -101,7 +102,11 @@ def edit(folder, **changes):
 @pytest.mark.parametrize("conv_kernel_size", ["auto", 5, None])
 def test_hidden_states_are_those_of_the_source(kind, conv_kernel_size, tmp_path):
     source = make(kind)
-    convert(save(source, tmp_path / "a"), tmp_path / "b", num_landmarks=20, conv_kernel_size=conv_kernel_size)
+    convert(
+        ConvertOptions(
+            save(source, tmp_path / "a"), tmp_path / "b", num_landmarks=20, conv_kernel_size=conv_kernel_size
+        )
+    )
     ours, (ids, mask) = EncoderModel.from_pretrained(tmp_path / "b"), draw_batch(source.config.pad_token_id)
     segments = (torch.arange(20) > 8).long().expand(2, -1)
     for fed in (
@@ -121,7 +126,7 @@ def test_hidden_states_are_those_of_the_source(kind, conv_kernel_size, tmp_path)
 def test_a_roberta_with_padding_inside_or_unmasked_keeps_its_results_by_its_own_position_ids(masked, tmp_path):
     """RoBERTa counts the ids that are no padding; the converted model all tokens from the first real one."""
     source = make(RobertaModel)
-    convert(save(source, tmp_path / "a"), tmp_path / "b", num_landmarks=20)
+    convert(ConvertOptions(save(source, tmp_path / "a"), tmp_path / "b", num_landmarks=20))
     ours, pad = EncoderModel.from_pretrained(tmp_path / "b"), source.config.pad_token_id
     ids, _ = draw_batch(pad)
     ids[0, 5:8] = pad
@@ -135,7 +140,7 @@ def test_a_roberta_with_padding_inside_or_unmasked_keeps_its_results_by_its_own_
 
 def test_a_bert_with_padding_on_the_left_keeps_its_results_by_its_own_position_ids(tmp_path):
     source = make(BertModel)
-    convert(save(source, tmp_path / "a"), tmp_path / "b", num_landmarks=20)
+    convert(ConvertOptions(save(source, tmp_path / "a"), tmp_path / "b", num_landmarks=20))
     ours, (ids, mask) = EncoderModel.from_pretrained(tmp_path / "b"), draw_batch(0)
     fed, real = {"input_ids": ids.flip(1), "attention_mask": mask.flip(1)}, mask.flip(1).bool()
     wanted = source(**fed).last_hidden_state[real]
@@ -148,7 +153,7 @@ def test_a_bert_with_padding_on_the_left_keeps_its_results_by_its_own_position_i
 @pytest.mark.parametrize("tied", [True, False])
 def test_logits_of_masked_words_are_those_of_the_source(kind, tied, tmp_path):
     source = make(kind, tie_word_embeddings=tied)
-    done = convert(save(source, tmp_path / "a"), tmp_path / "b", num_landmarks=20)
+    done = convert(ConvertOptions(save(source, tmp_path / "a"), tmp_path / "b", num_landmarks=20))
     ours, (ids, mask) = AutoModelForMaskedLM.from_pretrained(tmp_path / "b"), draw_batch(source.config.pad_token_id)
     assert type(ours) is EncoderForMaskedLM
     assert done.left_behind == ()
@@ -167,7 +172,7 @@ def test_logits_of_masked_words_are_those_of_the_source(kind, tied, tmp_path):
 def test_a_linear_layer_on_every_token_is_carried_over(kind, becomes, tmp_path):
     labels = {} if becomes is EncoderForQuestionAnswering else {"id2label": {0: "O", 1: "PER", 2: "LOC"}}
     source = make(kind, **labels)
-    convert(save(source, tmp_path / "a"), tmp_path / "b", num_landmarks=20)
+    convert(ConvertOptions(save(source, tmp_path / "a"), tmp_path / "b", num_landmarks=20))
     ours, (ids, mask) = becomes.from_pretrained(tmp_path / "b"), draw_batch(source.config.pad_token_id)
     wanted, came = source(ids, attention_mask=mask).to_tuple(), ours(ids, attention_mask=mask).to_tuple()
     for theirs, logits in zip(wanted, came, strict=True):
@@ -186,7 +191,7 @@ def test_a_classifier_of_sequences_keeps_its_logits_and_its_labels(kind, tmp_pat
         # As published classifiers have it.
         tensors = load_file(tmp_path / "a" / "model.safetensors") | {"roberta.pooler.dense.weight": torch.ones(16, 16)}
         save_file(tensors, tmp_path / "a" / "model.safetensors")
-    done = convert(tmp_path / "a", tmp_path / "b", num_landmarks=20)
+    done = convert(ConvertOptions(tmp_path / "a", tmp_path / "b", num_landmarks=20))
     ours, (ids, mask) = AutoModelForSequenceClassification.from_pretrained(tmp_path / "b"), draw_batch(0)
     assert type(ours) is EncoderForSequenceClassification
     assert done.left_behind == (("roberta.pooler.dense.weight",) if kind is RobertaForSequenceClassification else ())
@@ -197,14 +202,14 @@ def test_a_classifier_of_sequences_keeps_its_logits_and_its_labels(kind, tmp_pat
 @pytest.mark.parametrize("kind", [BertForMultipleChoice, RobertaForMultipleChoice])
 def test_scores_of_choices_are_those_of_the_source(kind, tmp_path):
     source = make(kind)
-    convert(save(source, tmp_path / "a"), tmp_path / "b", num_landmarks=20)
+    convert(ConvertOptions(save(source, tmp_path / "a"), tmp_path / "b", num_landmarks=20))
     ours, (ids, mask) = EncoderForMultipleChoice.from_pretrained(tmp_path / "b"), draw_batch(0)
     fed = {"input_ids": ids[None], "attention_mask": mask[None]}
     assert_close(ours(**fed).logits, source(**fed).logits, **LOGITS)
 
 
 def test_the_convolution_starts_at_zero_and_stays_there_when_it_is_loaded(tmp_path):
-    done = convert(save(make(BertModel), tmp_path / "a"), tmp_path / "b")
+    done = convert(ConvertOptions(save(make(BertModel), tmp_path / "a"), tmp_path / "b"))
     ours = AutoModel.from_pretrained(tmp_path / "b")
     weights = [layer.attention.self.conv.weight for layer in ours.encoder.layer]
     assert [tuple(weight.shape) for weight in weights] == [(2, 1, 33, 1)] * 2
@@ -216,7 +221,7 @@ def test_the_convolution_starts_at_zero_and_stays_there_when_it_is_loaded(tmp_pa
 
 def test_a_longer_input_is_approximated(tmp_path):
     source = make(BertModel)
-    convert(save(source, tmp_path / "a"), tmp_path / "b", num_landmarks=4)
+    convert(ConvertOptions(save(source, tmp_path / "a"), tmp_path / "b", num_landmarks=4))
     ours, ids = EncoderModel.from_pretrained(tmp_path / "b"), draw_batch(0)[0]
     assert ours.config.attention_options == {"num_landmarks": 4}
     assert not torch.allclose(ours(ids).last_hidden_state, source(ids).last_hidden_state, atol=1e-2)
@@ -237,7 +242,7 @@ def test_a_longer_input_is_approximated(tmp_path):
     ],
 )
 def test_what_has_no_place_is_left_behind_by_name(kind, behind, tmp_path):
-    done = convert(save(make(kind), tmp_path / "a"), tmp_path / "b", conv_kernel_size=5)
+    done = convert(ConvertOptions(save(make(kind), tmp_path / "a"), tmp_path / "b", conv_kernel_size=5))
     assert set(done.left_behind) == behind
     assert all(name in str(done) for name in behind)
     assert done.model == ("EncoderForMaskedLM" if kind is BertForPreTraining else "EncoderModel")
@@ -247,7 +252,7 @@ def test_what_has_no_place_is_left_behind_by_name(kind, behind, tmp_path):
 
 def test_the_head_of_roberta_keeps_its_activation_where_the_layers_have_another(tmp_path):
     source = make(RobertaForMaskedLM, hidden_act="relu")
-    done = convert(save(source, tmp_path / "a"), tmp_path / "b", num_landmarks=20)
+    done = convert(ConvertOptions(save(source, tmp_path / "a"), tmp_path / "b", num_landmarks=20))
     assert done.left_behind == ()
     ids = draw_batch(1)[0][:1]
     assert_close(EncoderForMaskedLM.from_pretrained(tmp_path / "b")(ids).logits, source(ids).logits, **LOGITS)
@@ -262,7 +267,7 @@ def test_names_of_old_checkpoints_are_read(tmp_path):
     tensors["embeddings.position_ids"] = torch.arange(POSITIONS)[None]
     save(source, tmp_path / "a")
     save_file({f"bert.{name}": tensor for name, tensor in tensors.items()}, tmp_path / "a" / "model.safetensors")
-    convert(tmp_path / "a", tmp_path / "b", num_landmarks=20)
+    convert(ConvertOptions(tmp_path / "a", tmp_path / "b", num_landmarks=20))
     ids = draw_batch(0)[0]
     came = EncoderModel.from_pretrained(tmp_path / "b")(ids).last_hidden_state
     assert_close(came, source(ids).last_hidden_state, **HIDDEN)
@@ -272,7 +277,7 @@ def test_a_checkpoint_in_several_files_and_in_half_precision_is_read(tmp_path):
     source = make(BertModel).bfloat16()
     source.save_pretrained(tmp_path / "a", max_shard_size="2KB")
     assert len(list((tmp_path / "a").glob("*.safetensors"))) > 1
-    convert(tmp_path / "a", tmp_path / "b", num_landmarks=20)
+    convert(ConvertOptions(tmp_path / "a", tmp_path / "b", num_landmarks=20))
     ours, stored = EncoderModel.from_pretrained(tmp_path / "b"), source.state_dict()
     assert ours.dtype == torch.bfloat16
     for name, tensor in ours.state_dict().items():
@@ -284,7 +289,7 @@ def test_a_checkpoint_in_several_files_and_in_half_precision_is_read(tmp_path):
 def test_positions_repeat_block_after_block(kind, tmp_path):
     source = make(kind)
     longer = {"max_position_embeddings": 60, "stretch": "repeat"}
-    done = convert(save(source, tmp_path / "a"), tmp_path / "b", num_landmarks=20, **longer)
+    done = convert(ConvertOptions(save(source, tmp_path / "a"), tmp_path / "b", num_landmarks=20, **longer))
     assert done.num_positions == (POSITIONS, 60)
     ours, ids = EncoderModel.from_pretrained(tmp_path / "b"), draw_batch(0)[0]
     table = ours.embeddings.position_embeddings.weight[2:]
@@ -299,7 +304,7 @@ def test_interpolated_positions_lie_between_the_trained_ones(tmp_path):
     source = make(BertModel)
     trained = torch.arange(24.0)[:, None] * torch.arange(1.0, 17.0)
     source.embeddings.position_embeddings.weight.data = trained
-    convert(save(source, tmp_path / "a"), tmp_path / "b", max_position_embeddings=93)
+    convert(ConvertOptions(save(source, tmp_path / "a"), tmp_path / "b", max_position_embeddings=93))
     table = EncoderModel.from_pretrained(tmp_path / "b").embeddings.position_embeddings.weight[2:]
     # A straight line stays straight, with its ends in place. float32 rounding of numbers up to 368.
     wanted = torch.linspace(0, 23, 93)[:, None] * torch.arange(1.0, 17.0)
@@ -309,7 +314,7 @@ def test_interpolated_positions_lie_between_the_trained_ones(tmp_path):
 @pytest.mark.parametrize("stretch", ["interpolate", "repeat"])
 def test_fewer_positions_are_the_first_ones(stretch, tmp_path):
     source = make(BertModel)
-    convert(save(source, tmp_path / "a"), tmp_path / "b", max_position_embeddings=7, stretch=stretch)
+    convert(ConvertOptions(save(source, tmp_path / "a"), tmp_path / "b", max_position_embeddings=7, stretch=stretch))
     table = EncoderModel.from_pretrained(tmp_path / "b").embeddings.position_embeddings.weight[2:]
     assert_close(table, source.embeddings.position_embeddings.weight[:7], rtol=0, atol=0)
 
@@ -319,13 +324,15 @@ def test_a_model_of_this_library_takes_longer_inputs(kind, tmp_path):
     torch.manual_seed(0)
     options = {"attention": "nystrom", "attention_options": {"num_landmarks": 4, "pinv_steps": 8}}
     source = kind(EncoderConfig(**BERT, **options, conv_kernel_size=3, norm="pre")).eval()
-    done = convert(save(source, tmp_path / "a"), tmp_path / "b", max_position_embeddings=50, stretch="repeat")
+    done = convert(
+        ConvertOptions(save(source, tmp_path / "a"), tmp_path / "b", max_position_embeddings=50, stretch="repeat")
+    )
     ours, ids = kind.from_pretrained(tmp_path / "b"), draw_batch(0)[0]
     assert_close(ours(ids)[0], source(ids)[0], rtol=0, atol=0)
     assert ours.config.max_position_embeddings == 50
     assert ours(torch.randint(0, 31, (1, 50)))[0].shape[1] == 50
     assert (done.left_behind, done.started) == ((), ())
-    convert(tmp_path / "a", tmp_path / "c", num_landmarks=6)
+    convert(ConvertOptions(tmp_path / "a", tmp_path / "c", num_landmarks=6))
     assert EncoderModel.from_pretrained(tmp_path / "c").config.attention_options == {
         "num_landmarks": 6,
         "pinv_steps": 8,
@@ -336,13 +343,13 @@ def test_a_published_nystromformer_takes_longer_inputs_and_stays_published(tmp_p
     torch.manual_seed(0)
     config = NystromformerConfig(**BERT, num_landmarks=8, segment_means_seq_len=8, conv_kernel_size=5)
     source = NystromformerForMaskedLM(config).eval()
-    convert(save(source, tmp_path / "a"), tmp_path / "b", max_position_embeddings=50, stretch="repeat")
+    convert(ConvertOptions(save(source, tmp_path / "a"), tmp_path / "b", max_position_embeddings=50, stretch="repeat"))
     theirs = NystromformerForMaskedLM.from_pretrained(tmp_path / "b")
     ours, ids = EncoderForMaskedLM.from_pretrained(tmp_path / "b"), draw_batch(0)[0]
     assert theirs.config.max_position_embeddings == ours.config.max_position_embeddings == 50
     for model in (theirs, ours):
         assert_close(model(ids).logits, source(ids).logits, **LOGITS)
-    convert(tmp_path / "a", tmp_path / "c", num_landmarks=6)
+    convert(ConvertOptions(tmp_path / "a", tmp_path / "c", num_landmarks=6))
     landmarks = EncoderForMaskedLM.from_pretrained(tmp_path / "c")
     assert (landmarks.config.attention, landmarks.config.attention_options["num_landmarks"]) == ("nystrom", 6)
 
@@ -351,7 +358,7 @@ def test_published_sentence_order_is_kept(tmp_path):
     source = EncoderForPreTraining(
         EncoderConfig(**BERT, attention="softmax", conv_kernel_size=3, pooling="first", segment_means_seq_len=8)
     ).eval()
-    convert(save(source, tmp_path / "a"), tmp_path / "b", max_position_embeddings=50, stretch="repeat")
+    convert(ConvertOptions(save(source, tmp_path / "a"), tmp_path / "b", max_position_embeddings=50, stretch="repeat"))
     ours, ids = EncoderForPreTraining.from_pretrained(tmp_path / "b"), draw_batch(0)[0]
     assert_close(ours(ids).to_tuple(), source(ids).to_tuple(), **LOGITS)
 
@@ -371,7 +378,7 @@ def test_the_tokenizer_comes_along_and_cuts_at_the_new_length(settings, tmp_path
         path.unlink()
     elif settings == "without a class":
         path.write_text(json.dumps({"do_lower_case": True}))
-    convert(tmp_path / "a", tmp_path / "b", max_position_embeddings=40)
+    convert(ConvertOptions(tmp_path / "a", tmp_path / "b", max_position_embeddings=40))
     ours = AutoTokenizer.from_pretrained(tmp_path / "b")
     assert ours("The cat sat on a mat") == theirs("The cat sat on a mat")
     assert ours.model_max_length == 40
@@ -400,7 +407,7 @@ def test_the_tokenizer_comes_along_and_cuts_at_the_new_length(settings, tmp_path
 def test_a_source_that_cannot_be_represented_raises_and_nothing_is_written(changes, says, tmp_path):
     edit(save(make(BertModel), tmp_path / "a"), **changes)
     with pytest.raises(ValueError, match=says):
-        convert(tmp_path / "a", tmp_path / "b")
+        convert(ConvertOptions(tmp_path / "a", tmp_path / "b"))
     assert {path.name for path in tmp_path.iterdir()} == {"a"}
 
 
@@ -419,7 +426,7 @@ def test_a_tensor_that_would_change_the_result_raises(name, tensor, says, tmp_pa
     tensors = {key: value.clone() for key, value in source.state_dict().items()} | {name: tensor}
     save_file(tensors, tmp_path / "a" / "model.safetensors")
     with pytest.raises(ValueError, match=says):
-        convert(tmp_path / "a", tmp_path / "b")
+        convert(ConvertOptions(tmp_path / "a", tmp_path / "b"))
 
 
 def test_a_pickle_is_never_opened(tmp_path):
@@ -427,7 +434,7 @@ def test_a_pickle_is_never_opened(tmp_path):
     (source / "model.safetensors").unlink()
     (source / "pytorch_model.bin").write_bytes(b"cos\nsystem\n(S'touch opened'\ntR.")
     with pytest.raises(ValueError, match=r"pytorch_model.bin.*save_pretrained"):
-        convert(source, tmp_path / "b")
+        convert(ConvertOptions(source, tmp_path / "b"))
     assert not (tmp_path / "opened").exists()
 
 
@@ -435,7 +442,7 @@ def test_a_file_that_is_cut_off_leaves_nothing_behind(tmp_path):
     path = save(make(BertModel), tmp_path / "a") / "model.safetensors"
     path.write_bytes(path.read_bytes()[:-100])
     with pytest.raises(ValueError, match="is truncated"):
-        convert(tmp_path / "a", tmp_path / "b")
+        convert(ConvertOptions(tmp_path / "a", tmp_path / "b"))
     assert {path.name for path in tmp_path.iterdir()} == {"a"}
 
 
@@ -446,9 +453,9 @@ def test_nothing_is_overwritten(tmp_path):
     (tmp_path / "c").write_text("mine")
     for to in ("b", "c"):
         with pytest.raises(ValueError, match=rf"{to} is (not empty|a file)"):
-            convert(tmp_path / "a", tmp_path / to)
+            convert(ConvertOptions(tmp_path / "a", tmp_path / to))
     (tmp_path / "d").mkdir()
-    assert convert(tmp_path / "a", tmp_path / "d").folder == tmp_path / "d"
+    assert convert(ConvertOptions(tmp_path / "a", tmp_path / "d")).folder == tmp_path / "d"
     assert {path.name for path in tmp_path.iterdir()} == {"a", "b", "c", "d"}
 
 
@@ -460,7 +467,7 @@ def test_nothing_half_written_stays(tmp_path, monkeypatch):
 
     monkeypatch.setattr("nystrom.integrations.convert.copy_tokenizer", fail)
     with pytest.raises(OSError, match="disk is full"):
-        convert(tmp_path / "a", tmp_path / "b")
+        convert(ConvertOptions(tmp_path / "a", tmp_path / "b"))
     assert {path.name for path in tmp_path.iterdir()} == {"a"}
 
 
@@ -492,7 +499,7 @@ def test_nothing_half_written_stays(tmp_path, monkeypatch):
 def test_wrong_options_raise_by_name(options, says, tmp_path):
     save(make(BertModel), tmp_path / "a")
     with pytest.raises(ValueError, match=says):
-        convert(tmp_path / "a", tmp_path / "b", **options)
+        convert(ConvertOptions(tmp_path / "a", tmp_path / "b", **options))
     assert not (tmp_path / "b").exists()
 
 
@@ -514,7 +521,7 @@ def test_another_method_is_that_of_set_attention_saved_with_the_model(method, op
     source = make(BertModel)
     save(source, tmp_path / "a")
     exact = states(source)
-    convert(tmp_path / "a", tmp_path / "b", attention=method, options=options)
+    convert(ConvertOptions(tmp_path / "a", tmp_path / "b", attention=method, options=options))
     model = EncoderModel.from_pretrained(tmp_path / "b").eval()
     assert (model.config.attention, model.config.conv_kernel_size) == (method, None)
     assert options.items() <= model.config.attention_options.items()
@@ -528,39 +535,39 @@ def test_another_method_is_that_of_set_attention_saved_with_the_model(method, op
 def test_a_model_of_this_library_gets_another_method_too(tmp_path):
     torch.manual_seed(0)
     save(EncoderModel(EncoderConfig(**BERT, conv_kernel_size=3)).eval(), tmp_path / "a")
-    convert(tmp_path / "a", tmp_path / "b", attention="near_far", options={"block_size": 4})
-    convert(tmp_path / "b", tmp_path / "c", options={"num_heavy": 2})
+    convert(ConvertOptions(tmp_path / "a", tmp_path / "b", attention="near_far", options={"block_size": 4}))
+    convert(ConvertOptions(tmp_path / "b", tmp_path / "c", options={"num_heavy": 2}))
     model = EncoderModel.from_pretrained(tmp_path / "c")
     assert (model.config.attention, model.config.conv_kernel_size) == ("near_far", 3)
     sizes = near_far_sizes(BERT["max_position_embeddings"], selects=False) | {"block_size": 4}
     assert model.config.attention_options == sizes | {"num_heavy": 2}
-    convert(tmp_path / "a", tmp_path / "long", attention="near_far", max_position_embeddings=2048)
+    convert(ConvertOptions(tmp_path / "a", tmp_path / "long", attention="near_far", max_position_embeddings=2048))
     assert EncoderModel.from_pretrained(tmp_path / "long").config.attention_options == near_far_sizes(
         2048, selects=False
     )
     # Sizes that it was trained with stay.
-    convert(tmp_path / "long", tmp_path / "longer", attention="near_far", max_position_embeddings=4096)
+    convert(ConvertOptions(tmp_path / "long", tmp_path / "longer", attention="near_far", max_position_embeddings=4096))
     assert EncoderModel.from_pretrained(tmp_path / "longer").config.attention_options == near_far_sizes(
         2048, selects=False
     )
     save(EncoderModel(EncoderConfig(**BERT, attention="linformer")), tmp_path / "d")
     with pytest.raises(ValueError, match=r"the attention of .* is 'linformer', which has learned weights"):
-        convert(tmp_path / "d", tmp_path / "e", attention="near_far")
+        convert(ConvertOptions(tmp_path / "d", tmp_path / "e", attention="near_far"))
 
 
 @pytest.mark.refuses
 def test_a_model_without_attention_gets_none(tmp_path):
     save(EncoderModel(EncoderConfig(**BERT, attention="none", conv_kernel_size=3)), tmp_path / "a")
     with pytest.raises(ValueError, match="is a model without attention, which has neither queries nor keys"):
-        convert(tmp_path / "a", tmp_path / "b", attention="near_far")
+        convert(ConvertOptions(tmp_path / "a", tmp_path / "b", attention="near_far"))
 
 
 def test_the_token_of_the_class_keeps_its_position(tmp_path):
     torch.manual_seed(0)
     source = EncoderForSequenceClassification(EncoderConfig(**BERT, pooling="cls", attention="softmax")).eval()
     save(source, tmp_path / "a")
-    convert(tmp_path / "a", tmp_path / "b", max_position_embeddings=50, stretch="repeat")
-    convert(tmp_path / "a", tmp_path / "c", attention="nystrom", options={"num_landmarks": 30})
+    convert(ConvertOptions(tmp_path / "a", tmp_path / "b", max_position_embeddings=50, stretch="repeat"))
+    convert(ConvertOptions(tmp_path / "a", tmp_path / "c", attention="nystrom", options={"num_landmarks": 30}))
     ids = draw_batch(0)[0]
     for name in ("b", "c"):
         ours = EncoderForSequenceClassification.from_pretrained(tmp_path / name)
@@ -578,7 +585,7 @@ def test_buffers_that_older_versions_saved_are_left_out(tmp_path):
     tensors = load_file(tmp_path / "a" / "model.safetensors")
     tensors["nystromformer.embeddings.position_ids"] = torch.arange(24)[None] + 2
     save_file(tensors, tmp_path / "a" / "model.safetensors", metadata={"format": "pt"})
-    convert(tmp_path / "a", tmp_path / "b", max_position_embeddings=50, stretch="repeat")
+    convert(ConvertOptions(tmp_path / "a", tmp_path / "b", max_position_embeddings=50, stretch="repeat"))
     ids = draw_batch(0)[0]
     assert_close(EncoderForMaskedLM.from_pretrained(tmp_path / "b")(ids).logits, source(ids).logits, **LOGITS)
 
@@ -591,14 +598,14 @@ def test_a_nystromformer_with_two_decoders_raises(tmp_path):
     tensors["cls.predictions.decoder.weight"] += 1
     save_file(tensors, tmp_path / "a" / "model.safetensors")
     with pytest.raises(ValueError, match=r"different values for cls.predictions.decoder.weight"):
-        convert(tmp_path / "a", tmp_path / "b", max_position_embeddings=50)
+        convert(ConvertOptions(tmp_path / "a", tmp_path / "b", max_position_embeddings=50))
 
 
 def test_a_nystromformer_keeps_its_convolution(tmp_path):
     torch.manual_seed(0)
     save(EncoderModel(EncoderConfig(**BERT, conv_kernel_size=3)), tmp_path / "a")
     with pytest.raises(ValueError, match=r"conv_kernel_size is 5 but .* was trained with 3"):
-        convert(tmp_path / "a", tmp_path / "b", conv_kernel_size=5)
+        convert(ConvertOptions(tmp_path / "a", tmp_path / "b", conv_kernel_size=5))
 
 
 def test_drawing_start_values_leaves_the_generator_alone(tmp_path):
@@ -606,15 +613,19 @@ def test_drawing_start_values_leaves_the_generator_alone(tmp_path):
     torch.manual_seed(7)
     wanted = torch.rand(3)
     torch.manual_seed(7)
-    convert(tmp_path / "a", tmp_path / "b")
+    convert(ConvertOptions(tmp_path / "a", tmp_path / "b"))
     assert_close(torch.rand(3), wanted, rtol=0, atol=0)
 
 
 def test_the_card_says_what_to_import_unless_transformers_knows_the_format(tmp_path):
-    convert(save(make(BertModel), tmp_path / "a"), tmp_path / "b")
+    convert(ConvertOptions(save(make(BertModel), tmp_path / "a"), tmp_path / "b"))
     assert "`import nystrom.integrations` first" in (tmp_path / "b" / "README.md").read_text()
     published = NystromformerConfig(**BERT, num_landmarks=8, segment_means_seq_len=8)
-    convert(save(NystromformerForMaskedLM(published), tmp_path / "c"), tmp_path / "d", max_position_embeddings=50)
+    convert(
+        ConvertOptions(
+            save(NystromformerForMaskedLM(published), tmp_path / "c"), tmp_path / "d", max_position_embeddings=50
+        )
+    )
     assert not (tmp_path / "d" / "README.md").exists()
 
 
@@ -633,7 +644,7 @@ def make_sentence_model(folder, pooling="1_Pooling"):
 
 def test_a_model_of_sentence_transformers_stays_one(tmp_path):
     source = make_sentence_model(tmp_path / "a")
-    done = convert(source, tmp_path / "b", max_position_embeddings=40, stretch="repeat")
+    done = convert(ConvertOptions(source, tmp_path / "b", max_position_embeddings=40, stretch="repeat"))
     assert done.modules == ("modules.json", "sentence_bert_config.json", "1_Pooling")
     for name in ("modules.json", "1_Pooling/config.json"):
         assert (tmp_path / "b" / name).read_bytes() == (source / name).read_bytes()
@@ -658,7 +669,7 @@ def test_a_list_of_modules_that_cannot_be_followed_raises(tmp_path, modules, say
     source = make_sentence_model(tmp_path / "a")
     (source / "modules.json").write_text(modules)
     with pytest.raises(ValueError, match=re.escape(says)):
-        convert(source, tmp_path / "b")
+        convert(ConvertOptions(source, tmp_path / "b"))
     assert not (tmp_path / "b").exists()
 
 

@@ -9,6 +9,7 @@ import torch
 from torch.testing import assert_close
 from transformers import AutoModel, AutoTokenizer, BertModel
 
+from nystrom.command_options import ConvertOptions
 from nystrom.integrations.convert import convert
 from nystrom.models import EncoderModel
 
@@ -56,7 +57,7 @@ def tokenizer():
 
 
 def test_hidden_states_are_those_of_the_source_on_a_padded_batch(source, tokenizer, tmp_path):
-    done = convert(minilm.get_model_path(), tmp_path / "converted")
+    done = convert(ConvertOptions(minilm.get_model_path(), tmp_path / "converted"))
     assert set(done.left_behind) == {"pooler.dense.weight", "pooler.dense.bias"}
     ours = AutoModel.from_pretrained(tmp_path / "converted")
     assert type(ours) is EncoderModel
@@ -78,7 +79,7 @@ def test_512_tokens_of_prose_are_the_same_with_512_landmarks_and_nearer_the_more
     with torch.no_grad():
         wanted, errors = source(**encoded).last_hidden_state, []
         for m in (64, 256, 512):
-            convert(minilm.get_model_path(), tmp_path / str(m), num_landmarks=m)
+            convert(ConvertOptions(minilm.get_model_path(), tmp_path / str(m), num_landmarks=m))
             came = EncoderModel.from_pretrained(tmp_path / str(m))(**encoded).last_hidden_state
             errors.append(float((came - wanted).norm() / wanted.norm()))
     # Measured 0.56, 0.45 and 0, without any training after the conversion; unrelated states would be at 1.4.

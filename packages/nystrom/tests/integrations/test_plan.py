@@ -22,6 +22,7 @@ from transformers import (
 )
 
 from nystrom.attention.plan import AttentionPlan, LayerChoice
+from nystrom.command_options import ConvertOptions
 from nystrom.inspection import choose_plan
 from nystrom.integrations import check_attention, save_with_attention, set_attention
 from nystrom.integrations.convert import convert
@@ -104,7 +105,7 @@ def test_a_converted_model_keeps_the_plan(bert, tmp_path):
     bert.float().save_pretrained(tmp_path / "bert")
     PLAN.write(tmp_path / "plan.json")
     wanted = planned_states(bert)
-    convert(tmp_path / "bert", tmp_path / "own", plan=tmp_path / "plan.json")
+    convert(ConvertOptions(tmp_path / "bert", tmp_path / "own", plan=tmp_path / "plan.json"))
     loaded = AutoModel.from_pretrained(tmp_path / "own")
     assert isinstance(loaded, EncoderModel)
     # float32 through three layers; the skip convolution is still zero.
@@ -112,7 +113,7 @@ def test_a_converted_model_keeps_the_plan(bert, tmp_path):
     # From there to another plan, and again through a folder.
     other = AttentionPlan((LayerChoice("softmax", {}),) * 3)
     other.write(tmp_path / "other.json")
-    convert(tmp_path / "own", tmp_path / "exact", plan=tmp_path / "other.json")
+    convert(ConvertOptions(tmp_path / "own", tmp_path / "exact", plan=tmp_path / "other.json"))
     assert_close(states(AutoModel.from_pretrained(tmp_path / "exact")), states(bert), rtol=1e-4, atol=1e-4)
 
 
@@ -154,10 +155,10 @@ def test_what_a_plan_cannot_be_set_on_raises(bert, tmp_path):
     bert.save_pretrained(tmp_path / "bert")
     short.write(tmp_path / "short.json")
     with pytest.raises(ValueError, match="the plan has 2 layers"):
-        convert(tmp_path / "bert", tmp_path / "own", plan=tmp_path / "short.json")
+        convert(ConvertOptions(tmp_path / "bert", tmp_path / "own", plan=tmp_path / "short.json"))
     assert not (tmp_path / "own").exists()
     with pytest.raises(ValueError, match="leave one out"):
-        convert(tmp_path / "bert", tmp_path / "own", num_landmarks=8, plan=tmp_path / "short.json")
+        convert(ConvertOptions(tmp_path / "bert", tmp_path / "own", num_landmarks=8, plan=tmp_path / "short.json"))
 
 
 @pytest.mark.refuses

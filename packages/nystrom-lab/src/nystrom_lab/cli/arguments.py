@@ -1,4 +1,4 @@
-"""Command-line options from a function's signature and docstring, with the options of the method that it names.
+"""Command-line options from the signature and docstring of a class or function, and from the method that it names.
 
 Errors that tyro finds in a command line are printed in one line, like all others.
 """
@@ -11,13 +11,14 @@ import sys
 from collections.abc import Callable, Collection, Mapping
 from contextlib import ExitStack, redirect_stdout, suppress
 from dataclasses import field, fields, make_dataclass
+from functools import partial
 from io import StringIO
 from itertools import pairwise
 from pathlib import Path
 from types import MappingProxyType
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar, get_type_hints
 
-from nystrom.command_options import arguments_doc, signature_of
+from nystrom.command_options import option_docs, parameters_of
 from nystrom.input_files import check_model, check_model_folder, check_regular
 from nystrom.json_files import read_json
 from nystrom.whole_files import check_place
@@ -32,63 +33,86 @@ _MODELS = {"convert": "source", "heal": "source", "export": "folder"}
 _NAMES = MappingProxyType({"source": "from", **FLAGS})
 
 
+T = TypeVar("T")
+NOTHING: Mapping[str, Any] = MappingProxyType({})
+
+
 class UsageError(ValueError):
     """A command line that cannot be parsed."""
 
 
+def call(kind: Callable[..., T], words: list[str], name: str, /, **how: Any) -> T:
+    """Call a function, or a class of options, with the arguments of a command line; see `arguments_of`."""
+    return kind(**arguments_of(kind, words, name, **how))
+
+
 def arguments_of(
-    function: Callable[..., Any],
+    kind: Callable[..., Any],
     words: list[str],
     name: str,
     /,
     *,
     positional: str = "",
-    names: Mapping[str, str] = MappingProxyType({}),
+    names: Mapping[str, str] = NOTHING,
     note: str = "",
-    **replaced: inspect.Parameter,
+    defaults: Mapping[str, Any] = NOTHING,
+    types: Mapping[str, Any] = NOTHING,
+    without: Collection[str] = (),
 ) -> dict[str, Any]:
-    """Parse a command line by a function's signature and docstring, without calling the function.
+    """The arguments of a command line, by the signature and docstring of a function or a class of options.
+
+    tyro reads the words. What must be given comes first, and a class's own fields before those of its bases.
 
     Args:
-        function: The function whose arguments are parsed, or the class of its options.
+        kind: The function or class, which is not called.
         words: The words after the command's name.
         name: The command's name.
         positional: The parameter that is a positional argument.
         names: Options that are called otherwise than their parameter.
         note: A paragraph of the help, after what the command does.
-        **replaced: Parameters that take another form on the command line.
+        defaults: Other defaults than those of the signature.
+        types: Other types than those of the signature.
+        without: Parameters that the command line does not have.
 
     Raises:
         UsageError: An option or value that is missing, unknown or wrong.
         SystemExit: Help was requested and printed.
     """
     import tyro
+    from tyro.constructors import ConstructorRegistry, StructConstructorSpec, StructFieldSpec
 
     names = {**_NAMES, **names}
-    shown, doc = inspect.signature(function), inspect.getdoc(function) or ""
-    if isinstance(function, type):
-        shown, doc = signature_of(function), doc.partition("\n\n")[0] + "\n\n" + arguments_doc(function)
-    if note:
-        head, _, rest = doc.partition("\n\n")
-        doc = f"{head}\n\n{note}\n\n{rest}"
-    parameters = [replaced.get(key, value) for key, value in shown.parameters.items()]
-    parameters = [_shown(each, each.name == positional, names.get(each.name)) for each in parameters]
-    signature = inspect.Signature(parameters)
+    parameters = {key: each for key, each in parameters_of(kind).items() if key not in without}
+    own = {key: each.default for key, each in parameters.items() if each.default is not each.empty}
+    defaults = {**own, **defaults}
+    # What must be given comes first.
+    shown = sorted(parameters, key=defaults.__contains__)
+    types, docs = {**get_type_hints(kind, include_extras=True), **types}, _docs(kind)
 
-    def collect(*values: Any, **named: Any) -> dict[str, Any]:
-        # The shell leaves ~ as it is in --to=~/runs.
-        return {key: _at_home(value) for key, value in signature.bind(*values, **named).arguments.items()}
+    def field_of(key: str) -> StructFieldSpec:
+        option = _option(types[key], key, positional=key == positional, name=names.get(key))
+        return StructFieldSpec(key, option, defaults.get(key, tyro.MISSING), docs.get(key))
 
-    collect.__signature__ = signature  # type: ignore[attr-defined]
-    collect.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
-    collect.__doc__ = doc
+    registry = ConstructorRegistry()
+    registry.struct_rule(
+        lambda info: StructConstructorSpec(dict, (*map(field_of, shown),)) if info.type is kind else None
+    )
+    about = re.split(r"\n\n(?=Args:|Attributes:|Returns:|Yields:|Raises:)", inspect.getdoc(kind) or "")[0]
+    head, _, rest = about.partition("\n\n")
+    parse = partial(
+        tyro.cli,
+        kind,
+        prog=f"nystrom {name}",
+        description="\n\n".join(filter(None, (head, note, rest))),
+        registry=registry,
+    )
 
     def refuse(event: Any) -> None:
         if line := _wrong(event):
             for token in getattr(event, "tokens", ()):
-                with redirect_stdout(StringIO()) as shown, suppress(SystemExit):
-                    tyro.cli(collect, args=["--help"])
-                flags = re.findall(r"--[a-z][\w.-]*", shown.getvalue())
+                with redirect_stdout(StringIO()) as printed, suppress(SystemExit):
+                    parse(args=["--help"])
+                flags = re.findall(r"--[a-z][\w.-]*", printed.getvalue())
                 near = difflib.get_close_matches(token.partition("=")[0], flags, 1, 0.8)
                 line += f"; perhaps you meant {near[0]}" if near else ""
             raise UsageError(f"{line}. See nystrom {name} --help.")
@@ -99,15 +123,15 @@ def arguments_of(
             stack.enter_context(told(refuse))
         # Help has styles on a terminal.
         stack.enter_context(redirect_stdout(getattr(sys.stdout, "styled", sys.stdout)))
-        found = tyro.cli(collect, args=words, prog=f"nystrom {name}")
-    _check_named(found, words, name, needed={each.name for each in parameters if each.default is each.empty})
-    defaults = {each.name: each.default for each in parameters}
-    given = {key: value for key, value in found.items() if value != defaults[key]}
+        # The shell leaves ~ as it is in --to=~/runs.
+        arguments = {key: _at_home(value) for key, value in parse(args=words).items()}
+    _check_named(arguments, words, name, needed=parameters.keys() - defaults.keys())
+    given = {key: value for key, value in arguments.items() if key not in defaults or value != defaults[key]}
     model = next((given.pop(key) for key in ("model", _MODELS.get(name)) if key in given), None)
     if model is not None:
         (check_model_folder if isinstance(model, Path) else check_model)(model)
     _check_paths(given, names)
-    return found
+    return arguments
 
 
 def _check_paths(given: Mapping[str, Any], names: Mapping[str, str]) -> None:
@@ -153,7 +177,7 @@ def _at_home(value: Any) -> Any:
 
 
 def arguments_with_method(
-    function: Callable[..., Any],
+    kind: Callable[..., Any],
     words: list[str],
     name: str,
     /,
@@ -161,17 +185,17 @@ def arguments_with_method(
     default: str,
     also: Collection[str] = (),
     flat: bool = False,
-    preset: Mapping[str, object] = MappingProxyType({}),
-    **shown: Any,
+    preset: Mapping[str, object] = NOTHING,
+    **how: Any,
 ) -> dict[str, Any]:
     """Parse a command line as `arguments_of` does, with the options of the method that --attention names.
 
-    The function's argument `options` becomes --options.num-landmarks and the like, and receives those that were given.
+    The argument `options` becomes --options.num-landmarks and the like, and receives those that were given.
 
     Args:
-        function: The function whose arguments are parsed; it takes `options`.
+        kind: The class of options whose fields are parsed; one is `options`.
         also: Words accepted in place of a method, which have no options.
-        flat: Whether the options have no prefix, as in --num-landmarks; on a conflict the function's own arguments win.
+        flat: Whether the options have no prefix, as in --num-landmarks; on a conflict the class's own fields win.
         preset: Defaults to show, of arguments and of options as "options.NAME"; none of them counts as given.
 
     Raises:
@@ -192,25 +216,23 @@ def arguments_with_method(
         sizes = " ".join(f"{prefix}{option.replace('_', '-')} {number}" for option in SIZES[family][0])
         raise ValueError(f"attention is {attention!r}, but here a size is an option: --attention {family} {sizes}.")
     check_names("attention method", [attention], (*METHODS, *also))
-    method, taken = METHODS[attention].options if attention in METHODS else None, inspect.signature(function).parameters
+    method, taken = METHODS[attention].options if attention in METHODS else None, parameters_of(kind)
+    docs = {} if method is None else _docs(method)
     optional: list[tuple[str, Any, Any]] = []
     for option in () if method is None else fields(method):
         if flat and option.name in taken:
             continue
         value = preset.get(f"options.{option.name}")
         # tyro shows no empty tuple as the value of an option that may be None.
-        kind: Any = option.type if value == () else option.type | None  # pyright: ignore[reportOperatorIssue]
-        optional.append((option.name, kind, field(default=value)))
+        type_: Any = option.type if value == () else option.type | None  # pyright: ignore[reportOperatorIssue]
+        documented = Annotated[type_, tyro.conf.arg(help=docs.get(option.name))]
+        optional.append((option.name, documented, field(default=value)))
     chosen: Any = make_dataclass("Options", optional)
-    chosen.__doc__ = (
-        None if method is None else f"{inspect.getdoc(method)}".partition("\n\n")[0] + f"\n\n{arguments_doc(method)}"
-    )
-    parameter = taken["options"]
+    chosen.__doc__ = None if method is None else f"{inspect.getdoc(method)}".partition("\n\n")[0]
     group = Annotated[chosen, tyro.conf.arg(name="")] if flat else chosen
-    shown["options"] = parameter.replace(annotation=group, default=chosen())
-    of_preset = [key for key in preset if key in taken]
-    shown |= {key: shown.get(key, taken[key]).replace(default=preset[key]) for key in of_preset}
-    arguments = arguments_of(function, words, name, **shown)
+    of_preset = {key: value for key, value in preset.items() if key in taken}
+    shown = {**how.pop("defaults", {}), **of_preset, "options": chosen()}
+    arguments = arguments_of(kind, words, name, types={"options": group}, defaults=shown, **how)
     typed = {word.partition("=")[0].replace("_", "-") for word in words}
     arguments |= {key: taken[key].default for key in of_preset if _flag(key) not in typed}
     given = {
@@ -247,16 +269,22 @@ def attention_of(model: str) -> str:
     return named if isinstance(named, str) else "nystrom"
 
 
-def _shown(parameter: inspect.Parameter, positional: bool, name: str | None) -> inspect.Parameter:
-    """The parameter as a positional argument under its own name, or as an option of this name."""
+def _option(kind: Any, key: str, *, positional: bool, name: str | None) -> Any:
+    """The type of a parameter, marked as a positional argument under its own name, or as an option of another name."""
     import tyro
 
-    kind = parameter.annotation
     if positional:
-        if kind in (str, Path, str | None, Path | None):
-            kind = Annotated[kind, tyro.conf.arg(metavar=parameter.name.upper())]
-        return parameter.replace(annotation=tyro.conf.Positional[kind])
-    return parameter if name is None else parameter.replace(annotation=Annotated[kind, tyro.conf.arg(name=name)])
+        of_one = kind in (str, Path, str | None, Path | None)
+        return tyro.conf.Positional[Annotated[kind, tyro.conf.arg(metavar=key.upper())] if of_one else kind]
+    return kind if name is None else Annotated[kind, tyro.conf.arg(name=name)]
+
+
+def _docs(kind: Callable[..., Any]) -> dict[str, str]:
+    """The help of each parameter of a function, or of a class of options and its base classes."""
+    docs: dict[str, str] = {}
+    for documented in kind.__mro__[:-1] if isinstance(kind, type) else (kind,):
+        docs = option_docs(documented) | docs
+    return {name: " ".join(text.split()) for name, text in docs.items()}
 
 
 def _wrong(event: Any) -> str:

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
 
-from nystrom_lab.cli.arguments import arguments_of
+from nystrom_lab.cli.arguments import call
 
 
 def _prepare(task: str, module: str, says: str) -> Callable[[list[str]], None]:
@@ -12,7 +12,7 @@ def _prepare(task: str, module: str, says: str) -> Callable[[list[str]], None]:
 
     def act(words: list[str]) -> None:
         prepare = getattr(import_module(f"nystrom_lab.data.{module}"), f"prepare_{task.replace('-', '_')}")
-        print(prepare(**arguments_of(prepare, words, f"data prepare {task}")))
+        print(call(prepare, words, f"data prepare {task}"))
 
     act.__doc__ = says
     return act
@@ -32,14 +32,14 @@ def train_tokenizer_on(words: list[str]) -> None:
     """Train a WordPiece tokenizer on raw texts."""
     from nystrom_lab.data.language.word_pieces import train_tokenizer
 
-    print(train_tokenizer(**arguments_of(train_tokenizer, words, "tokenizer train")))
+    print(call(train_tokenizer, words, "tokenizer train"))
 
 
 def show_data(words: list[str]) -> None:
     """Show samples of a prepared task."""
     from nystrom_lab.data.show import show
 
-    for shown in show(**arguments_of(show, words, "data show", positional="task")):
+    for shown in call(show, words, "data show", positional="task"):
         print(shown)
 
 
@@ -55,4 +55,4 @@ def verify_data(words: list[str]) -> None:
         """
         verify(folder, report=lambda name, problem: print(f"{name:18}  {problem or 'ok'}"))
 
-    verify_folder(**arguments_of(verify_folder, words, "data verify", positional="folder"))
+    call(verify_folder, words, "data verify", positional="folder")

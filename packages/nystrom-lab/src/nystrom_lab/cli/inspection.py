@@ -5,9 +5,8 @@ from pathlib import Path
 from typing import Literal
 
 from nystrom.checks import check_at_least, check_positive
-from nystrom.command_options import taking
 from nystrom.whole_files import check_new, write_whole
-from nystrom_lab.cli.arguments import arguments_of
+from nystrom_lab.cli.arguments import call
 
 # What is compared where nothing is named; a plan may choose exact attention, too.
 USUAL = ("nystrom-64", "nystrom-128", "nystrom-256", "near_far", "near_far-128")
@@ -15,12 +14,12 @@ USUAL = ("nystrom-64", "nystrom-128", "nystrom-256", "near_far", "near_far-128")
 
 def inspect_encoder(words: list[str]) -> None:
     """Measure how close methods are to exact attention in your model, on your texts."""
-    inspect(**arguments_of(inspect, words, "inspect", positional="model"))
+    inspect(call(InspectOptions, words, "inspect", positional="model"))
 
 
 @dataclass(frozen=True)
 class InspectOptions:
-    """Options of `nystrom inspect`.
+    """Measure how close methods are to exact attention in a model: by layer, by head, and for the whole model.
 
     Attributes:
         model: Folder of an encoder (of transformers or of this library) with its tokenizer.
@@ -58,9 +57,8 @@ class InspectOptions:
     to: Path | None = None
 
 
-@taking(InspectOptions)
 def inspect(asked: InspectOptions) -> None:
-    """Measure how close methods are to exact attention in a model: by layer, by head, and for the whole model.
+    """Measure and print what `InspectOptions` ask for, and write it to the folder, if one is named.
 
     Raises:
         ValueError: A model that no method supports, texts that are too short, an unknown method, a folder that already

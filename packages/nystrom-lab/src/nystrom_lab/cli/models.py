@@ -6,7 +6,7 @@ from shutil import get_terminal_size
 
 from nystrom.command_options import ConvertOptions
 from nystrom.whole_files import check_fresh, check_new
-from nystrom_lab.cli.arguments import UsageError, arguments_of, arguments_with_method
+from nystrom_lab.cli.arguments import UsageError, arguments_with_method, call
 from nystrom_lab.config import HealOptions
 
 
@@ -20,6 +20,8 @@ class ConvertCommand(ConvertOptions):
     """
 
     _: KW_ONLY
+    # Named here, since the options of a class come before those of its base.
+    attention: str | None = None
     calibrate: tuple[Path, ...] = ()
 
 
@@ -47,41 +49,43 @@ def convert_model(words: list[str]) -> None:
     """Put a method into a trained encoder, or give it more positions."""
     if any(word.partition("=")[0] == "--heal" for word in words):
         raise UsageError("--heal is a command of its own: nystrom heal MODEL --texts FILE --to FOLDER.")
-    asked = arguments_with_method(ConvertCommand, words, "convert", default="nystrom", flat=True, positional="source")
-    calibrate = asked.pop("calibrate")
-    check_fresh(asked["to"])
+    arguments = arguments_with_method(
+        ConvertCommand, words, "convert", default="nystrom", flat=True, positional="source"
+    )
+    calibrate, options = arguments.pop("calibrate"), ConvertOptions(**arguments)
+    check_fresh(options.to)
     if calibrate:
         from nystrom_lab.training.calibrate import convert_calibrated
 
-        print(*convert_calibrated(ConvertOptions(**asked), calibrate), sep="\n")
+        print(*convert_calibrated(options, calibrate), sep="\n")
         return
     from nystrom.integrations.convert import convert
 
-    print(convert(**asked))
+    print(convert(options))
 
 
 def heal_model(words: list[str]) -> None:
     """Convert a model, and let its attention learn from the exact model on your texts."""
-    asked = arguments_with_method(HealOptions, words, "heal", default="nystrom", flat=True, positional="source")
+    arguments = arguments_with_method(HealOptions, words, "heal", default="nystrom", flat=True, positional="source")
     from nystrom_lab.training.heal import heal
 
-    heal(**asked)
+    heal(HealOptions(**arguments))
 
 
 def export_model(words: list[str]) -> None:
     """Export a model to ONNX, for any batch size and length."""
-    asked = arguments_of(ExportOptions, words, "export", positional="folder")
-    folder = asked.pop("folder")
-    check_new(asked["to"])
+    options = call(ExportOptions, words, "export", positional="folder")
+    folder, to = options.folder, options.to
+    check_new(to)
     from nystrom.models.classes import model_class
     from nystrom.models.configuration import EncoderConfig
     from nystrom.models.export.onnx_program import check_file, export_onnx
     from nystrom.models.files.loading import check_weights
 
-    check_file(asked["to"])
+    check_file(to)
     check_weights(folder)
     model = model_class(EncoderConfig.from_pretrained(folder), folder).from_pretrained(folder)
-    print(export_onnx(model, **asked))
+    print(export_onnx(model, to, opset=options.opset, token_type_ids=options.token_type_ids, check=options.check))
 
 
 def list_methods(words: list[str]) -> None:
@@ -101,4 +105,4 @@ def list_methods(words: list[str]) -> None:
             print(methods_text(METHODS, width=get_terminal_size().columns))
 
     # Without options it runs where what parses them is not installed.
-    methods(**(arguments_of(methods, words, "methods") if words else {}))
+    call(methods, words, "methods") if words else methods()

@@ -1,12 +1,11 @@
 """Commands that train, pretrain, fine-tune and evaluate models, singly or in a grid."""
 
-import inspect
 import sys
 from dataclasses import MISSING, fields
 from pathlib import Path
 from typing import Any
 
-from nystrom_lab.cli.arguments import arguments_of, arguments_with_method, attention_of, word_after
+from nystrom_lab.cli.arguments import arguments_with_method, attention_of, call, word_after
 from nystrom_lab.config import (
     EvaluateOptions,
     EvaluatePretrainedOptions,
@@ -19,15 +18,10 @@ from nystrom_lab.config import (
 
 def train_model(words: list[str]) -> None:
     """Train a model on a task, such as listops."""
-    import tyro
-
-    # Hidden, at its default.
-    share = inspect.signature(TrainOptions).parameters["mask_share"]
-    share = share.replace(annotation=tyro.conf.Suppress[tyro.conf.Fixed[share.annotation]])
-    arguments = _arguments(words, "train", share)
+    options = _options(words, "train", without=["mask_share"])
     from nystrom_lab.training.train import train
 
-    train(**arguments)
+    train(options)
 
 
 def pretrain_model(words: list[str]) -> None:
@@ -36,10 +30,10 @@ def pretrain_model(words: list[str]) -> None:
         _pretrain_on_task(words)
         return
     default = attention_of(word_after("--model", words, ""))
-    arguments = arguments_with_method(PretrainOptions, words, "pretrain", default=default)
+    options = PretrainOptions(**arguments_with_method(PretrainOptions, words, "pretrain", default=default))
     from nystrom_lab.training.pretrain.pretrain import pretrain
 
-    pretrain(**arguments)
+    pretrain(options)
 
 
 def _pretrain_on_task(words: list[str]) -> None:
@@ -48,32 +42,22 @@ def _pretrain_on_task(words: list[str]) -> None:
     from nystrom_lab.data.lra.facts import LRA
 
     check_names("task", words[:1], LRA)
-    share = inspect.signature(TrainOptions).parameters["mask_share"].replace(default=LRA[words[0]].mask_share)
-    arguments = _arguments(words, "pretrain", share)
-    if not arguments["mask_share"]:
+    options = _options(words, "pretrain", defaults={"mask_share": LRA[words[0]].mask_share})
+    if not options.mask_share:
         raise ValueError("mask_share is 0; expected a number in (0, 1), the share of the tokens that are masked.")
     from nystrom_lab.training.train import train
 
-    train(**arguments)
+    train(options)
 
 
-def _arguments(words: list[str], name: str, mask_share: inspect.Parameter) -> dict[str, Any]:
+def _options(words: list[str], name: str, **how: Any) -> TrainOptions:
     from nystrom.attention.method_names import NO_ATTENTION
 
     model = word_after("--model", words, "")
     default = attention_of(model)
     preset, note = ({}, "") if model else _preset_of(words, word_after("--attention", words, default))
-    return arguments_with_method(
-        TrainOptions,
-        words,
-        name,
-        default=default,
-        also=[NO_ATTENTION],
-        positional="task",
-        preset=preset,
-        note=note,
-        mask_share=mask_share,
-    )
+    how |= {"default": default, "also": [NO_ATTENTION], "positional": "task", "preset": preset, "note": note}
+    return TrainOptions(**arguments_with_method(TrainOptions, words, name, **how))
 
 
 def _preset_of(words: list[str], attention: str) -> tuple[dict[str, Any], str]:
@@ -114,33 +98,33 @@ def finetune_model(words: list[str]) -> None:
     )
     from nystrom_lab.training.finetune.finetune import finetune
 
-    finetune(**arguments)
+    finetune(FinetuneOptions(**arguments))
 
 
 def predict_texts(words: list[str]) -> None:
     """Classify texts with a fine-tuned model."""
-    arguments = arguments_of(PredictOptions, words, "predict")
+    options = call(PredictOptions, words, "predict")
     from nystrom_lab.training.finetune.predict import predict
 
-    predict(**arguments)
+    predict(options)
 
 
 def evaluate_model(words: list[str]) -> None:
     """Measure a trained model on a task."""
-    arguments = arguments_of(EvaluateOptions, words, "evaluate", positional="task")
+    options = call(EvaluateOptions, words, "evaluate", positional="task")
     from nystrom_lab.training.scoring import evaluate
 
-    row = evaluate(**arguments)
+    row = evaluate(options)
     spread = "" if row.low is None or row.high is None else f" ({row.low:.1%} to {row.high:.1%})"
     print(f"{row.quantity} {row.value:.1%}{spread}")
 
 
 def evaluate_pretrained(words: list[str]) -> None:
     """Measure a pretrained model on held-out documents."""
-    arguments = arguments_of(EvaluatePretrainedOptions, words, "evaluate mlm-sop")
+    options = call(EvaluatePretrainedOptions, words, "evaluate mlm-sop")
     from nystrom_lab.training.pretrain.pretrain import evaluate_mlm_sop
 
-    for row in evaluate_mlm_sop(**arguments):
+    for row in evaluate_mlm_sop(options):
         share = row.low is not None and row.high is not None
         value = f"{row.value:.1%} ({row.low:.1%} to {row.high:.1%})" if share else f"{row.value:.4g}"
         print(f"{row.quantity} {value}{row.note and f' ({row.note})'}")
@@ -148,14 +132,14 @@ def evaluate_pretrained(words: list[str]) -> None:
 
 def lra_run(words: list[str]) -> None:
     """Train methods on the tasks of the Long Range Arena, several runs in parallel."""
-    from nystrom_lab.training.grid.run_grid import run_grid
+    from nystrom_lab.training.grid.run_grid import GridOptions, run_grid
 
-    arguments = arguments_of(run_grid, words, "lra run")
-    if failures := run_grid(**arguments):
+    options = call(GridOptions, words, "lra run")
+    if failures := run_grid(options):
         for failure in failures:
             print(f"nystrom: {failure.name} failed, {failure.reason}\n         log: {failure.log}", file=sys.stderr)
         raise SystemExit(1)
-    print(f"nystrom lra table {arguments['to'] / 'lra.csv'} prints the accuracies.")
+    print(f"nystrom lra table {options.to / 'lra.csv'} prints the accuracies.")
 
 
 def lra_status(words: list[str]) -> None:
@@ -170,4 +154,4 @@ def lra_status(words: list[str]) -> None:
         """
         print("\n".join(status_lines(folder)))
 
-    status(**arguments_of(status, words, "lra status", positional="folder"))
+    call(status, words, "lra status", positional="folder")

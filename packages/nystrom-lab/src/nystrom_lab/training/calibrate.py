@@ -39,7 +39,7 @@ def convert_calibrated(request: ConvertOptions, texts: Sequence[Path]) -> tuple[
     prose = read_prose(texts)
     with no_file_bars(), scratch_folder() as around:
         made, file = around / "converted", around / "plan.json"
-        convert(**vars(replace(request, to=made)))
+        convert(replace(request, to=made))
         model = load_encoder(made)
         config: Any = model.config
         if config.attention == PLAN:
@@ -55,11 +55,11 @@ def convert_calibrated(request: ConvertOptions, texts: Sequence[Path]) -> tuple[
         )
         told = told_of_heads(plan.found, sized_name(config.attention, config.attention_options)[0])
         if not plan.exact_heads:
-            return convert(**vars(request)), told
+            return convert(request), told
         plan.write(file)
         taps = config.conv_kernel_size
         asked = replace(request, attention=None, options=None, num_landmarks="auto", plan=file, conv_kernel_size=taps)
-        return convert(**vars(asked)), told
+        return convert(asked), told
 
 
 def told_of_heads(found: Mapping[str, Any], method: str) -> str:

@@ -7,7 +7,6 @@ Options and texts are checked here, before torch is imported; what learns, and h
 from dataclasses import replace
 from pathlib import Path
 
-from nystrom.command_options import taking
 from nystrom.whole_files import check_fresh, check_place
 from nystrom_lab.config import HealOptions, asked_words
 from nystrom_lab.data.sources.corpora import find_corpora
@@ -15,7 +14,6 @@ from nystrom_lab.training.hardware import usable_device, usable_precision
 from nystrom_lab.training.run_folder import RunFolder
 
 
-@taking(HealOptions)
 def heal(asked: HealOptions) -> Path:
     """Convert a model, and let its attention learn from the exact model; a model that became worse is not kept.
 

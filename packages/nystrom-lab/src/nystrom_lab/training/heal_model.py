@@ -160,7 +160,7 @@ def _convert(asked: HealOptions, to: Path) -> tuple[str, dict[str, Any]]:
     if read_json(asked.source / "config.json").get("model_type") in (*FAMILIES, *OWN_TYPES):
         named: dict[str, Any] = {entry.name: getattr(asked, entry.name) for entry in fields(ConvertOptions)}
         named["to"] = to
-        made = convert(**named)
+        made = convert(ConvertOptions(**named))
         if is_main():
             print(str(made).replace(str(to), str(asked.to)), flush=True)
         config = read_json(to / "config.json")

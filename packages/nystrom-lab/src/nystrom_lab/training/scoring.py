@@ -13,7 +13,6 @@ import torch
 from torch.utils.data import DataLoader
 
 from nystrom.checks import check_at_least
-from nystrom.command_options import taking
 from nystrom.models import EncoderConfig
 from nystrom.models.files.loading import check_fit
 from nystrom.models.files.model_fingerprint import model_fingerprint
@@ -33,7 +32,6 @@ from nystrom_lab.training.tasks import Model, Task, check_data, check_lengths, f
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
-@taking(EvaluateOptions)
 def evaluate(asked: EvaluateOptions) -> Row:
     """Evaluate a saved model on all samples of one split.
 

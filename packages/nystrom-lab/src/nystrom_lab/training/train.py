@@ -11,7 +11,6 @@ from pathlib import Path
 import torch
 from transformers import set_seed
 
-from nystrom.command_options import taking
 from nystrom.models import EncoderConfig, EncoderModel
 from nystrom_lab.config import TrainOptions, command_line
 from nystrom_lab.training.arena import EncoderTrainer
@@ -33,7 +32,6 @@ from nystrom_lab.training.tasks import (
 )
 
 
-@taking(TrainOptions)
 def train(asked: TrainOptions) -> Path:
     """Train a model on a task, choose its best checkpoint on the validation split, and evaluate it on the test split.
 

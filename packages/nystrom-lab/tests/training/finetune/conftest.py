@@ -8,6 +8,7 @@ import pytest
 import torch
 from transformers import BertConfig, BertModel, BertTokenizer
 
+from nystrom_lab.config import FinetuneOptions
 from nystrom_lab.training.finetune.finetune import finetune
 
 WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "good", "bad", "film", "the", "a", "plot", "very", "and", '"']
@@ -72,7 +73,7 @@ def tuned(bert, films) -> Callable[..., Path]:
         settings |= {"to": to, "steps": 6, "batch_size": 8, "evaluate_every": 3, "learning_rate": 1e-3, "device": "cpu"}
         searched = changes["grid"].values() if "grid" in changes else {}
         settings = {name: value for name, value in settings.items() if name not in searched}
-        return finetune(task, **(settings | changes))
+        return finetune(FinetuneOptions(task, **(settings | changes)))
 
     return run
 

@@ -16,11 +16,13 @@ from torch.testing import assert_close
 from transformers import BertTokenizer, DistilBertConfig, DistilBertModel, pipeline
 
 from nystrom.attention.plan import AttentionPlan, LayerChoice
+from nystrom.command_options import ConvertOptions
 from nystrom.integrations import check_attention
 from nystrom.integrations.convert import convert
 from nystrom.models import EncoderConfig, EncoderForSequenceClassification
 from nystrom.whole_files import NotWritten
 from nystrom_lab.cli.main import main
+from nystrom_lab.config import PredictOptions
 from nystrom_lab.measure.rows import read_rows
 from nystrom_lab.training.finetune import run as run_module
 from nystrom_lab.training.finetune.predict import SavedClassifier, predict
@@ -81,7 +83,10 @@ def test_as_many_tokens_are_read_as_the_fine_tuning_kept(bert, tmp_path, positio
 
 def test_predict_says_what_the_pipeline_says_in_the_order_of_the_texts(whole, films, tmp_path):
     out = tmp_path / "out.tsv"
-    assert predict(model=str(whole / "best"), data=films / "test.tsv", to=out, batch_size=3, device="cpu") == 10
+    assert (
+        predict(PredictOptions(model=str(whole / "best"), data=films / "test.tsv", to=out, batch_size=3, device="cpu"))
+        == 10
+    )
     classify = pipeline("text-classification", model=str(whole / "best"), device="cpu")
     wanted = classify(texts_of(films, "test"))
     rows = table(out)
@@ -93,7 +98,14 @@ def test_predict_says_what_the_pipeline_says_in_the_order_of_the_texts(whole, fi
 
 def test_predict_counts_the_texts_with_other_bytes_than_utf_8(whole, tmp_path, capsys):
     (tmp_path / "texts.txt").write_bytes("good\ncafé\n".encode("latin-1"))
-    assert predict(model=str(whole / "best"), data=tmp_path / "texts.txt", to=tmp_path / "out.tsv", device="cpu") == 2
+    assert (
+        predict(
+            PredictOptions(
+                model=str(whole / "best"), data=tmp_path / "texts.txt", to=tmp_path / "out.tsv", device="cpu"
+            )
+        )
+        == 2
+    )
     assert "1 rows of" in (said := capsys.readouterr().err)
     assert "texts.txt hold bytes that are not UTF-8, which became \ufffd (the first: 1)." in said
 
@@ -210,7 +222,7 @@ def test_accumulation_gives_the_weights_of_the_whole_batch(tuned, bert, tmp_path
 
 @pytest.mark.long
 def test_the_models_of_this_library_are_tuned_on_pairs_with_numbers(tuned, bert, pairs_of_films, tmp_path):
-    convert(bert, tmp_path / "own", num_landmarks=4, conv_kernel_size=3)
+    convert(ConvertOptions(bert, tmp_path / "own", num_landmarks=4, conv_kernel_size=3))
     run = tuned(
         tmp_path / "run", None, model=str(tmp_path / "own"), data=(pairs_of_films,), attention=None, options=None,
         text_field="one", pair_field="two", label_field="likeness",
@@ -222,8 +234,8 @@ def test_the_models_of_this_library_are_tuned_on_pairs_with_numbers(tuned, bert,
     out = tmp_path / "out.jsonl"
     given = {"model": str(run / "best"), "data": pairs_of_films / "test.jsonl", "to": out, "device": "cpu"}
     with pytest.raises(ValueError, match="--pair-field"):
-        predict(**given)
-    predict(**given, text_field="one", pair_field="two")
+        predict(PredictOptions(**given))
+    predict(PredictOptions(**given, text_field="one", pair_field="two"))
     said = [json.loads(line)["prediction"] for line in out.read_text().splitlines()]
     wanted = [float(row["prediction"]) for row in table(run / "predictions" / "test.tsv")]
     assert said == pytest.approx(wanted, rel=1e-4)
@@ -245,7 +257,7 @@ def test_a_plan_is_trained_with_and_comes_back_with_the_model(own, tuned, bert, 
     layers = (LayerChoice("softmax", {}), LayerChoice("nystrom", {"num_landmarks": 4}))
     AttentionPlan(layers).write(tmp_path / "plan.json")
     if own:
-        convert(bert, tmp_path / "own")
+        convert(ConvertOptions(bert, tmp_path / "own"))
     folder = tmp_path / "own" if own else bert
     plain = {"attention": None, "options": None}
     run = tuned(tmp_path / "run", model=str(folder), plan=tmp_path / "plan.json", steps=3, **plain)
@@ -330,7 +342,11 @@ def test_predict_says_what_is_wrong(whole, bert, films, tmp_path):
         ("threads is 0", {"threads": 0}),
     ):
         with pytest.raises(ValueError, match=match):
-            predict(**({"model": str(whole / "best"), "data": films / "test.tsv", "device": "cpu"} | changes))
+            predict(
+                PredictOptions(
+                    **({"model": str(whole / "best"), "data": films / "test.tsv", "device": "cpu"} | changes)
+                )
+            )
     assert not list(tmp_path.iterdir())
 
 

@@ -5,6 +5,7 @@ import shutil
 
 import pytest
 
+from nystrom.command_options import ConvertOptions
 from nystrom.integrations.convert import convert
 
 
@@ -13,7 +14,7 @@ def encoder(request, bert, tmp_path_factory):
     """The tiny BERT without dropout, as a model of this library or as it is, and the method that it is given."""
     folder = tmp_path_factory.mktemp("encoders") / request.param
     if request.param == "ours":
-        convert(bert, folder, num_landmarks=4)
+        convert(ConvertOptions(bert, folder, num_landmarks=4))
     else:
         shutil.copytree(bert, folder)
     config = json.loads((folder / "config.json").read_text())

@@ -23,7 +23,7 @@ from nystrom_lab.cli.main import main
 from nystrom_lab.config import Slurm, TrainOptions
 from nystrom_lab.data.lra.listops.task import prepare_listops
 from nystrom_lab.measure.rows import read_rows
-from nystrom_lab.training.grid.run_grid import run_grid, status_lines, training_arguments
+from nystrom_lab.training.grid.run_grid import GridOptions, run_grid, status_lines, training_arguments
 from nystrom_lab.training.run_settings import settle
 from nystrom_lab.training.train import train
 from nystrom_papers.report.lra.tables import lra_lines
@@ -44,7 +44,9 @@ def root(tmp_path_factory) -> Path:
 @pytest.fixture(scope="module")
 def grid(root) -> Callable[..., list]:
     def run(to: Path, **changes) -> list:
-        return run_grid(**(SMALL | {"to": to, "data": root, "evaluate_every": 5, "device": "cpu"} | changes))
+        return run_grid(
+            GridOptions(**(SMALL | {"to": to, "data": root, "evaluate_every": 5, "device": "cpu"} | changes))
+        )
 
     return run
 
@@ -96,7 +98,7 @@ def test_a_run_is_given_all_that_a_training_takes(tmp_path):
     arguments = training_arguments(tmp_path / "one", settings, Path("data"), threads=1)
     # The child resumes a run if there is one; a grid takes prepared data, and its rows are accuracies of a test.
     left_out = {"resume", "text_field", "label_field", "pair_field", "mask_share", "context_parallel", "timeout"}
-    assert arguments.keys() == inspect.signature(train).parameters.keys() - left_out
+    assert arguments.keys() == inspect.signature(TrainOptions).parameters.keys() - left_out
     assert asked.items() <= arguments.items()
 
 
@@ -104,7 +106,11 @@ def test_a_run_is_given_all_that_a_training_takes(tmp_path):
 def test_a_grid_of_another_length_starts_from_an_encoder(grid, root, whole, tmp_path):
     sizes = {"train": 32, "val": 8, "test": 8, "min_length": 5, "max_length": 600}
     prepare_listops(tmp_path / "listops-600", **sizes)
-    train("listops", data=root / "listops-demo", preset="demo", position_kind="rotary", steps=2, to=tmp_path / "first")
+    train(
+        TrainOptions(
+            "listops", data=root / "listops-demo", preset="demo", position_kind="rotary", steps=2, to=tmp_path / "first"
+        )
+    )
     best = tmp_path / "first" / "best"
     asked = {"methods": ["nystrom"], "preset": None, "model": best, "max_length": 600, "steps": 2, "batch_size": 4}
     assert grid(tmp_path / "runs", data=tmp_path, evaluate_every=None, **asked) == []

@@ -291,9 +291,9 @@ def test_auto_means_bfloat16_on_an_accelerator_that_has_it():
 def test_kernels_without_a_gpu_raise_before_data_are_made(monkeypatch, tmp_path):
     monkeypatch.setattr(launch, "INTERPRETED", type(launch.INTERPRETED)(False))
     with pytest.raises(ValueError, match=r"backend 'triton' needs a CUDA device, not cpu.*backend='torch'"):
-        train("listops", preset="demo", options={"backend": "triton"}, device="cpu", to=tmp_path / "run")
+        train(TrainOptions("listops", preset="demo", options={"backend": "triton"}, device="cpu", to=tmp_path / "run"))
     assert not any(tmp_path.iterdir())
 
 
 def test_the_command_names_every_preset():
-    assert all(f'"{name}"' in (train.__doc__ or "") for _, name in PRESETS)
+    assert all(f'"{name}"' in (TrainOptions.__doc__ or "") for _, name in PRESETS)

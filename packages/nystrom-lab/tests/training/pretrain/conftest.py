@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from nystrom_lab.config import PretrainOptions
 from nystrom_lab.data.language.mlm_sop.task import prepare_mlm_sop
 from nystrom_lab.training.pretrain.pretrain import pretrain
 
@@ -57,7 +58,7 @@ def short_run(documents) -> Callable[..., Path]:
         settings = TINY | {"data": documents, "to": to, "preset": "demo", "length": 24, "steps": 8, "warmup_steps": 2}
         settings |= {"batch_size": 8, "evaluate_every": 2, "log_every": 1, "instances": 40, "device": "cpu"}
         settings |= {"attention": "nystrom", "options": {"num_landmarks": 8}, "conv_kernel_size": 3}
-        return pretrain(**(settings | changes))
+        return pretrain(PretrainOptions(**(settings | changes)))
 
     return run
 

@@ -2,6 +2,7 @@
 
 import pytest
 
+from nystrom_lab.config import PretrainOptions
 from nystrom_lab.training.pretrain.pretrain import pretrain
 
 
@@ -24,6 +25,8 @@ def test_a_method_that_is_not_cut_is_refused_before_a_run_begins(documents, tmp_
     monkeypatch.setenv("WORLD_SIZE", "2")
     with pytest.raises(ValueError, match="model attends by informer, which does not work over ranks: use one of"):
         pretrain(
-            data=documents, to=tmp_path / "run", preset="demo", length=24, attention="informer", context_parallel=2
+            PretrainOptions(
+                data=documents, to=tmp_path / "run", preset="demo", length=24, attention="informer", context_parallel=2
+            )
         )
     assert not (tmp_path / "run").exists()

@@ -8,6 +8,7 @@ from torch.testing import assert_close
 
 from nystrom.models import EncoderForMaskedLM
 from nystrom.models.heads.language import EncoderForPreTraining
+from nystrom_lab.config import EvaluatePretrainedOptions, PretrainOptions
 from nystrom_lab.data.language.mlm_sop.dataset import MlmSop
 from nystrom_lab.data.language.tokenizer import load_tokenizer
 from nystrom_lab.measure.rows import read_rows
@@ -94,7 +95,9 @@ def test_the_best_model_has_the_lowest_held_out_loss_and_the_tokenizer(unbroken,
 
 def test_a_saved_model_scores_as_in_its_run(unbroken, documents):
     wanted = {row.quantity: row for row in read_rows(unbroken / "rows.csv")}
-    found = evaluate_mlm_sop(model=unbroken / "best", data=documents, instances=40, batch_size=5, device="cpu")
+    found = evaluate_mlm_sop(
+        EvaluatePretrainedOptions(model=unbroken / "best", data=documents, instances=40, batch_size=5, device="cpu")
+    )
     assert len(found) == 5
     for row in found:
         assert row.value == pytest.approx(wanted[row.quantity].value, rel=1e-5)
@@ -133,13 +136,13 @@ def test_a_loss_that_is_not_finite_stops_the_run(short_run, tmp_path):
 def test_data_of_another_task_are_named(tmp_path):
     (tmp_path / "data").mkdir()
     with pytest.raises(ValueError, match="nystrom data prepare mlm-sop"):
-        pretrain(data=tmp_path / "data", preset="demo", to=tmp_path / "run", device="cpu")
+        pretrain(PretrainOptions(data=tmp_path / "data", preset="demo", to=tmp_path / "run", device="cpu"))
 
 
 def test_a_model_without_the_order_of_sentences_is_not_scored(unbroken, documents, tmp_path):
     EncoderForMaskedLM.from_pretrained(unbroken / "best").save_pretrained(tmp_path / "words")
     with pytest.raises(ValueError, match="no head for the order of sentences"):
-        evaluate_mlm_sop(model=tmp_path / "words", data=documents, device="cpu")
+        evaluate_mlm_sop(EvaluatePretrainedOptions(model=tmp_path / "words", data=documents, device="cpu"))
 
 
 def test_rows_say_how_to_repeat_the_run(unbroken):

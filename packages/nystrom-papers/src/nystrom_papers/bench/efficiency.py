@@ -22,7 +22,6 @@ from pathlib import Path
 from typing import get_args
 
 from nystrom.checks import check_at_least, check_choice
-from nystrom.command_options import taking
 from nystrom.whole_files import check_folder
 from nystrom_lab.measure.rows import Row
 from nystrom_papers.bench.options import Layout, LengthOptions, command_line, find_device
@@ -30,7 +29,10 @@ from nystrom_papers.bench.options import Layout, LengthOptions, command_line, fi
 
 @dataclass(frozen=True, kw_only=True)
 class EfficiencyOptions(LengthOptions):
-    """Of `nystrom bench efficiency`.
+    """Measure time and peak memory of attention methods side by side, over the number of tokens.
+
+    Rows go to efficiency.csv in the folder, a length at a time. The same command continues an interrupted run and
+    skips the lengths that are done.
 
     Attributes:
         methods: Such as softmax-materialised, softmax, nystrom-64, kernelized, skyformer-128, transformers-64,
@@ -76,12 +78,8 @@ def _others(number: int) -> Iterator[None]:
         yield
 
 
-@taking(EfficiencyOptions)
 def run_efficiency(options: EfficiencyOptions) -> list[Row]:
-    """Measure time and peak memory of attention methods side by side, over the number of tokens.
-
-    Rows go to efficiency.csv in the folder, a length at a time. The same command continues an interrupted run and
-    skips the lengths that are done.
+    """Measure the rows of `EfficiencyOptions`.
 
     Raises:
         ValueError: An unknown, missing or out-of-range argument, or a folder that holds another setting.
@@ -109,7 +107,7 @@ def run_efficiency(options: EfficiencyOptions) -> list[Row]:
             "b": sizes.batch, "h": sizes.heads, "d": sizes.width, "kernel": sizes.kernel_size, "layout": sizes.layout,
             **({"beside": options.beside} if options.beside else {}),
         },
-        command=command_line(("nystrom", "bench", "efficiency"), run_efficiency, vars(options), "lengths"),
+        command=command_line(("nystrom", "bench", "efficiency"), EfficiencyOptions, vars(options), "lengths"),
         triton=triton_version(place, any(find_contender(name)[0].kernels for name in options.methods)),
         bandwidth=copy_bandwidth if place.type == "cuda" else None,
     )  # fmt: skip

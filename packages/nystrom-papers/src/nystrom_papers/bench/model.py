@@ -21,7 +21,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from nystrom.checks import check_at_least
-from nystrom.command_options import taking
 from nystrom.whole_files import check_folder
 from nystrom_lab.measure.rows import Row
 from nystrom_papers.bench.options import LengthOptions, Skip, command_line, find_device
@@ -44,7 +43,11 @@ _FIELDS = {
 
 @dataclass(frozen=True, kw_only=True)
 class ModelOptions(LengthOptions):
-    """Of `nystrom bench model`.
+    """Measure time and peak memory of a whole encoder with each attention side by side, over the number of tokens.
+
+    The encoder has BERT-base's sizes and random weights. On two cores, take --layers 2: the ratios of time hardly
+    change, since all layers cost the same. Rows go to model.csv in the folder, a length at a time. The same command
+    continues an interrupted run and skips the lengths that are done.
 
     Attributes:
         methods: Methods of this library with their number, such as softmax, nystrom-64, linformer-256; softmax is exact
@@ -69,13 +72,8 @@ class ModelOptions(LengthOptions):
     to: Path = Path("runs/model")
 
 
-@taking(ModelOptions)
 def run_model(options: ModelOptions) -> list[Row]:
-    """Measure time and peak memory of a whole encoder with each attention side by side, over the number of tokens.
-
-    The encoder has BERT-base's sizes and random weights. On two cores, take --layers 2: the ratios of time hardly
-    change, since all layers cost the same. Rows go to model.csv in the folder, a length at a time. The same command
-    continues an interrupted run and skips the lengths that are done.
+    """Measure the rows of `ModelOptions`.
 
     Raises:
         ValueError: An unknown, missing or out-of-range argument, or a folder that holds another setting.
@@ -97,7 +95,7 @@ def run_model(options: ModelOptions) -> list[Row]:
         cells=cells_of(options.methods, options.passes, options.skip, place, find, options.launches),
         sizes=Sizes(options.batch, encoder.heads, head_width, options.kernel_size, dtype, place, "tokens"),
         shape={"b": options.batch, **asdict(encoder), "kernel": options.kernel_size},
-        command=command_line(("nystrom", "bench", "model"), run_model, named, "lengths"),
+        command=command_line(("nystrom", "bench", "model"), ModelOptions, named, "lengths"),
     )
     check_folder(options.to)
     return sweep_lengths(options.lengths, setup, options.to / "model.csv")

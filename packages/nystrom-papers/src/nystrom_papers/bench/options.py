@@ -3,7 +3,6 @@
 Needs no torch, so that the command line knows its options before it loads torch.
 """
 
-import inspect
 import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -11,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from nystrom.checks import check_at_least, check_choice, check_names, check_seed
+from nystrom.command_options import parameters_of
 from nystrom_lab.config import option_words
 from nystrom_lab.data.lra.facts import LRA
 from nystrom_lab.measure.rows import cpu_name
@@ -111,7 +111,10 @@ TABLE_2_METHODS = (
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingOptions(TimingOptions):
-    """Of `nystrom bench training`.
+    """Measure time and peak memory of a training step with each method, on the tasks of the Long Range Arena.
+
+    Rows go to training.csv in the folder, a task at a time. The same command continues an interrupted run and skips
+    the tasks that are done.
 
     Attributes:
         tasks: listops, text, retrieval, image, pathfinder.
@@ -169,16 +172,16 @@ def device_name(device: "torch.device") -> str:
     return torch.cuda.get_device_name(device) if device.type == "cuda" else cpu_name()
 
 
-def command_line(words: Sequence[str], function: Callable[..., Any], asked: Mapping[str, Any], last: str) -> str:
-    """The command that calls a function with these arguments, without its folder.
+def command_line(words: Sequence[str], options: Callable[..., Any], asked: Mapping[str, Any], last: str) -> str:
+    """The command with these options, without its folder.
 
     Args:
         words: First words of the command.
-        function: What it calls.
-        asked: Its arguments.
+        options: The class of its options, or a function of them.
+        asked: Their values by name.
         last: The argument that always comes last, so that runs which differ in nothing else can be recognised.
     """
-    defaults = {name: each.default for name, each in inspect.signature(function).parameters.items()}
+    defaults = {name: each.default for name, each in parameters_of(options).items()}
     changed = {name: asked[name] for name in defaults if name not in (last, "to") and asked[name] != defaults[name]}
     # None may be passed for an option whose default is not None.
     named = {name: value if isinstance(value, tuple) else str(value) for name, value in changed.items()}

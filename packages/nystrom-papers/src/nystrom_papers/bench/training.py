@@ -14,18 +14,13 @@ Departs from the paper: one step instead of 50,000 with their evaluations; the f
 the materialised one.
 """
 
-from nystrom.command_options import taking
 from nystrom.whole_files import check_folder
 from nystrom_lab.measure.rows import Row
 from nystrom_papers.bench.options import TrainingOptions, command_line, find_device
 
 
-@taking(TrainingOptions)
 def run_training(options: TrainingOptions) -> list[Row]:
-    """Measure time and peak memory of a training step with each method, on the tasks of the Long Range Arena.
-
-    Rows go to training.csv in the folder, a task at a time. The same command continues an interrupted run and skips
-    the tasks that are done.
+    """Measure the rows of `TrainingOptions`.
 
     Raises:
         ValueError: An unknown or out-of-range argument, or a folder that holds another setting.
@@ -35,7 +30,7 @@ def run_training(options: TrainingOptions) -> list[Row]:
 
     for name in options.methods:
         find_method(name)
-    command = command_line(("nystrom", "bench", "training"), run_training, vars(options), "tasks")
+    command = command_line(("nystrom", "bench", "training"), TrainingOptions, vars(options), "tasks")
     setup = step_setup(options, command, find_device(options.device))
     check_folder(options.to)
     return measure_tasks(options.tasks, setup, options.to / "training.csv")

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
 
-from nystrom_lab.cli.arguments import arguments_of
+from nystrom_lab.cli.arguments import call
 
 
 def _bench(study: str, says: str) -> Callable[[list[str]], None]:
@@ -13,10 +13,10 @@ def _bench(study: str, says: str) -> Callable[[list[str]], None]:
     def act(words: list[str]) -> None:
         from nystrom_papers.report import check_place, show_study
 
-        measure = getattr(import_module(f"nystrom_papers.bench.{study}"), f"run_{study}")
-        arguments = arguments_of(measure, words, f"bench {study}")
-        check_place(study, arguments["to"])
-        show_study(measure(**arguments), arguments["to"])
+        module = import_module(f"nystrom_papers.bench.{study}")
+        options = call(getattr(module, f"{study.title()}Options"), words, f"bench {study}")
+        check_place(study, options.to)
+        show_study(getattr(module, f"run_{study}")(options), options.to)
 
     act.__doc__ = says
     return act
@@ -82,7 +82,7 @@ def _report_study(study: str, of: str) -> Callable[[list[str]], None]:
             if figure is not None:
                 draw_study(rows, figure)
 
-        report(**arguments_of(report, words, f"report {study}", positional="file"))
+        call(report, words, f"report {study}", positional="file")
 
     act.__doc__ = f"Table and plot of measured rows of {of}."
     return act

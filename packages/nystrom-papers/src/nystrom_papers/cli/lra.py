@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from nystrom_lab.cli.arguments import arguments_of
+from nystrom_lab.cli.arguments import call
 
 
 def lra_table(words: list[str]) -> None:
@@ -38,7 +38,7 @@ def lra_table(words: list[str]) -> None:
         else:
             print_lra(rows, time=time, memory=memory)
 
-    table(**arguments_of(table, words, "lra table", positional="files"))
+    call(table, words, "lra table", positional="files")
 
 
 def lra_curves(words: list[str]) -> None:
@@ -75,4 +75,4 @@ def lra_curves(words: list[str]) -> None:
             gather_curves(folder, gather)
         print(figure)
 
-    curves(**arguments_of(curves, words, "lra curves", positional="sources"))
+    call(curves, words, "lra curves", positional="sources")

@@ -7,7 +7,7 @@ from shutil import get_terminal_size
 from typing import TYPE_CHECKING, Any, Literal
 
 from nystrom.checks import check_at_least
-from nystrom_lab.cli.arguments import arguments_of
+from nystrom_lab.cli.arguments import arguments_of, call
 
 if TYPE_CHECKING:
     from nystrom_papers.studies.reproduce.run import Job
@@ -157,7 +157,7 @@ def report_gathered(words: list[str]) -> None:
             with house_style():
                 save_figure(next(iter(found.figures(rows, file.parent).values())), figure)
 
-    report(**arguments_of(report, words, "report study", positional="file"))
+    call(report, words, "report study", positional="file")
 
 
 def _list(to: Path) -> str:

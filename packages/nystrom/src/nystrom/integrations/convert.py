@@ -20,7 +20,7 @@ from pathlib import Path
 import torch
 
 from nystrom.attention.plan import PLAN, read_plan
-from nystrom.command_options import ConvertOptions, taking
+from nystrom.command_options import ConvertOptions
 from nystrom.integrations.bert_names import FAMILIES
 from nystrom.integrations.new_model import POSITIONS, attention_choice, from_bert, from_own, one_tensor, with_weights
 from nystrom.json_files import read_json
@@ -61,7 +61,6 @@ class Conversion:
         return "\n".join(lines)
 
 
-@taking(ConvertOptions)
 def convert(request: ConvertOptions) -> Conversion:
     """Make a Nyströmformer from a BERT or RoBERTa, or give a Nyströmformer another number of positions.
 

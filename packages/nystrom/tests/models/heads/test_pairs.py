@@ -4,6 +4,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from nystrom.command_options import ConvertOptions
 from nystrom.integrations.convert import convert
 from nystrom.models import EncoderConfig, EncoderForPairClassification
 from nystrom.models.heads.sequences import pool
@@ -67,7 +68,9 @@ def test_it_is_saved_and_loaded(model, tmp_path):
 
 def test_its_folder_can_be_converted(model, tmp_path):
     model.save_pretrained(tmp_path / "model")
-    done = convert(tmp_path / "model", tmp_path / "longer", max_position_embeddings=30, stretch="repeat")
+    done = convert(
+        ConvertOptions(tmp_path / "model", tmp_path / "longer", max_position_embeddings=30, stretch="repeat")
+    )
     assert done.model == "EncoderForPairClassification"
     longer = EncoderForPairClassification.from_pretrained(tmp_path / "longer")
     ids, mask = pairs()

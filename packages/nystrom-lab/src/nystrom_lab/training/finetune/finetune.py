@@ -11,7 +11,6 @@ import torch
 
 from nystrom.attention.plan import PLAN, read_plan
 from nystrom.checks import check_at_least
-from nystrom.command_options import taking
 from nystrom_lab.config import PAPER_GRID, FinetuneOptions, SearchGrid, asked_words
 from nystrom_lab.training.finetune.classifier import (
     find_classifier,
@@ -28,7 +27,6 @@ from nystrom_lab.training.run_folder import RunFolder
 from nystrom_lab.training.run_progress import no_file_bars
 
 
-@taking(FinetuneOptions)
 def finetune(asked: FinetuneOptions) -> Path:
     """Fine-tune a model, choose its best checkpoint on the validation split, evaluate it, and write its predictions.
 
@@ -76,6 +74,7 @@ def finetune(asked: FinetuneOptions) -> Path:
         asked = replace(asked, attention=PLAN, options=planned.options, plan=None)
     labelled = read_texts(asked, words)
     if is_main():
+        print(labelled.data.summary(), flush=True)
         for remark in labelled.data.remarks:
             print(f"notice: {remark}.", flush=True)
     asked = replace(asked, grid=grid, resume=run.is_resumed(asked.resume))

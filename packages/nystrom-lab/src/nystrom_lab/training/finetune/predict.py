@@ -16,7 +16,6 @@ from typing import Any, TextIO
 import torch
 
 from nystrom.checks import check_at_least
-from nystrom.command_options import taking
 from nystrom.integrations.bert_names import positions_of
 from nystrom.progress import Progress
 from nystrom.whole_files import check_folder, check_new, whole_file
@@ -100,7 +99,6 @@ _POOL = 50
 _ENDINGS = (".tsv", ".csv", ".jsonl")
 
 
-@taking(PredictOptions)
 def predict(asked: PredictOptions) -> int:
     """Write the label of each text with its probability, or its number, one row per text, in order.
 

@@ -1,8 +1,8 @@
 """A piece of work in its own process, which ends when the parent process ends.
 
-The words are a function, as MODULE:NAME, and its arguments as JSON. Standard input is a pipe; the
-parent holds its other end open and never writes to it: it closes when the parent ends, however it ends, and then this
-process stops immediately, since a run may be cut off anywhere.
+The words are a function, as MODULE:NAME, and its arguments as JSON. Standard input is a pipe; the parent holds its
+other end open and never writes to it: it closes when the parent ends, however it ends, and then this process stops
+immediately, since a run may be cut off anywhere.
 """
 
 import importlib

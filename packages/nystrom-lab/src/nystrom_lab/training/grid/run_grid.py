@@ -22,7 +22,6 @@ from typing import Any, Literal
 
 from nystrom.attention.method_names import NO_ATTENTION, read_method
 from nystrom.checks import check_at_least
-from nystrom.command_options import taking
 from nystrom_lab.config import NO_SLURM, Arena, Device, Machine, Slurm, TrainOptions, Where
 from nystrom_lab.data.lra.facts import LRA
 from nystrom_lab.measure.rows import check_rows, cores
@@ -47,7 +46,10 @@ TaskPlan = tuple[Preset, Path, dict[str, Settings]]
 
 @dataclass(frozen=True, kw_only=True)
 class GridOptions(Arena, Machine):
-    """Options of a grid of trainings; those not given are the preset's.
+    """Train every method on every task with every seed; the same command continues interrupted runs.
+
+    Arguments that are not given take the preset's values. Runs with other settings need another folder; several sizes
+    of a method can share one.
 
     Attributes:
         to: Folder of the runs.
@@ -101,12 +103,8 @@ class GridOptions(Arena, Machine):
         return TrainOptions(task, **(same | one))
 
 
-@taking(GridOptions)
 def run_grid(asked: GridOptions) -> list[Failure]:
     """Train every method on every task with every seed; the same command continues interrupted runs.
-
-    Arguments that are not given take the preset's values. Runs with other settings need another folder; several sizes
-    of a method can share one.
 
     Returns:
         The runs that failed; an empty list if none did.
@@ -180,7 +178,7 @@ def train_and_tabulate(to: str, arguments: Mapping[str, Any]) -> None:
     run = RunFolder(Path(arguments["to"]))
     run.wait(_WAIT_SECONDS)
     paths = {name: Path(arguments[name]) for name in ("data", "model") if arguments.get(name) is not None}
-    train(**{**arguments, **paths, "to": run.path, "resume": run.is_started})
+    train(TrainOptions(**{**arguments, **paths, "to": run.path, "resume": run.is_started}))
     write_table(Path(to))
 
 
@@ -221,7 +219,7 @@ def run_name(task: str, method: str, preset: str, seed: int, model: Path | None,
 def training_arguments(
     run: Path, planned: Settings, data: Path, *, threads: int, max_length: int | None = None
 ) -> dict[str, object]:
-    """All arguments of `train` for a run, as JSON values."""
+    """All fields of `TrainOptions` for a run, as JSON values."""
     settings = replace(planned, threads=threads, data=data, to=run, max_length=max_length)
     # The process resumes as the folder says; a grid takes prepared data, and its rows are accuracies of a test.
     others = {"resume", "timeout", "context_parallel", "mask_share", *settings.columns()}

@@ -16,7 +16,6 @@ from transformers import set_seed
 
 from nystrom.attention.backend import check_backend_device
 from nystrom.checks import check_at_least
-from nystrom.command_options import taking
 from nystrom.models.heads.language import EncoderForPreTraining
 from nystrom_lab.config import EvaluatePretrainedOptions, PretrainOptions, asked_words, command_line
 from nystrom_lab.data.language.mlm_sop.dataset import MlmSop
@@ -43,7 +42,6 @@ from nystrom_lab.training.run_progress import no_file_bars
 from nystrom_lab.training.run_trainer import run_to_the_end, training_arguments
 
 
-@taking(PretrainOptions)
 def pretrain(asked: PretrainOptions) -> Path:
     """Pretrain an encoder on masked words and sentence order; keeps the checkpoint that is best on held-out documents.
 
@@ -147,7 +145,6 @@ def _summary(
     )
 
 
-@taking(EvaluatePretrainedOptions)
 def evaluate_mlm_sop(asked: EvaluatePretrainedOptions) -> list[Row]:
     """Evaluate a pretrained model on held-out documents.
 

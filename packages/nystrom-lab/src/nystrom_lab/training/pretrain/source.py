@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from nystrom.attention.method_names import NO_ATTENTION
+from nystrom.command_options import ConvertOptions
 from nystrom.integrations.bert_names import FAMILIES, longest_input, read_config
 from nystrom.integrations.convert import convert
 from nystrom.models.configuration import POSITION_OFFSET, EncoderConfig
@@ -106,7 +107,7 @@ def start_model(settings: PretrainingSettings, source: StartModel) -> tuple[Enco
         folder = source.folder
         if not source.own:
             folder = scratch / "converted"
-            convert(source.folder, folder, conv_kernel_size=None)
+            convert(ConvertOptions(source.folder, folder, conv_kernel_size=None))
         with naming(source.folder, folder):
             before, loaded = load_start(folder, EncoderForPreTraining, segment_means_seq_len=None)
     config = EncoderConfig.from_dict(before.config.to_dict() | _of_run(settings))

@@ -22,6 +22,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from transformers import AutoModel, PreTrainedModel
 
+from nystrom.command_options import ConvertOptions
 from nystrom.integrations.bert_names import longest_input
 from nystrom.integrations.convert import convert
 from nystrom.integrations.layer_calls import LayerCall, attend_by, intercepted
@@ -116,10 +117,10 @@ class Encoder:
         made = folder / f"{self.name}-{length}{'' if stretch == 'interpolate' else f'-{stretch}'}"
         if not made.is_dir():
             with no_file_bars():
-                convert(
+                convert(ConvertOptions(
                     self.folder, made, attention="softmax", conv_kernel_size=None, max_position_embeddings=length,
                     stretch=stretch,
-                )  # fmt: skip
+                ))  # fmt: skip
         return replace(self, folder=made)
 
     @cached_property

@@ -32,8 +32,8 @@ import pandas as pd
 from nystrom_lab.data.lra.facts import LRA
 from nystrom_lab.measure.rows import Row
 from nystrom_lab.training.presets import find_preset
-from nystrom_papers.bench.efficiency import run_efficiency
-from nystrom_papers.bench.options import TABLE_2_METHODS, Pass
+from nystrom_papers.bench.efficiency import EfficiencyOptions, run_efficiency
+from nystrom_papers.bench.options import TABLE_2_METHODS, Pass, TrainingOptions
 from nystrom_papers.bench.training import run_training
 from nystrom_papers.report.plots.speed import speed_figure
 from nystrom_papers.report.printed_ratios import BASE, NYSTROMFORMER_TABLE_1, PRINTED_RATIOS, SKYFORMER_TABLE_2, Cost
@@ -70,10 +70,12 @@ def _plan_efficiency(setting: Setting) -> Plan:
     differs = "8 heads of 64, which the paper does not say, and medians instead of averages"
     if not paper:
         differs = f"a CPU instead of an NVIDIA 1080 Ti, {differs}"
-    measure = partial(
-        run_efficiency, methods=_TABLE_1_METHODS, passes=passes, skip="without", repeats=repeats, device=device
+    options = partial(
+        EfficiencyOptions, methods=_TABLE_1_METHODS, passes=passes, skip="without", repeats=repeats, device=device
     )
-    parts = [Part(f"n={n}", lambda folder, n=n: measure(lengths=(n,), to=folder / "bench")) for n in lengths]
+    parts = [
+        Part(f"n={n}", lambda folder, n=n: run_efficiency(options(lengths=(n,), to=folder / "bench"))) for n in lengths
+    ]
     return Plan(parts, said, differs)
 
 
@@ -93,7 +95,9 @@ def _plan_training(setting: Setting) -> Plan:
 
 
 def _measure_task(task: str, batch: int, repeats: int, device: str, folder: Path) -> Iterable[Row]:
-    return run_training(tasks=(task,), batch=batch, repeats=repeats, device=device, to=folder / "bench" / task)
+    return run_training(
+        TrainingOptions(tasks=(task,), batch=batch, repeats=repeats, device=device, to=folder / "bench" / task)
+    )
 
 
 def _device(setting: Setting) -> str:

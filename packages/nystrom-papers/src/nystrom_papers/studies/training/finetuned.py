@@ -33,6 +33,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from nystrom.attention.method_names import read_method
+from nystrom.command_options import ConvertOptions
 from nystrom.integrations.convert import convert
 from nystrom.models.files.model_fingerprint import model_fingerprint
 from nystrom_lab.data.language.labelled.glue import find_labelled
@@ -238,7 +239,11 @@ def _made(setting: Setting, name: str, runs: Path) -> str:
         return name
     made = runs / name
     if not (made / "config.json").is_file():
-        convert(model, made, num_landmarks=64, conv_kernel_size=None, max_position_embeddings=LONG, stretch="repeat")
+        convert(
+            ConvertOptions(
+                model, made, num_landmarks=64, conv_kernel_size=None, max_position_embeddings=LONG, stretch="repeat"
+            )
+        )
     return str(made)
 
 

@@ -31,8 +31,7 @@ class Training(NamedTuple):
     Attributes:
         name: Name of its folder.
         engine: The command.
-        arguments: Arguments of `nystrom_lab.training.pretrain.pretrain.pretrain` or
-            `nystrom_lab.training.finetune.finetune.finetune`, as JSON values.
+        arguments: Fields of `nystrom_lab.config.PretrainOptions` or `FinetuneOptions`, as JSON values.
     """
 
     name: str
@@ -122,11 +121,13 @@ def main() -> int:
         # The model of a fine-tuning may be a name on the Hub.
         if given is not None and (name != "model" or engine != "finetune"):
             arguments[name] = tuple(map(Path, given)) if isinstance(given, list) else Path(given)
+    from nystrom_lab.config import FinetuneOptions, PretrainOptions
     from nystrom_lab.training.finetune.finetune import finetune
     from nystrom_lab.training.pretrain.pretrain import pretrain
 
-    engines = {"pretrain": pretrain, "finetune": finetune}
-    return exit_code(lambda: engines[engine](**arguments))
+    if engine == "pretrain":
+        return exit_code(lambda: pretrain(PretrainOptions(**arguments)))
+    return exit_code(lambda: finetune(FinetuneOptions(**arguments)))
 
 
 if __name__ == "__main__":
