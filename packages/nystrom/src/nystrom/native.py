@@ -1,11 +1,11 @@
 r"""Loops of our own on a CPU, `native.cpp`: a head at a time, each product, softmax and sum in the cache of a core.
 
-They compute what `block_stretches`, `clusters.nearest_cluster`, `landmark_sums`, `attention.skip` and
-`attention.fused`, `linalg.pinv.iterate` and `landmarks.segment_means` do by torch's operators, in float32 and float64.
-A thread of torch takes whole heads, or stretches of tokens that no sum crosses, so that a result depends neither on the
-number of threads nor on what else the machine does. `native_library` has the machine's compiler make them at the first
-call that needs them. Without a compiler, with NYSTROM_NATIVE=0, and where something watches or transforms the
-operators, torch's operators do the work: `status` says which, and why.
+They compute what `block_stretches`, `biased_blocks` (for buckets), `clusters.nearest_cluster`, `landmark_sums`,
+`attention.skip`, `attention.fused`, `linalg.pinv.iterate` and `landmarks.segment_means` do by torch's operators, in
+float32 and float64. A thread of torch takes whole heads, or stretches of tokens that no sum crosses, so that a result
+depends neither on the number of threads nor on what else the machine does. `native_library` has the machine's compiler
+make them at the first call that needs them. Without a compiler, with NYSTROM_NATIVE=0, and where something watches or
+transforms the operators, torch's operators do the work: `status` says which, and why.
 """
 
 import ctypes
