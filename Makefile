@@ -35,7 +35,7 @@ $(VENV)/.cli: pyproject.toml $(LIBRARY)/pyproject.toml $(LABORATORY)/pyproject.t
 $(VENV)/.dev: $(VENV)/.cli
 	@echo "Installing what the tests and checks need into $(VENV)."
 	$(PYTHON) -c '$(GROUPS)' docs test dev > $(VENV)/needs.txt
-	$(BIN)/python $(PIP) --editable '$(LIBRARY)[gpu,onnx,real]' --editable '$(LABORATORY)[cluster,search,tensorboard]' --editable '$(PAPERS)[peers]' \
+	$(BIN)/python $(PIP) --editable '$(LIBRARY)[gpu,onnx,real]' --editable '$(LABORATORY)[cluster,tensorboard]' --editable '$(PAPERS)[peers]' \
 	  --requirement $(VENV)/needs.txt
 	@touch $@
 

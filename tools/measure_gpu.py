@@ -48,8 +48,9 @@ class Step(NamedTuple):
         name: Its name, that of its folder.
         minutes: About how long it takes on an H200; it is ended after half as long again.
         words: The command; {to} is the folder of the step.
-        calls: The function that the command calls, as "module:name"; "" if it is another program.
-        given: Its arguments, except for the folder `to`.
+        calls: The function that the command calls, as "module:function", or as "module:function:class" with the class
+            of its options; "" if it is another program.
+        given: The options, except for the folder `to`.
     """
 
     name: str
@@ -60,8 +61,10 @@ class Step(NamedTuple):
 
     def call(self, to: Path) -> Any:
         """Call the function of the step in this process, with this folder for its results."""
-        module, _, name = self.calls.partition(":")
-        return getattr(importlib.import_module(module), name)(**self.given, to=to)
+        module, function, *options = self.calls.split(":")
+        there, given = importlib.import_module(module), {**self.given, "to": to}
+        call = getattr(there, function)
+        return call(getattr(there, options[0])(**given)) if options else call(**given)
 
 
 def _called(name: str, minutes: float, calls: str, **given: Any) -> Step:
@@ -69,8 +72,10 @@ def _called(name: str, minutes: float, calls: str, **given: Any) -> Step:
     return Step(name, minutes, words, calls, given | {"device": "cuda"})
 
 
-_efficiency = partial(_called, calls="nystrom_papers.bench.efficiency:run_efficiency", dtype="bfloat16")
-_model = partial(_called, calls="nystrom_papers.bench.model:run_model", dtype="bfloat16")
+_efficiency = partial(
+    _called, calls="nystrom_papers.bench.efficiency:run_efficiency:EfficiencyOptions", dtype="bfloat16"
+)
+_model = partial(_called, calls="nystrom_papers.bench.model:run_model:ModelOptions", dtype="bfloat16")
 
 
 def _tests(name: str, minutes: float, *words: str) -> Step:
@@ -130,7 +135,7 @@ STEPS = (
     _efficiency("wider-128", 1.5, **_WIDER, batch=8, width=128),
     _efficiency("wider-float16", 1.5, **_WIDER | {"dtype": "float16"}, batch=8),
     _efficiency("lengths", 3, methods=_TABLE, lengths=_LENGTHS, batch=8, repeats=9),
-    _called("training", 2, "nystrom_papers.bench.training:run_training", precision="bfloat16"),
+    _called("training", 2, "nystrom_papers.bench.training:run_training:TrainingOptions", precision="bfloat16"),
 )  # fmt: skip
 
 

@@ -13,7 +13,7 @@ from nystrom_lab.cli.main import COMMANDS, main
 
 SLOW = ("torch", "transformers", "accelerate", "matplotlib", "scipy")
 # Of the extras, which `make demo` does not install.
-EXTRAS = ("submitit", "optuna", "tensorboard", "sentence_transformers", "onnx", "timm", "nystrom_attention")
+EXTRAS = ("submitit", "tensorboard", "sentence_transformers", "onnx", "timm", "nystrom_attention")
 # One process asks everything, and says after each question what was loaded.
 CODE = f"""
 import contextlib, io, json, sys

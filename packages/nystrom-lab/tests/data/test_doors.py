@@ -1,8 +1,4 @@
-"""One labelled file has one answer, whichever command reads it: fine-tuning, training on bytes, or healing.
-
-The answers of a file are those that are wanted. Where a command answers otherwise today the test says so, and fails
-once it answers as wanted.
-"""
+"""One labelled file has one answer, whichever command reads it: fine-tuning, training on bytes, or healing."""
 
 import random
 from collections.abc import Sequence
@@ -16,19 +12,6 @@ from nystrom_lab.data.lra.texts.reviews import prepare_text
 from nystrom_lab.data.sources.corpora import find_corpora
 
 TAKEN = ""
-# Commands whose answer is another today.
-DIFFERS = {
-    ("columns Source,Target", "heal"),
-    ("columns content,label", "finetune"),
-    ("columns content,label", "train"),
-    ("labels 1 and 1.0", "train"),
-    ("labels that are no whole numbers", "train"),
-    ("an empty text", "finetune"),
-    ("300 classes", "train"),
-    ("one class", "train"),
-    ("labels that say there is none", "finetune"),
-    ("labels that say there is none", "train"),
-}
 
 
 def labelled(columns: str = "text,label", labels: Sequence[str] = ("0", "1"), rows: int = 60, empty: int = -1) -> str:
@@ -83,14 +66,7 @@ def cases():
             wanted = of_texts if command == "heal" else of_labels
             if (name, command) == ("labels that are no whole numbers", "train"):
                 wanted = "are numbers"
-            marks = [pytest.mark.xfail(strict=True, reason="each command has a reader")]
-            yield pytest.param(
-                command,
-                content,
-                wanted,
-                id=f"{name}-{command}",
-                marks=marks if (name, command) in DIFFERS else [],
-            )
+            yield pytest.param(command, content, wanted, id=f"{name}-{command}")
 
 
 @pytest.mark.parametrize(("command", "content", "wanted"), [*cases()])

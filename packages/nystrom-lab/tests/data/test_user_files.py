@@ -11,10 +11,11 @@ from pyarrow import parquet
 
 from nystrom_lab.data.language.encoder_texts import read_prose
 from nystrom_lab.data.language.labelled.glue import TASKS, own_task
-from nystrom_lab.data.language.labelled.rows import read_rows, read_texts
+from nystrom_lab.data.language.labelled.rows import decoded, read_texts
 from nystrom_lab.data.language.labelled.splits import read_labelled
 from nystrom_lab.data.lra.texts.reviews import Text, prepare_text
 from nystrom_lab.data.sources.corpora import find_corpora
+from nystrom_lab.data.sources.labelled_files import labelled_files
 from nystrom_lab.data.sources.row_files import read_fields
 from nystrom_lab.data.store.token_files import SPLITS
 
@@ -28,9 +29,13 @@ def rows(path, columns=None, **names):
 
 
 def task(path, name="sst2", *, test=False):
-    found = read_rows([path], TASKS[name], may_lack_labels=test)
-    texts = found.texts if found.pairs is None else [*zip(found.texts, found.pairs, strict=True)]
-    return (texts, found.labels, *(remark.replace(str(path), path.name) for remark in found.remarks))
+    split = "test" if test else "train"
+    source, spoilt = labelled_files({split: [path]}, TASKS[name]), []
+    read = [*source.rows()]
+    texts = [decoded(row.texts, number, spoilt) for number, row in enumerate(read)]
+    labels = None if split in source.unlabelled else [row.label for row in read]
+    found = ([text[0] if len(text) == 1 else text for text in texts], labels)
+    return (*found, *(remark.replace(str(path), path.name) for remark in source.remarks), *([spoilt] if spoilt else []))
 
 
 def splits(path, name=None, **options):
@@ -146,9 +151,16 @@ KINDS = {
         r"no 'text' or 'Source' among the fields 'label', 'words': name .* --text-field",
     ),
     "csv, two such columns": (
-        {"a.csv": "label,text,Source\n"},
+        {"a.csv": "label,text,review\n"},
         rows,
-        "there is both 'text' and 'Source' among .*: name the right one with --text-field",
+        "there is both 'text' and 'review' among .*: name the right one with --text-field",
+        {"text_field": ("text", "review")},
+    ),
+    "csv, a column that means something else beside the text": (
+        {"a.csv": "label,source,text,score\n1,web,a,3\n"},
+        rows,
+        [(2, "1", "a")],
+        {"label_field": ("score", "label")},
     ),
     "csv, one column twice": (
         {"a.csv": CSV},
@@ -216,7 +228,13 @@ KINDS = {
     ),
     "json, a list": ({"a.jsonl": "\n[1, 2]\n"}, rows, r"line 2: the line holds a list; expected a JSON object"),
     "json, null": ({"a.jsonl": lines({"text": None, "label": 1})}, rows, "line 1: text is None; expected a text or"),
-    "json, a list as a text": ({"a.jsonl": lines({"text": ["a"], "label": 1})}, rows, r"text is \['a'\]; expected a t"),
+    "json, a list of texts": (
+        {"a.jsonl": lines({"text": ["a", "b c"], "label": 1}, {"text": [], "label": 0})},
+        rows,
+        [(1, "1", "a\n\nb c"), (2, "0", "")],
+    ),
+    "json, a list of others": ({"a.jsonl": lines({"text": ["a", 1], "label": 1})}, rows, "text is .*; expected a text"),
+    "json, a list as a label": ({"a.jsonl": lines({"text": "a", "label": ["1"]})}, rows, "label is .*; expected a t"),
     "json, no number": ({"a.jsonl": '{"text": "a", "label": NaN}\n'}, rows, "line 1: label is nan"),
     "json, half a character": ({"a.jsonl": '{"text": "\\ud83d", "label": 1}\n'}, rows, "text holds half a character"),
     "json, other bytes": ({"a.jsonl": b'{"text": "\xff", "label": 1}\n'}, rows, "line 1: the line is not UTF-8 "),
@@ -285,11 +303,7 @@ KINDS = {
     "glue, bytes that are not UTF-8": (
         {"dev.tsv.xz": lzma.compress(b"1\twhy?\thow \xff?\t18\n")},
         task,
-        (
-            [("why?", "how \ufffd?")],
-            ["1"],
-            "1 rows of dev.tsv.xz hold bytes that are not UTF-8, which became \ufffd (the first: 0)",
-        ),
+        ([("why?", "how \ufffd?")], ["1"], [0]),
         {"name": "qqp"},
     ),
     "glue, broken rows of qqp": (
@@ -412,6 +426,12 @@ KINDS = {
         splits,
         "more.csv names no split: its name must end in train, val or test",
     ),
+    "splits, lists of paragraphs": (
+        {"dev.jsonl": lines({"sentence": ["c", "d"], "label": 1}), "train.parquet": as_parquet(
+            sentence=[["a"], ["b", "b"]], label=[0, 1])},
+        splits,
+        {"train": (["a", "b\n\nb"], [0, 1]), "validation": (["c\n\nd"], [1])},
+    ),
     "splits, two files of one": ({"train.csv": ONE_CSV, "train.tsv": ONE_TSV}, splits, "are both train: name a folder"),
     "splits, no training": ({"test.csv": ONE_CSV + "a,0\nb,1\n"}, splits, "no training split", {"name": "sst2"}),
     "splits, another kind of file": ({"a.docx": "x"}, splits, "a.docx, which has an unsupported format: .csv"),
@@ -434,7 +454,7 @@ KINDS = {
     "saved, a label without a name": (
         {"saved": saved({"train": {"sentence": ["a", "b"], "label": [0, -1]}}, {"label": ["negative", "positive"]})},
         splits,
-        "saved, train, row 2: the label is '-1', which is not one of the classes",
+        "saved, train, row 2: the label is '-1', which has no name: it marks a text without a label",
         {"name": "sst2"},
     ),
     "saved, no such column": (
@@ -487,20 +507,20 @@ KINDS = {
     "arena, saved without a label's name": (
         {"saved": saved({"text": ["a", "b"], "label": [0, -1]}, {"label": ["x", "y"]})},
         arena,
-        "saved, train, row 2: the label is -1, which has no name",
+        "saved, train, row 2: the label is '-1', which has no name",
     ),
     "arena, an empty text": (
         {"a.csv": "text,label\na,x\n,y\n"},
         arena,
-        "a.csv, line 3: a text is empty: fill it in, or leave such rows out with --skip-empty",
+        "a.csv, line 3: a text is empty: fill it in, or leave such rows out, which .* with --skip-empty",
     ),
-    "arena, an empty label": ({"a.csv": "text,label\na,x\nb, \n"}, arena, "a.csv, line 3: the label is empty"),
+    "arena, an empty label": ({"a.csv": "text,label\na,x\nb, \n"}, arena, "a.csv, line 3: the label is missing"),
     "arena, a label that is no text": (
         {"a.tsv": b"text\tlabel\na\t1\nb\t\xff\n"},
         arena,
         r"a.tsv, line 3: the label b'\\xff' is not UTF-8",
     ),
-    "arena, one class": ({"a.csv": "text,label\na,x\nb,x\n"}, arena, "every text has the label 'x': expected texts of"),
+    "arena, one class": ({"a.csv": "text,label\na,x\nb,x\n"}, arena, r"line 2: the only label is 'x' \(rows: 2\): add"),
     "arena, no rows": ({"a.csv": "text,label\n"}, arena, "a.csv holds no rows below its header: add texts, or fetch"),
     "arena, the same file twice": (
         {"train.csv": "text,label\na,1\nb,0\n", "val.csv": "text,label\na,1\nb,0\n"},
@@ -520,6 +540,12 @@ KINDS = {
          "a.parquet": as_parquet(content=["one", "two"], label=[1, 2]), "d.md": "five", "x.png": b"\x89PNG\0"},
         documents,
         ["one", "two", "three", "four", "five"],
+    ),
+    "documents, lists of paragraphs": (
+        {"a.jsonl": lines({"source": "web", "text": ["one", "more"]}),
+         "b.parquet": as_parquet(text=[["two"], ["three", "four"]])},
+        documents,
+        ["one\n\nmore", "two", "three\n\nfour"],
     ),
     "documents, another column": ({"b.tsv": "content\tlabel\nthree\t1\n"}, documents, ["1"], {"text_field": "label"}),
     "documents, a blank line ends one": (

@@ -181,7 +181,7 @@ def test_packages_that_are_not_installed_are_left_out_and_raise_by_name():
     found = set(available(contenders=contenders))
     assert set(DEFAULT) - found >= {"transformers-64"}
     assert {"softmax", "nystrom-64", "authors-64"} <= found
-    with pytest.raises(ValueError, match=r"'transformers-64' needs a package .*nystrom-lab\[peers\]"):
+    with pytest.raises(ValueError, match=r"'transformers-64' needs a package .*nystrom-papers\[peers\]"):
         find_contender("transformers-64", contenders)
     with pytest.raises(ValueError, match=r"Not installed: .*transformers"):
         find_contender("other", contenders)

@@ -111,8 +111,25 @@ struct Blocks {
     const uint8_t* found;
     int64_t* selected;
     const uint8_t* real;
-    int64_t tokens, d, e, heavies, clusters, size, reach, selects;
+    const REAL* bias;
+    REAL* of_bias;
+    int64_t tokens, d, e, heavies, clusters, size, reach, selects, heads, furthest, beside;
     double scale;
+};
+
+// A bias of positions for one head: that of each distance of two places, from -furthest on; the weight, in place of one, of
+// a key at each place of `beside` blocks on either side of a block, zero in its window, and of a key further left and right;
+// and the logarithm of what weights are divided by.
+struct Positions {
+    int64_t furthest = 0, width = 0;
+    const REAL *distance = nullptr, *around = nullptr, *sides = nullptr;
+    Positions() {}
+    Positions(const Blocks& s, int64_t row) : furthest(s.furthest), width((2 * s.beside + 1) * s.size) {
+        distance = s.bias + row % s.heads * size();
+        around = distance + 2 * furthest + 1, sides = around + width;
+    }
+    int64_t size() const { return 2 * furthest + 1 + width + 3; }
+    int64_t at(int64_t between) const { return std::min(std::max(between, -furthest), furthest) + furthest; }
 };
 
 // The tokens of each cluster, one after the other in slots, and the sums of the values of TOGETHER of them.
@@ -168,25 +185,33 @@ struct Head {
     const int64_t t = s.tokens, d = s.d, e = s.e, m = s.clusters, blocks = t / s.size, groups = (blocks + GROUP - 1) / GROUP;
     const int64_t heavy = s.size + 2 * s.reach, far = heavy + s.heavies, picked = far + m, length = picked + s.selects;
     const int64_t L = up(length, PAIR), D = up(d, PAIR), E = up(e, PAIR), tall = up(s.size, STRIP);
-    Numbers keys_t, values, keys, values_t, bias, count, left, means, before, after, later, nothing, mean;
+    // Tokens beside a block that are not summed over all blocks, and the width of a sum: a bias counts weights behind it.
+    const int64_t outer = s.bias ? s.beside * s.size : s.reach, S = e + (s.bias ? 1 : 0);
+    Numbers keys_t, values, keys, values_t, bias, count, left, number, means, before, after, later, nothing, mean, strip, of_query;
     InClusters members;
-    std::vector<int64_t> marked;
+    Positions positions;
+    std::vector<int64_t> marked, close;
     std::vector<uint8_t> loses;
+    bool empty;
+    const uint8_t* found;
     const REAL *k, *v;
     const int64_t *cluster, *heavy_at, *selected;
 
     Head(const Blocks& s, bool back)
         : s(s), back(back), keys_t(d * L), values(L * E), keys(back * L * D), values_t(back * e * L), bias(L, NONE),
-          count(m), left(m), means(m * d), before(m * e), after(GROUP * m * e), later(groups * m * e), nothing(std::max(d, e)), mean(e),
-          members(s.selects ? t : 0, e, s.selects ? m : 0), loses(m) {}
+          count(m), left(m), number(m), means(m * d), before(m * S), after(GROUP * m * S), later(groups * m * S), nothing(std::max(d, e)),
+          mean(s.bias ? m * S : e), strip(heavy + s.size), of_query(L, NONE), members(s.selects ? t : 0, e, s.selects ? m : 0), loses(m) {}
 
-    int64_t first(int64_t block) const { return std::max<int64_t>(0, block * s.size - s.reach); }
-    int64_t last(int64_t block) const { return std::min(t, (block + 1) * s.size + s.reach); }
+    int64_t first(int64_t block) const { return std::max<int64_t>(0, block * s.size - outer); }
+    int64_t last(int64_t block) const { return std::min(t, (block + 1) * s.size + outer); }
 
     // Add values, or what tokens are given, of the tokens from `start` to `stop`, by clusters.
     void gather(REAL* sums, int64_t start, int64_t stop) const {
-        for (int64_t p = start; p < stop; p++)
-            if (cluster[p] < m) add(sums + cluster[p] * e, v + p * s.v.token, e);
+        for (int64_t p = start; p < stop; p++) {
+            if (cluster[p] >= m) continue;
+            add(sums + cluster[p] * S, v + p * s.v.token, e);
+            if (s.bias) sums[cluster[p] * S + e] += 1;
+        }
     }
     void give(const Numbers& sums, REAL* of_v, int64_t start, int64_t stop) const {
         for (int64_t p = start; p < stop; p++)
@@ -227,7 +252,7 @@ struct Head {
     void start_clusters(int64_t row) {
         k = s.k.of(row), v = s.v.of(row), cluster = s.cluster + row * t, heavy_at = s.heavy + row * s.heavies;
         selected = s.selected + row * blocks * s.selects;
-        const uint8_t* found = s.found + row * s.heavies;
+        found = s.found + row * s.heavies;
         for (Numbers* x : {&count, &means, &before}) std::fill(x->begin(), x->end(), 0);
         bool any = false;
         for (int64_t p = 0; p < t; p++) {
@@ -237,7 +262,7 @@ struct Head {
         }
         for (int64_t i = 0; i < s.heavies; i++) any |= found[i];
         // A softmax over nothing may be NaN.
-        if (!any) count[0] = 1;
+        if ((empty = !any)) count[0] = 1;
         for (int64_t c = 0; c < m; c++)
             for (int64_t j = 0; j < d; j++) means[c * d + j] /= std::max<REAL>(count[c], 1);
         if (s.selects) members.start(cluster, v, s.v.token);
@@ -248,15 +273,19 @@ struct Head {
         start_clusters(row);
         for (int64_t i = 0; i < s.heavies; i++) {
             put(heavy + i, k + heavy_at[i] * s.k.token, v + heavy_at[i] * s.v.token);
-            bias[heavy + i] = s.found[row * s.heavies + i] ? 0 : NONE;
+            bias[heavy + i] = found[i] ? 0 : NONE;
         }
         for (int64_t c = 0; c < m; c++) put(far + c, &means[c * d], nothing.data());
+        if (s.bias) {
+            positions = Positions(s, row);
+            for (int64_t i = 0; i < heavy + s.size - 1; i++) strip[i] = positions.distance[positions.at(i - s.size + 1 - s.reach)];
+        }
         // The values after the windows of each group, summed from the end: nothing is subtracted.
         int64_t stop = t;
         for (int64_t g = groups - 1; g >= 0; g--) {
-            REAL* here = &later[g * m * e];
-            if (g == groups - 1) std::fill(here, here + m * e, 0);
-            else memcpy(here, here + m * e, m * e * sizeof(REAL));
+            REAL* here = &later[g * m * S];
+            if (g == groups - 1) std::fill(here, here + m * S, 0);
+            else memcpy(here, here + m * S, m * S * sizeof(REAL));
             int64_t from = last(std::min(blocks, (g + 1) * GROUP) - 1);
             gather(here, from, stop);
             stop = from;
@@ -280,18 +309,19 @@ struct Head {
     void fill(int64_t block) {
         const int64_t g = block / GROUP, begin = g * GROUP, end = std::min(blocks, begin + GROUP), from = block * s.size - s.reach;
         if (block == begin) {
-            memcpy(&after[(end - 1 - begin) * m * e], &later[g * m * e], m * e * sizeof(REAL));
+            memcpy(&after[(end - 1 - begin) * m * S], &later[g * m * S], m * S * sizeof(REAL));
             for (int64_t b = end - 2; b >= begin; b--) {
-                memcpy(&after[(b - begin) * m * e], &after[(b + 1 - begin) * m * e], m * e * sizeof(REAL));
-                gather(&after[(b - begin) * m * e], last(b), last(b + 1));
+                memcpy(&after[(b - begin) * m * S], &after[(b + 1 - begin) * m * S], m * S * sizeof(REAL));
+                gather(&after[(b - begin) * m * S], last(b), last(b + 1));
             }
         }
         if (block) gather(before.data(), first(block - 1), first(block));
         left = count;
         put_tokens(0, heavy, [&](int64_t i) { return from + i; });
         if (s.selects) select(block);
+        if (s.bias) return fill_by_positions(block, &after[(block - begin) * m * S]);
         for (int64_t c = 0; c < m; c++) {
-            const REAL *a = &before[c * e], *b = &after[((block - begin) * m + c) * e], number = std::max<REAL>(left[c], 1);
+            const REAL *a = &before[c * e], *b = &after[((block - begin) * m + c) * e], number = this->number[c] = std::max<REAL>(left[c], 1);
             if (loses[c]) {
                 // Summed anew: nothing is subtracted.
                 std::fill(mean.begin(), mean.end(), 0);
@@ -304,6 +334,101 @@ struct Head {
             put_value(far + c, mean.data());
             bias[far + c] = std::log(left[c]);
         }
+    }
+
+    // Call `what` for each token of a cluster beside the window of a block, with its place in the weights around the block.
+    template <class What>
+    void visit_around(int64_t block, What what) const {
+        const int64_t from = block * s.size - s.reach, to = from + heavy, origin = block * s.size - outer;
+        for (int64_t p = first(block); p < last(block); p++) {
+            if (p == from) p = to;
+            if (p < last(block) && cluster[p] < m) what(p, p - origin);
+        }
+    }
+    // Clusters by the weights of their keys, and the heavy keys; those whose bias differs between queries are close.
+    void fill_by_positions(int64_t block, const REAL* after) {
+        std::fill(mean.begin(), mean.end(), 0);
+        visit_around(block, [&](int64_t p, int64_t place) {
+            add(&mean[cluster[p] * S], v + p * s.v.token, e, positions.around[place]);
+            mean[cluster[p] * S + e] += positions.around[place];
+        });
+        add(mean.data(), before.data(), m * S, positions.sides[0]);
+        add(mean.data(), after, m * S, positions.sides[1]);
+        if (empty) mean[e] += 1;
+        for (int64_t c = 0; c < m; c++) {
+            REAL* sum = &mean[c * S];
+            number[c] = sum[e] > 0 ? sum[e] : 1;
+            for (int64_t j = 0; j < e; j++) sum[j] /= number[c];
+            put_value(far + c, sum);
+            bias[far + c] = sum[e] > 0 ? std::log(sum[e]) + positions.sides[2] : NONE;
+        }
+        close.clear();
+        for (int64_t i = 0; i < s.heavies; i++) {
+            if (!found[i]) continue;
+            const int64_t between = heavy_at[i] - block * s.size;
+            const bool left = between <= -positions.furthest, right = between - s.size + 1 >= positions.furthest;
+            bias[heavy + i] = left || right ? positions.distance[positions.at(between)] : 0;
+            if (!left && !right) close.push_back(i);
+        }
+    }
+    // The bias of all keys of the block, for its i-th query.
+    const REAL* bias_of(int64_t block, int64_t i) {
+        if (!s.bias) return bias.data();
+        memcpy(&of_query[heavy], &bias[heavy], (L - heavy) * sizeof(REAL));
+        for (int64_t j = 0; j < heavy; j++) of_query[j] = bias[j] + strip[s.size - 1 - i + j];
+        for (int64_t j : close) of_query[heavy + j] = positions.distance[positions.at(heavy_at[j] - block * s.size - i)];
+        return of_query.data();
+    }
+};
+
+// The gradient of a bias of positions, of one head.
+struct OfPositions {
+    Head& h;
+    const Positions& at;
+    std::vector<double> distance, around, sides;
+    Numbers strip, scores;
+    explicit OfPositions(Head& h) : h(h), at(h.positions), strip(h.strip.size()), scores(h.L) {}
+
+    void start() {
+        distance.assign(2 * at.furthest + 1, 0), around.assign(at.width, 0), sides.assign(2, 0);
+        std::fill(scores.begin(), scores.end(), 0);
+    }
+    // By the scores of the i-th query of a block.
+    void add_query(int64_t block, int64_t i, const REAL* given) {
+        add(&strip[h.s.size - 1 - i], given, h.heavy);
+        add(&scores[h.heavy], given + h.heavy, h.picked - h.heavy);
+        for (int64_t j : h.close) {
+            distance[at.at(h.heavy_at[j] - block * h.s.size - i)] += given[h.heavy + j];
+            scores[h.heavy + j] = 0;
+        }
+    }
+    // By all queries of a block, and by what its clusters are given; the values beside its window are given theirs.
+    void add_block(int64_t block, const REAL* share, REAL* of_v) {
+        for (int64_t i = 0; i < h.heavy + h.s.size - 1; i++) distance[at.at(i - h.s.size + 1 - h.s.reach)] += strip[i];
+        for (int64_t i = 0; i < h.s.heavies; i++) distance[at.at(h.heavy_at[i] - block * h.s.size)] += scores[h.heavy + i];
+        const REAL *before = h.before.data(), *after = &h.after[block % GROUP * h.m * h.S];
+        REAL* of_count = &scores[h.far];
+        for (int64_t c = 0; c < h.m; c++) {
+            REAL less = 0, left = 0, right = 0;
+            for (int64_t j = 0; j < h.e; j++) {
+                less += share[c * h.e + j] * h.mean[c * h.S + j];
+                left += share[c * h.e + j] * before[c * h.S + j], right += share[c * h.e + j] * after[c * h.S + j];
+            }
+            of_count[c] = of_count[c] / h.number[c] - less;
+            sides[0] += left + of_count[c] * before[c * h.S + h.e], sides[1] += right + of_count[c] * after[c * h.S + h.e];
+        }
+        h.visit_around(block, [&](int64_t p, int64_t place) {
+            const REAL *value = h.v + p * h.s.v.token, *given = share + h.cluster[p] * h.e;
+            REAL sum = of_count[h.cluster[p]];
+            for (int64_t j = 0; j < h.e; j++) sum += given[j] * value[j];
+            around[place] += sum;
+            add(of_v + p * h.s.of_v.token, given, h.e, at.around[place]);
+        });
+        std::fill(strip.begin(), strip.end(), 0), std::fill(scores.begin(), scores.end(), 0);
+    }
+    void write(REAL* to) const {
+        for (const auto* part : {&distance, &around, &sides}) to = std::copy(part->begin(), part->end(), to);
+        *to = 0;
     }
 };
 
@@ -425,7 +550,7 @@ extern "C" void blocks_forward(const Blocks* given, int64_t begin, int64_t end) 
                     memcpy(&queries[i * h.d], s.q.of(row) + (p + i) * s.q.token, h.d * sizeof(REAL));
                 product(queries.data(), h.d, h.keys_t.data(), h.L, scores.data(), h.L, STRIP, h.d, h.L);
                 REAL inverse[STRIP];
-                for (int64_t i = 0; i < rows; i++) inverse[i] = softmax(&scores[i * h.L], h.bias.data(), s.scale, h.L);
+                for (int64_t i = 0; i < rows; i++) inverse[i] = softmax(&scores[i * h.L], h.bias_of(block, r + i), s.scale, h.L);
                 product(scores.data(), h.L, h.values.data(), h.E, out.data(), h.E, STRIP, h.length, h.E);
                 for (int64_t i = 0; i < rows; i++)
                     for (int64_t j = 0; j < h.e; j++)
@@ -441,10 +566,12 @@ extern "C" void blocks_backward(const Blocks* given, int64_t begin, int64_t end)
     const int64_t L = h.L, D = h.D, E = h.E, d = h.d, e = h.e, m = h.m, me = m * e;
     Numbers q(h.tall * D), grad(h.tall * E), weights(h.tall * L), of_scores(h.tall * L), of_q(h.tall * D), of_keys(L * D),
         of_values(L * E), heavy_k(s.heavies * d), heavy_v(s.heavies * e), of_means(m * d), shares(GROUP * me), given_now(me),
-        run(me), totals(h.groups * me), of_groups;
+        run(me), totals(h.groups * me), of_groups, given_scores(L);
+    OfPositions of_positions(h);
     for (int64_t row = begin; row < end; row++) {
         REAL *of_k = s.of_k.of(row), *of_v = s.of_v.of(row);
         h.start(row);
+        if (s.bias) of_positions.start();
         for (Numbers* x : {&heavy_k, &heavy_v, &of_means, &given_now, &totals}) std::fill(x->begin(), x->end(), 0);
         of_groups.assign(h.members.sums.size(), 0);
         for (int64_t p = 0; p < h.t; p++) {
@@ -462,14 +589,16 @@ extern "C" void blocks_backward(const Blocks* given, int64_t begin, int64_t end)
             product(grad.data(), E, h.values_t.data(), L, of_scores.data(), L, h.tall, e, L);
             for (int64_t i = 0; i < s.size; i++) {
                 const REAL* out = s.out.of(row) + (block * s.size + i) * s.out.token;
-                const REAL inverse = softmax(&weights[i * L], h.bias.data(), s.scale, L);
+                const REAL inverse = softmax(&weights[i * L], h.bias_of(block, i), s.scale, L);
                 REAL both = 0;
                 for (int64_t j = 0; j < e; j++) both += grad[i * E + j] * out[j];
                 for (int64_t j = 0; j < L; j += N) {
-                    const Vec weight = load(&weights[i * L + j]) * inverse;
+                    const Vec weight = load(&weights[i * L + j]) * inverse, given = weight * (load(&of_scores[i * L + j]) - both);
                     store(&weights[i * L + j], weight);
-                    store(&of_scores[i * L + j], weight * (load(&of_scores[i * L + j]) - both) * (REAL)s.scale);
+                    store(&given_scores[j], given);
+                    store(&of_scores[i * L + j], given * (REAL)s.scale);
                 }
+                if (s.bias) of_positions.add_query(block, i, given_scores.data());
             }
             product(of_scores.data(), L, h.keys.data(), D, of_q.data(), D, h.tall, h.length, D);
             product<true>(weights.data(), L, grad.data(), E, of_values.data(), E, L, s.size, E);
@@ -495,14 +624,16 @@ extern "C" void blocks_backward(const Blocks* given, int64_t begin, int64_t end)
             REAL* share = &shares[place * me];
             for (int64_t c = 0; c < m; c++) {
                 add(&of_means[c * d], &of_keys[(h.far + c) * D], d);
-                for (int64_t j = 0; j < e; j++) share[c * e + j] = of_values[(h.far + c) * E + j] / std::max<REAL>(h.left[c], 1);
+                for (int64_t j = 0; j < e; j++) share[c * e + j] = of_values[(h.far + c) * E + j] / h.number[c];
                 if (!h.loses[c]) continue;
                 h.members.visit(c, [&](int64_t group) { add(&of_groups[group * e], share + c * e, e); },
                                 [&](int64_t p) { add(of_v + p * s.of_v.token, share + c * e, e); });
                 std::fill_n(share + c * e, e, 0);
             }
             // A block gives to the tokens after its window, then to those before it; by groups, from the end.
-            add(given_now.data(), share, me);
+            if (s.bias) of_positions.add_block(block, share, of_v);
+            add(given_now.data(), share, me, s.bias ? h.positions.sides[1] : 1);
+            for (int64_t j = 0; s.bias && j < me; j++) share[j] *= h.positions.sides[0];
             add(&totals[g * me], share, me);
             if (block + 1 < h.blocks) h.give(given_now, of_v, h.last(block), h.last(block + 1));
             if (place + 1 < GROUP && block + 1 < h.blocks) continue;
@@ -526,6 +657,7 @@ extern "C" void blocks_backward(const Blocks* given, int64_t begin, int64_t end)
             add(of_k + h.heavy_at[i] * s.of_k.token, &heavy_k[i * d], d);
             add(of_v + h.heavy_at[i] * s.of_v.token, &heavy_v[i * e], e);
         }
+        if (s.bias) of_positions.write(s.of_bias + row * h.positions.size());
     }
 }
 

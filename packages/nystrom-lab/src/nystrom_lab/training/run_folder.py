@@ -161,7 +161,8 @@ class RunFolder:
         if self.is_started and (before := self.read()["data"])["fingerprint"] not in known:
             raise ValueError(
                 f"{self.path} holds a run on {before['folder']}, whose data were different (fingerprint "
-                f"{before['fingerprint']}, now {fingerprint}): name the original folder with --data."
+                f"{before['fingerprint']}, now {fingerprint}): name the original folder with --data. An earlier "
+                "version may have held out other texts: then start another run with --to."
             )
 
     def data_folder(self) -> Path | None:

@@ -3,11 +3,10 @@ import gzip
 import pytest
 
 from nystrom_lab.data.lra.texts.reviews import Text, prepare_text
-from nystrom_lab.data.sources.split_files import own_source, split_of
+from nystrom_lab.data.sources.columns import own_columns
+from nystrom_lab.data.sources.labelled_files import find_arena_texts
+from nystrom_lab.data.sources.split_files import split_of
 from nystrom_lab.data.store.token_files import SPLITS
-
-WANTED = {"label_field": ("label",), "text_field": ("text",)}
-
 
 NAMES = {
     "train": ("train", "basic_train", "Train", "train-00000-of-00002"),
@@ -26,9 +25,9 @@ def test_a_name_determines_its_split(name, split):
 def test_splits_that_the_arena_has_not_are_left_out_and_said(tmp_path):
     for name in ("train", "dev_matched", "dev_mismatched", "test"):
         (tmp_path / f"{name}.csv").write_text(f"text,label\n{name},1\n{name} too,0\n")
-    source = own_source(tmp_path, WANTED)
+    source = find_arena_texts(tmp_path, own_columns(pairs=False))
     assert source.splits == SPLITS
-    assert source.remarks == ("splits left out: validation_mismatched",)
+    assert source.remarks == ["splits left out: validation_mismatched"]
 
 
 def test_a_cut_file_keeps_nothing_half_made(tmp_path):

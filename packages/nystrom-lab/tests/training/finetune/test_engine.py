@@ -1,21 +1,18 @@
 """A search tries each combination once, continues where it was killed, and scores the best on validation."""
 
 import csv
-import re
-import signal
-import subprocess
-import sys
+import json
 
 import pytest
 
 from nystrom_lab.config import PAPER_GRID, SearchGrid
 from nystrom_lab.measure.rows import read_rows
-from nystrom_lab.training import study
 from nystrom_lab.training.finetune.search import Search
 from nystrom_lab.training.grid.run_grid import status_lines
+from nystrom_lab.training.run_folder import RunFolder
 from nystrom_lab.training.run_trainer import RunTrainer
+from nystrom_lab.training.trials import Outcome, outcome_of
 
-optuna = pytest.importorskip("optuna")
 GRID = SearchGrid(batch_size=(4, 8), learning_rate=(1e-3,))
 
 
@@ -47,73 +44,68 @@ def test_what_a_search_would_not_heed_is_refused(tuned, tmp_path, changes, messa
     assert not (tmp_path / "run").exists()
 
 
-def test_what_holds_no_search_of_this_version_is_refused_and_stays(tuned, tmp_path, monkeypatch):
-    torn = '{"op_code":0,"worker_id":"a","study_name":"search","directions":[2]}\n{"op_code"'
-    whole = torn.partition("\n")[0]
+def test_what_holds_no_search_of_this_version_is_refused_and_stays(tuned, tmp_path):
     for name, content, says in (
-        ("study.log", "mine\n", r"study\.log is damaged in line 1, or not of a search: choose another folder"),
-        ("study.log", torn, "study.log is damaged in line 2"),
-        # Lines of another study, without what Optuna looks for, and of an operation that it does not know.
-        ("study.log", whole.replace("search", "mine"), r"study\.log is damaged, or not of a search .*: choose another"),
-        ("study.log", whole + '\n{"op_code":2,"worker_id":"a"}\n', r"study\.log is damaged, or not of a search"),
-        ("study.log", whole.replace(":0", ":99"), r"study\.log is damaged, or not of a search"),
-        ("search.json", "{}", "holds search.json and a search of version 0.3, which only that continues: choose"),
+        ("search.json", "mine\n", r"search\.json is not valid JSON .*: choose another folder with --to"),
+        ("search.json", '{"data": "a"', "search.json is not valid JSON"),
+        ("search.json", '{"data": "a", "trials": [1]}', r"search\.json does not describe a search of this library"),
+        ("search.json", "{}", r"search\.json does not describe a search of this library: choose another"),
+        (
+            "study.log",
+            "{}\n",
+            "holds study.log, a search that an earlier version kept with Optuna: finish it with that",
+        ),
+        ("notes.txt", "mine\n", "holds notes.txt and no search: choose another folder"),
     ):
-        folder = tmp_path / str(len(content))
+        folder = tmp_path / str(len([*tmp_path.iterdir()]))
         folder.mkdir()
         (folder / name).write_text(content)
         with pytest.raises(ValueError, match=says):
             tuned(folder, grid=GRID, steps=2, resume=True)
         assert (folder / name).read_text() == content
-    monkeypatch.setattr(study, "find_spec", lambda name: None)
-    with pytest.raises(ValueError, match=r"needs Optuna, which is not installed: pip install 'nystrom-lab\[search\]'"):
-        tuned(tmp_path / "new", grid=GRID, steps=2)
+    with pytest.raises(ValueError, match=r"holds study\.log, a search that an earlier version kept with Optuna"):
+        status_lines(tmp_path / "4")
 
 
-def test_trials_that_end_at_once_are_all_kept(tmp_path):
-    """Whichever process writes, and although one was killed while it held the lock."""
-    code = f"""
-import os, signal, sys
-from pathlib import Path
-from filelock import FileLock
-from optuna.trial import create_trial
-from nystrom_lab.training.study import open_study
-found = open_study(Path({str(tmp_path)!r}))
-for number in range(10):
-    found.add_trial(create_trial(value=0.5, user_attrs={{"name": f"{{sys.argv[1]}}-{{number}}"}}))
-FileLock({str(tmp_path / ".study.log.lock")!r}).acquire()
-os.kill(os.getpid(), signal.SIGKILL)
-"""
-    processes = [subprocess.Popen([sys.executable, "-W", "error", "-c", code, name]) for name in "ab"]
-    assert {process.wait() for process in processes} == {-signal.SIGKILL}
-    assert study.ended_trials(study.open_study(tmp_path)).keys() == {f"{name}-{n}" for name in "ab" for n in range(10)}
-    # Optuna's own tools read the file.
-    backend = optuna.storages.journal.JournalFileBackend(str(tmp_path / "study.log"))
-    assert len(optuna.load_study(study_name="search", storage=optuna.storages.JournalStorage(backend)).trials) == 20
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        ("mine\n", r"outcome\.json is not valid JSON .*: delete it, and the same command continues the trial"),
+        ('{"value": 0.5}', r"outcome\.json does not say how a trial ended: delete it"),
+        (json.dumps(Outcome("accuracy")._asdict() | {"value": "0.5"}), "does not say how a trial ended: delete it"),
+    ],
+)
+def test_an_outcome_that_is_damaged_is_named(tmp_path, content, says):
+    (tmp_path / "outcome.json").write_text(content)
+    with pytest.raises(ValueError, match=says):
+        outcome_of(RunFolder(tmp_path))
 
 
-def test_a_study_that_is_looked_at_is_not_written(tmp_path):
-    failed, attributes = optuna.trial.TrialState.FAIL, {"name": "seed-1", "error": "NaN"}
-    study.open_study(tmp_path).add_trial(optuna.trial.create_trial(state=failed, user_attrs=attributes))
-    before = (tmp_path / "study.log").read_bytes()
-    assert status_lines(tmp_path) == ["trials/seed-1: NaN", "1 of 1 finished"]
-    assert (tmp_path / "study.log").read_bytes() == before
+def test_a_trial_without_finite_numbers_is_listed_with_the_reason(tmp_path):
+    run = RunFolder(tmp_path / "trials" / "seed-1")
+    run.path.mkdir(parents=True)
+    (run.path / "run.json").write_text("{}")
+    Outcome("accuracy", error="the loss is NaN").write(run)
+    assert status_lines(tmp_path) == ["trials/seed-1: the loss is NaN", "1 of 1 finished"]
 
 
-def test_a_search_of_a_version_that_recorded_the_weights_alone_goes_on(tuned, tmp_path, monkeypatch):
+def test_a_search_that_version_0_3_began_goes_on(tuned, tmp_path, monkeypatch):
     def train(self, name):
         raise KeyboardInterrupt
 
     monkeypatch.setattr(Search, "train", train)
     with pytest.raises(KeyboardInterrupt):
         tuned(tmp_path, grid=GRID, steps=2)
-    log = tmp_path / "study.log"
-    before, count = re.subn(r'("weights": "\w+)-[^"]*', r"\1", log.read_text())
-    assert count
-    log.write_text(before)
+    record = json.loads((tmp_path / "search.json").read_text())
+    for trial in record["trials"]:
+        # The weights alone, and a setting that is gone.
+        trial["weights"] = trial["weights"].partition("-")[0]
+        trial["track_error"] = False
+    (tmp_path / "search.json").write_text(json.dumps(record))
     with pytest.raises(KeyboardInterrupt):
         tuned(tmp_path, grid=GRID, steps=2, resume=True)
-    log.write_text(before.replace('"weights": "', '"weights": "0'))
+    record["trials"][1]["weights"] = "0" * 16
+    (tmp_path / "search.json").write_text(json.dumps(record))
     with pytest.raises(ValueError, match="holds a search of other values, settings or data"):
         tuned(tmp_path, grid=GRID, steps=2, resume=True)
 

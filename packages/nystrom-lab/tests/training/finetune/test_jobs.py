@@ -19,7 +19,6 @@ from nystrom_lab.training.grid.slurm import PRIVATE, Jobs, _prefix, alive_jobs
 from nystrom_lab.training.run_trainer import NotFinite, RunTrainer
 
 pytest.importorskip("submitit")
-pytest.importorskip("optuna")
 GRID = SearchGrid(batch_size=(4, 8), learning_rate=(1e-3,))
 # With the last, the weights are too large for float32 after one step.
 DIVERGES = SearchGrid(learning_rate=(1e-3, 2e-3, 1e30))

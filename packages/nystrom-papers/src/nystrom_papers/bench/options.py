@@ -4,7 +4,7 @@ Needs no torch, so that the command line knows its options before it loads torch
 """
 
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
@@ -172,12 +172,12 @@ def device_name(device: "torch.device") -> str:
     return torch.cuda.get_device_name(device) if device.type == "cuda" else cpu_name()
 
 
-def command_line(words: Sequence[str], options: type, asked: Mapping[str, Any], last: str) -> str:
+def command_line(words: Sequence[str], options: Callable[..., Any], asked: Mapping[str, Any], last: str) -> str:
     """The command with these options, without its folder.
 
     Args:
         words: First words of the command.
-        options: The class of its options.
+        options: The class of its options, or a function of them.
         asked: Their values by name.
         last: The argument that always comes last, so that runs which differ in nothing else can be recognised.
     """

@@ -8,7 +8,6 @@ import pytest
 
 from nystrom_lab.measure.rows import Row, append_rows, read_rows
 from nystrom_lab.training.run_folder import RunFolder
-from nystrom_lab.training.study import open_study
 from nystrom_papers.studies.training import runs
 from nystrom_papers.studies.training.runs import CHILD, Training, train
 
@@ -82,7 +81,7 @@ def test_a_finished_run_of_other_epochs_and_a_search_of_another_method_are_left_
         train(training._replace(arguments={"epochs": 4, "seed": 1}), tmp_path / "runs")
     (folder / "run.json").unlink()
     trials = [{"attention": "nystrom", "batch_size": size} for size in (8, 16)]
-    open_study(folder).set_user_attr("search", {"data": "", "trials": trials})
+    (folder / "search.json").write_text(json.dumps({"data": "", "trials": trials}))
     searched = training._replace(arguments={"attention": "nystrom", "search": True})
     assert train(searched, tmp_path / "runs").is_finished
     with pytest.raises(ValueError, match="attention = 'nystrom'"):

@@ -49,7 +49,8 @@ def _check_scale(scale: float | None) -> None:
         check_positive("scale", scale)
 
 
-def _check_tolerance(tolerance: float | None) -> None:
+def check_tolerance(tolerance: float | None) -> None:
+    """Raise ValueError for what is neither None nor a number of at least 0."""
     if tolerance is None:
         return
     if isinstance(tolerance, bool) or not isinstance(tolerance, int | float) or not tolerance >= 0:
@@ -149,7 +150,7 @@ class NystromOptions(LayerOptions):
         check_choice("z0", self.z0, get_args(StartValue))
         _check_scale(self.scale)
         _check_backend(self.backend, self._for_kernels())
-        _check_tolerance(self.tolerance)
+        check_tolerance(self.tolerance)
 
     def _for_kernels(self) -> dict[str, tuple[object, object]]:
         return {"landmarks": (self.landmarks, "segment_means"), "pinv": (self.pinv, "iterative")}
@@ -484,7 +485,7 @@ class NearFarOptions(LayerOptions):
                 f"num_selected is {self.num_selected} and backend is 'triton', which has no kernels for selected keys: "
                 "pass backend='torch' or num_selected=0."
             )
-        _check_tolerance(self.tolerance)
+        check_tolerance(self.tolerance)
 
     @property
     def measured_width(self) -> int:

@@ -138,11 +138,15 @@ class RelativeBuckets(PositionBias):
         large = (single + (share * (count - single)).long()).clamp(max=count - 1)
         return start + torch.where(distance < single, distance, large)
 
-    def at_distance(self, weight: Float[Tensor, " w"], distance: Shaped[Tensor, "*b"]) -> Float[Tensor, "*b"]:
-        """The bias of one head, whose row of the table is `weight`."""
+    def of_each_distance(self, weight: Float[Tensor, "*h w"]) -> Float[Tensor, "*h x"]:
+        """The bias of the distances from -`max_distance` to `max_distance`, from rows of the table."""
         most = self.max_distance
-        of_each = weight[self.buckets(torch.arange(-most, most + 1, device=weight.device))]
-        return of_each[distance.clamp(-most, most) + most]
+        return weight[..., self.buckets(torch.arange(-most, most + 1, device=weight.device))]
+
+    def at_distance(self, weight: Float[Tensor, "... w"], distance: Shaped[Tensor, "..."]) -> Float[Tensor, "..."]:
+        """The bias of one head, whose row of the table is `weight`, or of each, if it has a row for each."""
+        most = self.max_distance
+        return self.of_each_distance(weight)[..., distance.clamp(-most, most) + most]
 
 
 @dataclass(frozen=True, eq=False)

@@ -34,6 +34,7 @@ from nystrom.integrations.layer_calls import watched
 from nystrom.integrations.layer_numbers import number_layers
 from nystrom.integrations.mask_interface import check_asks
 from nystrom.integrations.position_tables import watch_positions, watched_positions
+from nystrom.integrations.relative_positions import read_tables
 from nystrom.models.blocks import EncoderSelfAttention
 from nystrom.models.encoder import EncoderPreTrainedModel
 
@@ -95,6 +96,7 @@ def set_attention(part: nn.Module, method: str | AttentionPlan, options: Mapping
         check_model(part)
     if method != "sdpa":
         watch_positions(part)
+        read_tables(part)
 
 
 def _set_plan(part: nn.Module, plan: AttentionPlan) -> None:
@@ -116,6 +118,7 @@ def _set_plan(part: nn.Module, plan: AttentionPlan) -> None:
         _write(part, PLAN, plan.options)
         check_model(part)
     watch_positions(part)
+    read_tables(part)
 
 
 def _write(part: nn.Module, method: str, options: dict[str, Any]) -> None:

@@ -2,7 +2,7 @@
 
 A review is a file such as train/pos/0_9.txt, named by its number and its stars. There are 12,500 in each of train/neg,
 train/pos, test/neg and test/pos. Reviews come in the order of class and number, from the folder and from the archive.
-The 50,000 of train/unsup have no classes and are skipped, unless they are asked for. The archive is read as a
+The 50,000 of train/unsup have no classes and are skipped, unless the caller wants them. The archive is read as a
 stream and nothing is unpacked to disk.
 
 Source: https://ai.stanford.edu/~amaas/data/sentiment/aclImdb_v1.tar.gz
@@ -16,7 +16,7 @@ from pathlib import Path, PurePosixPath
 from nystrom.input_files import read_input
 from nystrom.progress import Progress
 from nystrom.sums import sha256
-from nystrom_lab.data.sources.source import LabelledSample, Source
+from nystrom_lab.data.sources.source import LabelledRow, Source
 from nystrom_lab.data.sources.unpacking import members_of
 from nystrom_lab.data.store.prepared_folder import sha256_of_files
 
@@ -44,7 +44,7 @@ def find_imdb(source: Path, *, unlabelled: bool = False) -> Source | None:
     """
     if source.is_file() and source.name.lower().endswith(ARCHIVES):
         parts = (*PARTS, UNLABELLED) if unlabelled else PARTS
-        return _source("aclImdb, archive", sha256(source), lambda: _members(source, parts))
+        return _source("aclImdb, archive", lambda: sha256(source), lambda: _members(source, parts))
     folders = [folder for folder in (source, source / FOLDER) if is_acl_imdb(folder)]
     return _of_folder(folders[0], unlabelled) if folders else None
 
@@ -55,16 +55,23 @@ def _of_folder(folder: Path, unlabelled: bool) -> Source:
     parts = (*PARTS, UNLABELLED) if unlabelled and (folder / UNLABELLED).is_dir() else PARTS
     paths = [path for part in parts for path in _reviews(folder / part)]
 
-    def rows() -> Iterator[LabelledSample]:
+    def rows() -> Iterator[LabelledRow]:
         for path in Progress(folder.name, len(paths), unit="files").over(paths):
             yield _row(str(path), path.parent.parent.name, path.parent.name, path.name, read_input(path))
 
-    return _source("aclImdb, folder", sha256_of_files(folder, paths), rows)
+    return _source("aclImdb, folder", lambda: sha256_of_files(folder, paths), rows)
 
 
-def _source(kind: str, digest: str, rows: Callable[[], Iterator[LabelledSample]]) -> Source:
-    settings = {"source_sha256": digest}
-    return Source(kind, settings, ("train", "test"), rows, IMDB_COUNTS, equal_classes=True, val_is_test=True)
+def _source(kind: str, digest: Callable[[], str], rows: Callable[[], Iterator[LabelledRow]]) -> Source:
+    return Source(
+        kind,
+        lambda: {"source_sha256": digest()},
+        ("train", "test"),
+        rows,
+        published=IMDB_COUNTS,
+        equal_classes=True,
+        val_is_test=True,
+    )
 
 
 def _reviews(folder: Path) -> list[Path]:
@@ -82,13 +89,13 @@ def _number(place: str, name: str) -> int:
     return int(match[1])
 
 
-def _row(place: str, split: str, label: str, name: str, text: bytes) -> LabelledSample:
+def _row(place: str, split: str, label: str, name: str, text: bytes) -> LabelledRow:
     # All of neg before all of pos, each by number.
     rank = _number(place, name) + (10**9 if label == "pos" else 0)
-    return LabelledSample(place, split, label.encode(), (text,), rank)
+    return LabelledRow(place, split, label, (text,), rank)
 
 
-def _members(archive: Path, parts: tuple[str, ...]) -> Iterator[LabelledSample]:
+def _members(archive: Path, parts: tuple[str, ...]) -> Iterator[LabelledRow]:
     seen: set[str] = set()
     for member, read in members_of(archive):
         path = PurePosixPath(member.name)

@@ -16,7 +16,7 @@ from typing import Any
 
 from nystrom.input_files import read_input
 from nystrom.json_files import parse_json
-from nystrom_lab.data.sources.source import Wanted, all_as_bytes, find_names
+from nystrom_lab.data.sources.columns import Wanted, all_as_bytes, find_names
 
 PARQUET = ".parquet"
 _SPLITS, _STATE, _INFO = "dataset_dict.json", "state.json", "dataset_info.json"
@@ -48,7 +48,7 @@ def columns_of(part: Path | SavedPart) -> Sequence[str]:
 
 
 def find_columns(part: Path | SavedPart, wanted: Wanted) -> list[str]:
-    """Find the one name of each wanted field, or raise ValueError; see `source.find_names`."""
+    """Find the one name of each wanted field, or raise ValueError; see `columns.find_names`."""
     try:
         return find_names(columns_of(part), wanted)
     except ValueError as error:

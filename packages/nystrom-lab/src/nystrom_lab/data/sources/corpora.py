@@ -24,12 +24,11 @@ from nystrom_lab.data.sources.arrow_files import (
     is_saved_dataset,
     saved_parts,
 )
+from nystrom_lab.data.sources.columns import TEXTS, Wanted
 from nystrom_lab.data.sources.documents import TITLE, TextPiece, pieces_of_lines, pieces_of_text, read_documents
 from nystrom_lab.data.sources.row_files import endings, is_row_file, plain_name, read_fields
-from nystrom_lab.data.sources.source import Wanted
 
 TEXT_FILES = (".txt", ".text", ".raw", ".tokens", ".md")
-TEXT_FIELDS = ("text", "content", "sentence", "review")
 
 
 @dataclass(frozen=True)
@@ -49,7 +48,7 @@ def find_corpora(sources: Sequence[Path], *, text_field: str | None = None) -> t
     """Recognize files and folders, and read the first document of each.
 
     Args:
-        text_field: Column or field of the texts in files of rows. Default: one of `TEXT_FIELDS`.
+        text_field: Column or field of the texts in files of rows. Default: one of `columns.TEXTS`.
 
     Returns:
         The corpora, and the files in folders whose format is not supported.
@@ -59,7 +58,7 @@ def find_corpora(sources: Sequence[Path], *, text_field: str | None = None) -> t
     """
     if not sources:
         raise ValueError("--from names nothing: name files or folders of texts.")
-    wanted = {"text_field": TEXT_FIELDS if text_field is None else (text_field,)}
+    wanted = {"text_field": TEXTS if text_field is None else (text_field,)}
     left_out: list[Path] = []
     corpora = [corpus for source in sources for corpus in _corpora(Path(source).expanduser(), wanted, left_out)]
     listed = ", ".join(map(str, sources))

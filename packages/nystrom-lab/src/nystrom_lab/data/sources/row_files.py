@@ -27,12 +27,13 @@ from typing import BinaryIO
 from nystrom.json_files import parse_json
 from nystrom.progress import Progress
 from nystrom_lab.data.sources.arrow_files import PARQUET, SavedPart, arrow_fields, columns_of, is_arrow
-from nystrom_lab.data.sources.source import Wanted, all_as_bytes, find_names, has_field
+from nystrom_lab.data.sources.columns import Wanted, all_as_bytes, find_names, has_field
 from nystrom_lab.data.sources.unpacking import BROKEN, LONGEST, lines_of, open_unpacked, too_long, unreadable
 
 PLAIN, COMPRESSED = (".csv", ".tsv", ".jsonl", ".ndjson", ".json"), (".gz", ".xz", ".bz2", ".zst", ".lz4")
 UTF_16 = (b"\xff\xfe", b"\xfe\xff")
 BOM = "\ufeff".encode()
+_FIRST_LINE = 1 << 16
 
 # A file of rows, or a split of a folder that was saved.
 RowsPart = Path | SavedPart
@@ -60,6 +61,7 @@ def read_fields(
     wanted: Wanted,
     *,
     columns: Sequence[str] | None = None,
+    may_be_longer: bool = False,
     on_broken: Callable[[int], None] | None = None,
     may_be_null: str | None = None,
 ) -> Iterator[tuple[int, list[bytes]]]:
@@ -69,7 +71,9 @@ def read_fields(
         part: File, whose name gives the format, or a split of a saved folder.
         wanted: The fields, each under the name of the option that selects it; exactly one of its names must be in the
             file, ignoring case.
-        columns: Names of the columns of a CSV or tsv file that has no header.
+        columns: Names of the columns of a CSV or tsv file that has no header; one with tabs enough is read as tsv,
+            whatever its name.
+        may_be_longer: Whether rows of a file without a header may have more fields, which are not read.
         on_broken: Called with the line of each row of CSV or tsv that has another number of fields, which is then left
             out; otherwise such a row is an error.
         may_be_null: The name in `wanted` of the field that may be null in JSON, and is then empty; in the other fields
@@ -85,12 +89,11 @@ def read_fields(
         rows = arrow_fields(part, wanted, may_be_null=may_be_null)
         yield from Progress(str(part), unit="rows").over(rows)
         return
-    line, kind = 0, _kind(part)
+    line = 0
     try:
         with open_unpacked(part) as file:
-            pass_byte_order_mark(part, file)
-            if kind in _CELLS:
-                rows = _chosen_cells(part, _CELLS[kind](part, file), wanted, columns, on_broken)
+            if (kind := _kind(part, file, columns)) in _CELLS:
+                rows = _chosen_cells(part, _CELLS[kind](part, file), wanted, columns, on_broken, may_be_longer)
             else:
                 rows = _chosen_values(part, file, wanted, may_be_null)
             for line, fields in rows:
@@ -104,18 +107,17 @@ def place_of(part: RowsPart, number: int) -> str:
     return f"{part}, {'row' if is_arrow(part) else 'line'} {number}"
 
 
-def first_fields(part: RowsPart) -> Sequence[str]:
+def first_fields(part: RowsPart, columns: Sequence[str] | None = None) -> Sequence[str]:
     """The names of the fields of a part: of its columns, the cells of its first line, or the names in its first object.
 
     Empty if the first row cannot be read; `read_fields` then reports the error. Cells may be equal: the first row need
-    not be a header.
+    not be a header, and `columns` are those of a file without one.
     """
     if isinstance(part, SavedPart) or is_arrow(part):
         return columns_of(part)
     try:
         with open_unpacked(part) as file:
-            pass_byte_order_mark(part, file)
-            if (kind := _kind(part)) in _CELLS:
+            if (kind := _kind(part, file, columns)) in _CELLS:
                 return _header(part, _CELLS[kind](part, file))[1]
             return list(parse_json(next(line for _, line in lines_of(part, file) if not line.isspace())))
     except (ValueError, StopIteration, TypeError, *BROKEN):
@@ -128,10 +130,16 @@ def lacks_field(part: RowsPart, names: Sequence[str]) -> bool:
     return bool(fields) and not has_field(fields, names)
 
 
-def _kind(path: Path) -> str:
+def _kind(path: Path, file: BinaryIO, columns: Sequence[str] | None) -> str:
+    """The ending that says how to read a file, at its beginning; passes the byte order mark."""
     if not is_row_file(path):
         raise ValueError(f"{path} has an unsupported format: its name must end in {endings()}.")
-    return Path(plain_name(path)).suffix.lower()
+    pass_byte_order_mark(path, file)
+    kind = Path(plain_name(path)).suffix.lower()
+    if columns and kind == ".csv":
+        line = file.peek(_FIRST_LINE).partition(b"\n")[0]  # type: ignore[attr-defined]
+        return ".tsv" if line.count(b"\t") + 1 >= len(columns) else kind
+    return kind
 
 
 def pass_byte_order_mark(path: Path, file: BinaryIO) -> None:
@@ -212,7 +220,9 @@ def _chosen_cells(
     wanted: Wanted,
     columns: Sequence[str] | None,
     on_broken: Callable[[int], None] | None,
+    may_be_longer: bool,
 ) -> Numbered:
+    may_be_longer = may_be_longer and columns is not None
     if columns is None:
         line, columns = _header(path, rows)
         try:
@@ -223,7 +233,7 @@ def _chosen_cells(
         names = [names[0] for names in wanted.values()]
     places = [columns.index(name) for name in names]
     for line, cells in rows:
-        if len(cells) == len(columns):
+        if len(cells) == len(columns) or (may_be_longer and len(cells) > len(columns)):
             yield line, [cells[place] for place in places]
         elif on_broken is not None:
             on_broken(line)

@@ -52,7 +52,7 @@ class Split:
         return type(self), (self.folder, self.split)
 
     @property
-    def labels(self) -> NDArray[np.uint8]:
+    def labels(self) -> NDArray[np.unsignedinteger]:
         """Class of each sample."""
         return self._samples.labels
 

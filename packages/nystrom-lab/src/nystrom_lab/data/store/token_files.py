@@ -2,7 +2,7 @@
 
     SPLIT_tokens.npy     the tokens of all samples of the split, end to end (unsigned integers)
     SPLIT_offsets.npy    int64, one more than samples: sample i holds tokens[offsets[i]:offsets[i + 1]]
-    SPLIT_labels.npy     uint8, one per sample
+    SPLIT_labels.npy     uint8, one per sample; uint16 for more than 256 classes
     SPLIT_members.npy    int64, samples x k, only where a sample is made of k sequences: which ones
 
 with SPLIT one of train, val, test. With members the offsets are those of the sequences, and one that many samples share
@@ -123,6 +123,7 @@ def _is_count(value: object) -> bool:
 
 
 TOKENS = (np.uint8, np.uint16, np.uint32)
+LABELS = (np.uint8, np.uint16)
 # What numpy 2.4.6 raises for a file that is no array, or for one with a wrong byte in its header.
 NO_ARRAY = (ValueError, TypeError, SyntaxError, TokenError, EOFError)
 
@@ -135,7 +136,7 @@ class TokenSamples(NamedTuple):
 
     tokens: NDArray[np.unsignedinteger]
     offsets: NDArray[np.int64]
-    labels: NDArray[np.uint8]
+    labels: NDArray[np.unsignedinteger]
 
 
 def gather(sequences: Sequence[NDArray[np.unsignedinteger]], labels: Sequence[int]) -> TokenSamples:
@@ -156,7 +157,7 @@ def write_pieces(
     split: str,
     tokens: Iterable[NDArray[Any]],
     offsets: NDArray[np.int64],
-    labels: NDArray[np.uint8],
+    labels: NDArray[np.unsignedinteger],
     members: NDArray[np.int64] | None = None,
     *,
     dtype: DTypeLike = np.uint8,
@@ -170,7 +171,7 @@ def write_pieces(
     """
     _write(_path(folder, split, "tokens"), dtype, (int(offsets[-1]),), tokens)
     _write(_path(folder, split, "offsets"), np.int64, offsets.shape, [offsets])
-    _write(_path(folder, split, "labels"), np.uint8, labels.shape, [labels])
+    _write(_path(folder, split, "labels"), labels.dtype, labels.shape, [labels])
     if members is not None:
         _write(_path(folder, split, "members"), np.int64, members.shape, [members])
 
@@ -208,7 +209,7 @@ def open_split(folder: Path, split: str, *, task: str) -> TokenSamples:
     sequences = counts.get("sequences", counts["samples"])
     tokens = _opened(folder, split, "tokens", header, TOKENS, (counts["tokens"],))
     offsets = np.array(_opened(folder, split, "offsets", header, [np.int64], (sequences + 1,)))
-    labels = np.array(_opened(folder, split, "labels", header, [np.uint8], (counts["samples"],)))
+    labels = np.array(_opened(folder, split, "labels", header, LABELS, (counts["samples"],)))
     if offsets[0] != 0 or offsets[-1] != tokens.size or (np.diff(offsets) < 0).any():
         raise damaged(_path(folder, split, "offsets"), f"does not rise from 0 to {tokens.size}", task)
     wanted = counts["class_counts"]

@@ -74,6 +74,7 @@ def finetune(asked: FinetuneOptions) -> Path:
         asked = replace(asked, attention=PLAN, options=planned.options, plan=None)
     labelled = read_texts(asked, words)
     if is_main():
+        print(labelled.data.summary(), flush=True)
         for remark in labelled.data.remarks:
             print(f"notice: {remark}.", flush=True)
     asked = replace(asked, grid=grid, resume=run.is_resumed(asked.resume))
@@ -120,10 +121,10 @@ def finetune_model(asked: FinetuneOptions, run: RunFolder, labelled: LabelledInp
     with no_file_bars():
         start = find_classifier(asked.model, attention=asked.attention, options=asked.options)
         if asked.grid:
-            from nystrom_lab.training.finetune.search import search, search_in_jobs
+            from nystrom_lab.training.finetune.search import search_here, search_in_jobs
 
             if cluster is None:
-                search(asked, start, labelled)
+                search_here(asked, start, labelled)
             else:
                 search_in_jobs(asked, start, labelled, cluster)
             return

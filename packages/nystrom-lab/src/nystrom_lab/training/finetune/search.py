@@ -1,7 +1,8 @@
 """A search over a grid of settings: each trial is a fine-tuning in its own folder, and the best is evaluated.
 
-    study.log          what is searched, and how each trial ended, see `nystrom_lab.training.study`
-    trials/NAME/       the run of each trial, see `nystrom_lab.training.run_folder`; only the best keeps its checkpoints
+    search.json        what is searched, see `nystrom_lab.training.trials`
+    trials/NAME/       the run of each trial, see `nystrom_lab.training.run_folder`, and how it ended, outcome.json;
+                       only the best keeps its checkpoints
     trials/NAME.log    on a cluster, the output of the job of a trial; search.log is that of the last job
     trials.tsv         the table of trials, written last
     rows.csv           the validation score of each trial, and all results of the best
@@ -11,17 +12,15 @@
 A search that was killed continues in the middle of a trial, after its last checkpoint. The best trial is chosen by
 validation only; no other trial is evaluated on the test split. A trial with non-finite numbers is left out, and tried
 again when the search is continued. On a cluster each trial without an outcome is trained in a job; then a last job
-evaluates the best, on a machine requested for that.
-
-The trials come in the order of the grid, and the first of equals is the best. Optuna's `GridSampler` draws them in
-another order, does not try those again that failed, and trains one anew when a finished study is continued.
+evaluates the best, on a machine requested for that. The trials come in the order of the grid, and the first of equals
+is the best.
 """
 
+import json
 import shutil
 from collections.abc import Mapping
 from dataclasses import replace
-from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 
@@ -37,12 +36,8 @@ from nystrom_lab.training.hardware import processes, usable_device, usable_preci
 from nystrom_lab.training.run_folder import RunFolder, alone
 from nystrom_lab.training.run_progress import no_file_bars
 from nystrom_lab.training.run_trainer import NotFinite
-from nystrom_lab.training.study import SEARCH, STUDY, TRIALS, ended_trials, open_study, outcome
+from nystrom_lab.training.trials import OUTCOME, RECORD, SEARCH, TRIALS, Outcome, outcome_of, read_search
 from nystrom_lab.whole_folders import holds_same, whole_folder
-
-if TYPE_CHECKING:
-    from optuna.trial import FrozenTrial
-
 
 TABLE = "trials.tsv"
 
@@ -59,7 +54,7 @@ class Search:
     """A search; `open` comes before all else.
 
     Args:
-        asked: The user's options; `to` is the folder of the search.
+        options: The user's options; `to` is the folder of the search.
 
     Attributes:
         trials: The trials by the name of their folder, in the order of the grid.
@@ -68,36 +63,38 @@ class Search:
         ValueError: Several processes share the run, or values cannot be used.
     """
 
-    def __init__(self, asked: FinetuneOptions, start: StartClassifier, labelled: LabelledInputs):
+    def __init__(self, options: FinetuneOptions, start: StartClassifier, labelled: LabelledInputs):
         if processes() > 1:
             raise ValueError(f"search is on, but {processes()} processes share the run: start it without torchrun.")
-        assert asked.to is not None
-        self.folder, self.grid, self.start, self.labelled = asked.to, asked.grid, start, labelled
+        assert options.to is not None
+        self.folder, self.start, self.labelled = options.to, start, labelled
         self.trials: dict[str, Trial] = {}
-        for values in asked.grid.trials():
+        for values in options.grid.trials():
             name = "_".join(f"{key}-{value}" for key, value in values.items())
-            settings = settle(start, labelled, asked.changed(values))
+            settings = settle(start, labelled, options.changed(values))
             self.trials[name] = Trial(values, settings, RunFolder(self.folder / TRIALS / name))
 
     def open(self, *, resume: bool) -> None:
-        """Open the study in the folder, which is new, or holds this search, which is to continue.
+        """Write what is searched into the folder, which is new, or holds this search, which is to continue.
 
         Raises:
             ValueError: The folder holds something else or another search.
         """
         folder, other = self.folder, "choose another folder with --to."
-        if (folder / STUDY).is_file():
-            if not resume:
-                raise ValueError(f"{folder} holds a search: continue it with --resume, or {other}")
-        elif strange := [path.name for path in folder.iterdir() if path.name not in (".lock", f".{STUDY}.lock")]:
-            kind = "a search of version 0.3, which only that continues" if "search.json" in strange else "no search"
-            raise ValueError(f"{folder} holds {strange[0]} and {kind}: {other}")
-        elif resume:
-            raise ValueError(f"{folder} holds no search to resume: leave --resume out, or name its folder with --to.")
-        self.study = open_study(folder)
         data, settings = self.labelled.data.fingerprint(), [trial.settings for trial in self.trials.values()]
-        if (before := self.study.user_attrs.get("search")) is None:
-            self.study.set_user_attr("search", {"data": data, "trials": [each.record() for each in settings]})
+        if (before := read_search(folder)) is None:
+            # A search that was killed while writing its record leaves the beginning of that file.
+            names = (entry.name for entry in folder.iterdir())
+            if strange := [name for name in names if name != ".lock" and not name.startswith(f".{RECORD}.")]:
+                raise ValueError(f"{folder} holds {strange[0]} and no search: {other}")
+            if resume:
+                raise ValueError(
+                    f"{folder} holds no search to resume: leave --resume out, or name its folder with --to."
+                )
+            content = {"data": data, "trials": [each.record() for each in settings]}
+            write_whole(folder / RECORD, json.dumps(content, indent=1) + "\n")
+        elif not resume:
+            raise ValueError(f"{folder} holds a search: continue it with --resume, or {other}")
         elif (
             before["data"] != data
             or len(before["trials"]) != len(settings)
@@ -105,40 +102,38 @@ class Search:
         ):
             raise ValueError(f"{folder} holds a search of other values, settings or data: {other}")
 
+    def forget_failures(self) -> None:
+        """Let the trials without a score be tried again."""
+        for name in self.trials.keys() - self.scored():
+            (self.trials[name].run.path / OUTCOME).unlink(missing_ok=True)
+
     def train(self, name: str) -> None:
         """Train a trial without evaluating it on the test split; non-finite numbers also are an outcome.
 
         Raises:
             ValueError: Another process is training it.
         """
-        from optuna.distributions import CategoricalDistribution
-        from optuna.trial import TrialState, create_trial
-
         values, settings, run = self.trials[name]
-        state, value, facts = TrialState.COMPLETE, None, {"name": name, "metric": self.labelled.task.metrics[0]}
-        resume = run.is_started
+        metric, resume = self.labelled.task.metrics[0], run.is_started
         with run.held(settings, resume=resume, main=True):
             try:
                 done = run_once(self.start, self.labelled, settings, run, resume=resume, score=False)
             except NotFinite as error:
-                state, facts["error"] = TrialState.FAIL, str(error)
+                outcome = Outcome(metric, error=str(error))
             else:
-                value = done.state.best_metric
-                facts |= {"step": done.state.best_global_step, "seconds": done.seconds}
-            choices: dict[str, Any] = {key: CategoricalDistribution(each) for key, each in self.grid.values().items()}
-            trial = create_trial(state=state, value=value, params=dict(values), distributions=choices, user_attrs=facts)
-            self.study.add_trial(trial)
-        print(f"{', '.join(f'{key} {value}' for key, value in values.items())}: {outcome(trial)}", flush=True)
+                outcome = Outcome(metric, done.state.best_metric, done.state.best_global_step, done.seconds)
+            outcome.write(run)
+        print(f"{', '.join(f'{key} {value}' for key, value in values.items())}: {outcome}", flush=True)
 
-    def scored(self) -> "dict[str, FrozenTrial]":
+    def scored(self) -> dict[str, Outcome]:
         """The outcomes of the trials that have a score, in the order of the grid."""
-        ended = ended_trials(self.study)
-        return {name: ended[name] for name in self.trials if name in ended and ended[name].values}
+        outcomes = {name: outcome_of(trial.run) for name, trial in self.trials.items()}
+        return {name: outcome for name, outcome in outcomes.items() if outcome and outcome.value is not None}
 
     def keep_best(self) -> str | None:
         """The name of the best trial so far; the others lose their checkpoints."""
         scored = self.scored()
-        best = max(scored, key=lambda name: scored[name].values, default=None)
+        best = max(scored, key=lambda name: scored[name].value or 0, default=None)
         for name in scored:
             if name != best:
                 self.trials[name].run.remove_checkpoints()
@@ -164,13 +159,13 @@ class Search:
         metric, samples = labelled.task.metrics[0], len(labelled.data.splits["validation"].texts)
         rows, command = [], command_line(labelled.words, 1)
         lines = [["trial", *values, f"validation {metric}", "best step", "seconds", "best"]]
-        for number, (name, trial) in enumerate(self.scored().items()):
-            assert trial.value is not None
+        for number, (name, (_, value, step, seconds, _)) in enumerate(self.scored().items()):
+            assert value is not None
             values, settings, _ = self.trials[name]
-            facts = [f"{trial.value:.4f}", trial.user_attrs["step"], f"{trial.user_attrs['seconds']:.0f}"]
+            facts = [f"{value:.4f}", step, f"{seconds:.0f}"]
             lines.append([*map(str, [number, *values.values(), *facts]), "*" if name == best else ""])
             make = ResultRows(settings, self.start.config, published=labelled.data.published, command=command)
-            rows.append(make.row(f"validation {metric} of a trial", trial.value, samples=samples))
+            rows.append(make.row(f"validation {metric} of a trial", value, samples=samples))
         write_rows(folder / "rows.csv", [*rows, *read_rows(run.rows)])
         write_whole(folder / TABLE, "".join("\t".join(line) + "\n" for line in lines))
 
@@ -181,90 +176,91 @@ class Search:
         print(f"table  {folder / TABLE}\nrows   {folder / 'rows.csv'}")
 
 
-def search(asked: FinetuneOptions, start: StartClassifier, labelled: LabelledInputs) -> None:
+def search_here(options: FinetuneOptions, start: StartClassifier, labelled: LabelledInputs) -> None:
     """Train each combination of a grid, and evaluate the one that is best on validation; see `Search`.
 
     Raises:
         ValueError: Several processes, invalid values, or a folder that holds something else or another search.
         NotFinite: No trial ended with finite numbers.
     """
-    found = Search(asked, start, labelled)
-    with alone(found.folder, "`nystrom finetune --search`"):
-        found.open(resume=asked.resume)
-        check_no_jobs(found.folder)
-        for name in found.trials:
-            if name not in found.scored():
-                found.train(name)
-                found.keep_best()
-        found.finish()
-        found.print_results()
+    search = Search(options, start, labelled)
+    with alone(search.folder, "`nystrom finetune --search`"):
+        search.open(resume=options.resume)
+        check_no_jobs(search.folder)
+        search.forget_failures()
+        for name in search.trials:
+            if name not in search.scored():
+                search.train(name)
+                search.keep_best()
+        search.finish()
+        search.print_results()
 
 
 # Until a job that was displaced has let go of its files.
 _WAIT_SECONDS = 120
 
 
-def search_in_jobs(asked: FinetuneOptions, start: StartClassifier, labelled: LabelledInputs, cluster: Jobs) -> None:
-    """Train each trial of a search in a job, then evaluate the best in another, and wait for them; see `search`.
+def search_in_jobs(options: FinetuneOptions, start: StartClassifier, labelled: LabelledInputs, cluster: Jobs) -> None:
+    """Train each trial of a search in a job, then evaluate the best in another, and wait for them; see `search_here`.
 
     The same command continues an interrupted search; while earlier jobs are in the queue, it waits for them.
 
     Raises:
-        ValueError: What `search` raises, or jobs that failed, with their logs.
+        ValueError: What `search_here` raises, or jobs that failed, with their logs.
         NotFinite: No trial had finite numbers.
     """
-    folder, since, given = cluster.to, 0, [replace(asked, to=cluster.to), labelled.words]
+    folder, given = cluster.to, [replace(options, to=cluster.to), labelled.words]
     search = Search(given[0], start, labelled)
     if alive_jobs(folder):
         search.open(resume=True)
     else:
         with alone(folder, "`nystrom finetune --search`"):
-            search.open(resume=asked.resume or (folder / STUDY).is_file())
-            since = len(search.study.trials)
+            search.open(resume=options.resume or read_search(folder) is not None)
+            search.forget_failures()
     (folder / TRIALS).mkdir(exist_ok=True)
-
-    def ended(name: str) -> str:
-        trial = ended_trials(search.study, since).get(name)
-        return "" if trial is None else outcome(trial)
 
     def scored() -> str:
         table = folder / TABLE
         lines = table.read_text(encoding="utf-8").splitlines() if table.is_file() else []
         return "the best trial is scored" if len(lines) == 1 + len(search.scored()) else ""
 
-    trials = [Work(f"{TRIALS}/{name}", train_in_job, [*given, name], partial(ended, name)) for name in search.trials]
-    for works in (trials, [Work(SEARCH, finish_in_job, given, scored)]):
+    trials = [
+        Work(f"{TRIALS}/{name}", train_in_job, [*given, name], lambda run=trial.run: str(outcome_of(run) or ""))
+        for name, trial in search.trials.items()
+    ]
+    best = [Work(SEARCH, finish_in_job, given, scored)]
+    for works in (trials, best):
         if failures := cluster.run(works):
             said = "; ".join(f"{failure.name} failed, {failure.reason}, log: {failure.log}" for failure in failures)
             raise ValueError(f"{said}. The same command tries again.")
         if not search.scored():
-            # Says that there is nothing to finish.
+            # `finish` raises NotFinite if no trial has a score.
             search.finish()
     search.print_results()
 
 
-def train_in_job(asked: FinetuneOptions, words: tuple[str, ...], name: str) -> None:
+def train_in_job(options: FinetuneOptions, words: tuple[str, ...], name: str) -> None:
     """Train a trial of a search, from its last checkpoint if there is one."""
     with no_file_bars():
-        search = _planned(asked, words)
+        search = _planned(options, words)
         search.open(resume=True)
         search.trials[name].run.wait(_WAIT_SECONDS)
         search.train(name)
 
 
-def finish_in_job(asked: FinetuneOptions, words: tuple[str, ...]) -> None:
+def finish_in_job(options: FinetuneOptions, words: tuple[str, ...]) -> None:
     """Evaluate the best trial of a search whose trials are trained."""
     with no_file_bars():
-        search = _planned(asked, words)
+        search = _planned(options, words)
         with alone(search.folder, "`nystrom finetune --search`", _WAIT_SECONDS):
             search.open(resume=True)
             search.finish()
 
 
-def _planned(asked: FinetuneOptions, words: tuple[str, ...]) -> Search:
+def _planned(options: FinetuneOptions, words: tuple[str, ...]) -> Search:
     """Read in a job what the submitting command has already read and checked."""
-    assert asked.threads is not None
-    torch.set_num_threads(asked.threads)
-    usable_precision(asked.precision, usable_device(asked.device))
-    start = find_classifier(asked.model, attention=asked.attention, options=asked.options)
-    return Search(asked, start, read_texts(asked, words))
+    assert options.threads is not None
+    torch.set_num_threads(options.threads)
+    usable_precision(options.precision, usable_device(options.device))
+    start = find_classifier(options.model, attention=options.attention, options=options.options)
+    return Search(options, start, read_texts(options, words))

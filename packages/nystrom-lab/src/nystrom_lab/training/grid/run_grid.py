@@ -33,7 +33,7 @@ from nystrom_lab.training.hardware import processes, usable_device, visible_gpus
 from nystrom_lab.training.presets import Preset, find_preset
 from nystrom_lab.training.run_folder import RunFolder, alone
 from nystrom_lab.training.run_settings import Settings, data_positions, lengthened, settle, train_options
-from nystrom_lab.training.study import SEARCH, STUDY, TRIALS, ended_trials, open_study, outcome
+from nystrom_lab.training.trials import SEARCH, TRIALS, outcome_of, read_search
 
 PresetName = Literal[
     "nystromformer", "nystromformer-1000", "skyformer", "skyformer-1000", "modern", "modern-small", "demo"
@@ -233,14 +233,13 @@ def status_lines(to: Path) -> list[str]:
     """A line for each run in a folder: its result, or its last checkpoint, job and last line of output.
 
     Raises:
-        ValueError: The folder holds no runs, or SLURM does not answer.
+        ValueError: The folder holds no runs, or what this version does not read, or SLURM does not answer.
     """
+    read_search(to)
     jobs = queue(to)
-    ended = ended_trials(open_study(to)) if (to / STUDY).is_file() else {}
-    results = {f"{TRIALS}/{name}": outcome(trial) for name, trial in ended.items()}
     folders = [path for folder in (to, to / TRIALS) if folder.is_dir() for path in folder.iterdir()]
     started = {str(path.relative_to(to)) for path in folders if RunFolder(path).is_started}
-    names = sorted({*jobs, *results, *started} - {SEARCH})
+    names = sorted({*jobs, *started} - {SEARCH})
     if not names:
         raise ValueError(
             f"{to} holds no runs: name the folder that `nystrom lra run` or `nystrom finetune --search` wrote to."
@@ -248,7 +247,7 @@ def status_lines(to: Path) -> list[str]:
     lines, done = [], 0
     for name in [*names, *({SEARCH} & jobs.keys())]:
         run, words = RunFolder(to / name), []
-        result = results.get(name) or result_of(run)
+        result = str(outcome_of(run) or "") or result_of(run)
         done += bool(result)
         if not result and name != SEARCH:
             step = run.last_step() if run.is_started else None

@@ -83,7 +83,7 @@ def test_own_fields_are_named(tmp_path):
     [
         ("eval", b"1\tA\tB\tfirst", r"eval.tsv, line 3: 4 fields where 5 are wanted .* cut short"),
         ("eval", b"1\tA\tB\tfirst\tsecond\tthird", r"eval.tsv, line 3: 6 fields where 5 are wanted"),
-        ("train", b"2\tA\tB\tfirst\tsecond", r"train.tsv, line 4: the label is b'2': it must be 0 or 1"),
+        ("train", b"2\tA\tB\tfirst\tsecond", r"train.tsv, line 4: the label is '2': it must be 0 or 1"),
         ("test", b"1\tA\tB\tfirst\t", r"test.tsv, line 3: a text is empty"),
         ("test", b"1\tA\tB\tfirst\tsecond", "test has 3 samples where 2 were published"),
     ],

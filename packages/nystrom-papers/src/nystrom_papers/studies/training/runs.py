@@ -20,7 +20,7 @@ import torch
 from nystrom_lab.measure.rows import read_rows
 from nystrom_lab.training.grid.child import end_with_parent, exit_code
 from nystrom_lab.training.run_folder import RunFolder
-from nystrom_lab.training.study import STUDY, open_study
+from nystrom_lab.training.trials import read_search
 
 CHILD = (sys.executable, "-m", "nystrom_papers.studies.training.runs")
 
@@ -64,7 +64,7 @@ def train(training: Training, folder: Path) -> RunFolder:
     _check(run, training)
     if run.is_finished:
         return run
-    resume = run.is_started or (run.path / STUDY).is_file()
+    resume = run.is_started or read_search(run.path) is not None
     arguments = {**training.arguments, "to": str(run.path), "resume": resume, "threads": torch.get_num_threads()}
     print(f"{training.name}: {'goes on' if resume else 'starts'} in {run.path}", flush=True)
     process = subprocess.Popen([*CHILD, json.dumps([training.engine, arguments])], stdin=subprocess.PIPE)
@@ -86,9 +86,9 @@ def _check(run: RunFolder, training: Training) -> None:
     """Raise ValueError if the folder of a run, or of a search, holds one with other settings."""
     if run.is_started:
         settings = dict(run.read()["settings"])
-    elif (run.path / STUDY).is_file():
+    elif search := read_search(run.path):
         # The settings that the trials of a search share.
-        trials = open_study(run.path).user_attrs["search"]["trials"]
+        trials = search["trials"]
         settings = {name: value for name, value in trials[0].items() if all(each[name] == value for each in trials)}
     else:
         return

@@ -46,6 +46,7 @@ from nystrom.attention.fused import fused_softmax, unmask_empty_rows
 from nystrom.attention.options import NearFarOptions, documented, refuse_tolerance
 from nystrom.attention.parts.band import MovedTokens, from_first_real, moved_tokens, pad_to_blocks, without_padding
 from nystrom.attention.parts.biased_blocks import attend_with_positions
+from nystrom.attention.parts.biased_loops import attend_by_loops
 from nystrom.attention.parts.biased_softmax import biased_softmax, exact_or_not
 from nystrom.attention.parts.block_stretches import attend_in_stretches
 from nystrom.attention.parts.causal import attend_causally
@@ -53,10 +54,11 @@ from nystrom.attention.parts.clusters import QUERY_MEANS, Chosen, choose, cluste
 from nystrom.attention.parts.error_estimate import within_tolerance
 from nystrom.attention.parts.far_keys import attend_blocks, attend_everywhere
 from nystrom.attention.parts.selected_keys import select_keys
-from nystrom.attention.position_bias import SELF_BIAS, PositionBias, as_bias, real_places
+from nystrom.attention.parts.stretches import cut
+from nystrom.attention.position_bias import SELF_BIAS, PositionBias, RelativeBuckets, as_bias, real_places
 from nystrom.checks import Backend, check_flag
 from nystrom.landmarks import all_real, take
-from nystrom.native import runs_in_stretches
+from nystrom.native import runs_in_stretches, runs_natively
 from nystrom.precision import at_least_float32, cast_for_autocast, without_autocast
 from nystrom.shapes import (
     Group,
@@ -74,6 +76,8 @@ _NEEDS_SAME_TOKENS = (
     "near_far counts positions, and without key_keep or query_keep takes queries and keys for the same tokens: pass "
     "key_keep for cross-attention (all True where all keys are real)"
 )
+# Numbers of the queries of heads that are moved at a time, with a bias of positions: 64 MB of float32.
+_COPIED = 2**24
 _CAUSAL = "is_causal is True, which is self-attention, of queries and keys of the same tokens"
 
 
@@ -259,13 +263,17 @@ def _with_bias(
     def approximate(q: Tensor, k: Tensor, v: Tensor, places: Tensor, keep: Tensor | None) -> Tensor:
         q, k, v = (at_least_float32(x) for x in (q, k, v))
         chosen, out = choose(q, k, keep, keep, options), []
-        for head in range(q.shape[1]):
-            # Copies exist for one head.
-            one = slice(head, head + 1)
-            tokens = moved_tokens(q[:, one], k[:, one], v[:, one], keep, Chosen(*(x[:, one] for x in chosen)), options)
-            found = attend_with_positions(tokens, bias.of_heads(one), places, keep, options)
-            out.append(_put_back(found, tokens, q[:, one]))
-        return torch.cat(out, dim=1)
+        by_loops = isinstance(bias, RelativeBuckets) and runs_natively(q, k, v)
+        # Copies exist for a few heads.
+        for some in cut(q.shape[1], -(-q.numel() // _COPIED) if by_loops else q.shape[1]):
+            choice, of_some = Chosen(*(x[:, some] for x in chosen)), bias.of_heads(some)
+            tokens = moved_tokens(q[:, some], k[:, some], v[:, some], keep, choice, options)
+            if isinstance(of_some, RelativeBuckets) and by_loops:
+                found = attend_by_loops(tokens, of_some, options)
+            else:
+                found = attend_with_positions(tokens, of_some, places, keep, options)
+            out.append(_put_back(found, tokens, q[:, some]))
+        return out[0] if len(out) == 1 else torch.cat(out, dim=1)
 
     if is_number(n) and n <= max(options.num_heavy, options.num_clusters, options.block_size, most):
         return exact(q, k, v, places, keep)

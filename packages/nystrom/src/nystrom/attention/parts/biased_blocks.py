@@ -15,7 +15,8 @@ Sums of the values of each cluster by pieces are made once. Those of a block are
 plus for buckets the sums over all blocks on either side; nothing is subtracted. The product of ALiBi takes
 $3\, l^2 m e$ steps for l blocks: it grows with the square of the tokens, at a thousandth of exact attention's rate.
 
-Heads are computed one after the other, and again for the gradient, so that copies of keys exist for one head.
+Heads are computed one after the other, and again for the gradient, so that copies of keys exist for one head. On a CPU
+`biased_loops` computes the form of buckets.
 """
 
 import math
@@ -73,11 +74,11 @@ def attend_with_positions(
         places = torch.arange(t, device=q.device)[None, :, None]
     settings = OfAllHeads(bias, options, score_scale(q, options.scale))
     weight = at_least_float32(bias.weight[0]).to(q.dtype)
-    attend = _attend_head if torch.compiler.is_compiling() or not is_number(t) else _Head.apply
+    attend = attend_head if torch.compiler.is_compiling() or not is_number(t) else _Head.apply
     return attend(settings, q, k, v, weight, *chosen, real, places)
 
 
-def _attend_head(
+def attend_head(
     settings: OfAllHeads,
     q: Float[Tensor, "b t d"],
     k: Float[Tensor, "b t d"],
@@ -89,6 +90,7 @@ def _attend_head(
     real: Bool[Tensor, "#b t"],
     places: Shaped[Tensor, "#b t p"],
 ) -> Float[Tensor, "b t e"]:
+    """Self-attention of the tokens of one head, which keeps all that its gradient needs."""
     bias, options, scale = settings
     size, reach, m = options.block_size, options.reach, options.num_clusters
     blocks = cut_blocks(q, size)
@@ -150,7 +152,7 @@ def _far(
     bias, options, e = settings.bias, settings.options, v.shape[-1]
     size, m = options.block_size, options.num_clusters
     starts = _starts(size, options.reach)
-    piece, none = _numbers(starts, size, v.device), len(starts) * m
+    piece, none = piece_of_each_place(options, v.device), len(starts) * m
     inside = cut_blocks(cluster, size)
     inside = torch.where(inside < m, inside + piece * m, none)
     # A column of ones counts.
@@ -158,39 +160,57 @@ def _far(
     if bias.furthest is None:
         top, sums = _by_middles(settings, sums, weight, real, places)
     else:
-        top, sums = _by_sides(settings, sums, weight, bias.furthest)
+        top, sums = _by_sides(settings, sums, weight)
     total = sums[..., e] + opened[:, None]
     safe = torch.where(total > 0, total, 1.0)
     return (safe.log() + top).masked_fill(total <= 0, -torch.inf), sums[..., :e] / safe[..., None]
 
 
-def _by_sides(
-    settings: OfAllHeads, sums: Float[Tensor, "b l c m x"], weight: Float[Tensor, " w"], furthest: int
-) -> tuple[Float[Tensor, ""], Float[Tensor, "b l m x"]]:
-    """The logarithm of the largest weight, and weighted sums, where each side has one bias from a distance on."""
-    bias, size, reach = settings.bias, settings.options.block_size, settings.options.reach
-    starts, (m, width) = _starts(size, reach), sums.shape[3:]
-    # Blocks on either side whose distances differ in bias, or that are partly in the window.
-    z = max(-(-(furthest + size - 1) // size) - 1, -(-reach // size))
+def blocks_beside(furthest: int, options: NearFarOptions) -> int:
+    """How many blocks on either side of a block have distances that differ in bias, or are partly in its window."""
+    size = options.block_size
+    return max(-(-(furthest + size - 1) // size) - 1, -(-options.reach // size))
+
+
+def weights_by_sides(
+    bias: PositionBias, weight: Float[Tensor, "*h w"], furthest: int, options: NearFarOptions
+) -> tuple[Float[Tensor, "*h 1"], Float[Tensor, "*h s c"], Float[Tensor, "*h 2"]]:
+    """The logarithm of the largest weight of a far key, and its shares: of pieces beside a block, and further away.
+
+    The pieces are those of s blocks around a block, zeros where it sees them; further away each side has one weight.
+    """
+    size, reach, z = options.block_size, options.reach, blocks_beside(furthest, options)
+    starts = _starts(size, reach)
     place, steps = torch.arange(size, device=weight.device), torch.arange(-z, z + 1, device=weight.device)
-    pairs = bias.at_distance(weight, steps[:, None, None] * size + place[:, None] - place).logsumexp(dim=2)
+    pairs = bias.at_distance(weight, steps[:, None, None] * size + place[:, None] - place).logsumexp(dim=-1)
     ends = [*starts[1:], size]
     means = [
-        pairs[:, start:end].logsumexp(dim=1) - math.log((end - start) * size)
+        pairs[..., start:end].logsumexp(dim=-1) - math.log((end - start) * size)
         for start, end in zip(starts, ends, strict=True)
     ]
     seen = torch.stack([_in_window(steps * size + start, size, reach) for start in starts], dim=1)
-    near = torch.stack(means, dim=1).masked_fill(seen, -torch.inf)
+    near = torch.stack(means, dim=-1).masked_fill(seen, -torch.inf)
     sides = bias.at_distance(weight, torch.arange(-furthest, furthest + 1, 2 * furthest, device=weight.device))
-    top = torch.cat([near.flatten(), sides]).amax().detach()
-    near, sides = ((x - top).clamp(min=_LEAST).exp() for x in (near.masked_fill(seen, 0.0), sides))
-    near = torch.where(seen, 0.0, near)
+    top = torch.cat([near.flatten(-2), sides], dim=-1).amax(dim=-1, keepdim=True).detach()
+    sides = (sides - top).clamp(min=_LEAST).exp()
+    near = (near.masked_fill(seen, 0.0) - top[..., None]).clamp(min=_LEAST).exp()
+    return top, torch.where(seen, 0.0, near), sides
+
+
+def _by_sides(
+    settings: OfAllHeads, sums: Float[Tensor, "b l c m x"], weight: Float[Tensor, " w"]
+) -> tuple[Float[Tensor, "1"], Float[Tensor, "b l m x"]]:
+    """The logarithm of the largest weight, and weighted sums, where each side has one bias from a distance on."""
+    bias, options = settings.bias, settings.options
+    assert bias.furthest is not None
+    (pieces, m, width), z = sums.shape[2:], blocks_beside(bias.furthest, options)
+    top, near, sides = weights_by_sides(bias, weight, bias.furthest, options)
     # Row g has the weights of the blocks around the g-th of its group.
     shift = torch.arange(_GROUP + 2 * z, device=weight.device) - torch.arange(_GROUP, device=weight.device)[:, None]
     around = ((shift >= 0) & (shift <= 2 * z))[..., None]
     matrix = torch.where(around, near[shift.clamp(0, 2 * z)], 0.0).flatten(1)
     groups = windows(pad_to_blocks(sums.flatten(2), _GROUP), _GROUP, z)
-    groups = matrix @ groups.unflatten(3, (len(starts), m * width)).flatten(2, 3)
+    groups = matrix @ groups.unflatten(3, (pieces, m * width)).flatten(2, 3)
     out = without_padding(groups.flatten(1, 2)[:, None], sums.shape[1])[:, 0].unflatten(2, (m, width))
     cells = sums.sum(dim=2)
     before = F.pad(cells, (0, 0, 0, 0, z + 1, 0)).cumsum(dim=1)[:, : -z - 1]
@@ -210,7 +230,8 @@ def _by_middles(
     starts, device = _starts(size, reach), weight.device
     exists = cut_blocks(real, size)[..., None].to(weight)
     held = exists * cut_blocks(places, size)
-    members = (_numbers(starts, size, device)[:, None] == torch.arange(len(starts), device=device)).to(weight)
+    piece = piece_of_each_place(settings.options, device)
+    members = (piece[:, None] == torch.arange(len(starts), device=device)).to(weight)
     middle = held.sum(dim=2) / exists.sum(dim=2).clamp(min=1)
     middles = (members.mT @ held) / (members.mT @ exists).clamp(min=1)
     block = torch.arange(sums.shape[1], device=device)
@@ -229,11 +250,11 @@ def _starts(size: int, reach: int) -> list[int]:
     return sorted({0, reach % size, -reach % size})
 
 
-def _numbers(starts: list[int], size: int, device: torch.device) -> Int[Tensor, " c"]:
-    """The piece of each place of a block."""
-    place = torch.arange(size, device=device)
+def piece_of_each_place(options: NearFarOptions, device: torch.device) -> Int[Tensor, " c"]:
+    """The number of the piece of each place of a block."""
+    place = torch.arange(options.block_size, device=device)
     piece = torch.zeros_like(place)
-    for start in starts[1:]:
+    for start in _starts(options.block_size, options.reach)[1:]:
         piece = piece + (place >= start)
     return piece
 
@@ -244,13 +265,13 @@ def _in_window(start: Int[Tensor, "*p"], size: int, reach: int) -> Bool[Tensor, 
 
 
 class _Head(torch.autograd.Function):
-    """`_attend_head`; the backward pass attends again, so that no copy is kept."""
+    """`attend_head`; the backward pass attends again, so that no copy is kept."""
 
     generate_vmap_rule = True
 
     @staticmethod
     def forward(settings: OfAllHeads, *tensors: Any) -> Tensor:
-        return _attend_head(settings, *tensors)
+        return attend_head(settings, *tensors)
 
     @staticmethod
     def setup_context(ctx, inputs, output: Tensor) -> None:
@@ -262,6 +283,6 @@ class _Head(torch.autograd.Function):
         saved = ctx.saved_tensors
 
         def attend(*tensors: Any) -> Tensor:
-            return _attend_head(ctx.settings, *tensors, *saved[4:])
+            return attend_head(ctx.settings, *tensors, *saved[4:])
 
         return None, *pull_back(attend, saved[:4], *grads), *(None for _ in saved[4:])

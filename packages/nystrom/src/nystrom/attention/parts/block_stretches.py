@@ -12,7 +12,6 @@ form, and its gradient by autograd.
 If a graph of the backward pass is recorded, and inside `torch.vmap`, the plain form is used.
 """
 
-import ctypes
 from collections.abc import Callable, Iterator
 
 import torch
@@ -22,12 +21,13 @@ from torch import Tensor
 from nystrom.attention.fused import bias_of
 from nystrom.attention.options import NearFarOptions
 from nystrom.attention.parts.band import add_windows, some_windows
+from nystrom.attention.parts.block_loops import run_blocks
 from nystrom.attention.parts.clusters import Chosen, cluster_sums, in_one_matrix, open_sizes, take_rows
 from nystrom.attention.parts.far_keys import attend_blocks, attend_with_bias, far_keys, keys_of_selecting_blocks
 from nystrom.attention.parts.outside_sums import OutsideSums
 from nystrom.attention.parts.stretches import cut, in_threads, num_parts
 from nystrom.autograd_modes import for_one_gradient, known_signature, needs_graph, pull_back
-from nystrom.native import Rows, dense, packed, room_like, run, runs_natively
+from nystrom.native import room_like, runs_natively
 from nystrom.shapes import cut_blocks, score_scale
 
 # Numbers in the copied keys of a stretch of blocks: at least _FEWEST, or half of what the keys themselves hold if that
@@ -126,7 +126,8 @@ class _Blocks(torch.autograd.Function):
         # In the layout of the queries: a model puts the heads side by side again.
         out = room_like(q) if q.shape[-1] == v.shape[-1] else v.new_empty(*q.shape[:2], v.shape[-1])
         if runs_natively(q, k, v):
-            _run("blocks_forward", Chosen(heavy, found, cluster), selected, options, q=q, k=k, v=v, out=out)
+            chosen = Chosen(heavy, found, cluster)
+            run_blocks("blocks_forward", chosen, options, selected=selected, q=q, k=k, v=v, out=out)
             return out
 
         def attend(rows: slice) -> None:
@@ -156,7 +157,7 @@ class _Blocks(torch.autograd.Function):
         of_q, of_k, of_v = (room_like(x) for x in (q, k, v))
         if runs_natively(q, k, v, grad):
             tensors = {"q": q, "k": k, "v": v, "out": out, "grad": grad, "of_q": of_q, "of_k": of_k, "of_v": of_v}
-            _run("blocks_backward", chosen, selected, options, **tensors)
+            run_blocks("blocks_backward", chosen, options, selected=selected, **tensors)
             return of_q, of_k, of_v, *nothing
 
         def differentiate(rows: slice) -> None:
@@ -186,17 +187,6 @@ class _Blocks(torch.autograd.Function):
         return torch.vmap(plain, in_dims[:-1])(*tensors), 0
 
 
-class _NativeBlocks(ctypes.Structure):
-    """The arguments of native.cpp's `Blocks`."""
-
-    _fields_ = (
-        *((name, Rows) for name in ("q", "k", "v", "out", "grad", "of_q", "of_k", "of_v")),
-        *((name, ctypes.c_void_p) for name in ("heavy", "cluster", "found", "selected", "real")),
-        *((name, ctypes.c_int64) for name in ("tokens", "d", "e", "heavies", "clusters", "size", "reach", "selects")),
-        ("scale", ctypes.c_double),
-    )
-
-
 def _selecting(
     q: Tensor, k: Tensor, v: Tensor, chosen: Chosen, selected: Tensor, options: NearFarOptions
 ) -> Iterator[tuple[slice, Callable[..., Tensor]]]:
@@ -213,38 +203,6 @@ def _selecting(
             return attend_with_bias(cut_blocks(q, size), keys, scale).flatten(1, 2)
 
         yield slice(first * size, (first + some.shape[1]) * size), attend
-
-
-def select_by_loops(q: Tensor, k: Tensor, v: Tensor, real: Tensor, chosen: Chosen, options: NearFarOptions) -> Tensor:
-    """The result of `selected_keys.select_keys`, from the same arguments."""
-    selected = q.new_empty(len(q), q.shape[1] // options.block_size, options.num_selected, dtype=torch.long)
-    _run("blocks_select", chosen, selected, options, real, q=q, k=k, v=v)
-    return selected
-
-
-def _run(
-    name: str,
-    chosen: Chosen,
-    selected: Tensor | None,
-    options: NearFarOptions,
-    real: Tensor | None = None,
-    **tensors: Tensor,
-) -> None:
-    """Call a loop, which writes into the memory of `out`, of the gradients, or of `selected`."""
-    tensors, whole = {name: dense(x) for name, x in tensors.items()}, Chosen(*(packed(x) for x in chosen))
-    q, v = tensors["q"], tensors["v"]
-    sizes = q.shape[1], q.shape[2], v.shape[2], whole.heavy.shape[1]
-    selected, real = (None if x is None else packed(x) for x in (selected, real))
-    arguments = _NativeBlocks(
-        *(Rows.of(tensors.get(name)) for name in ("q", "k", "v", "out", "grad", "of_q", "of_k", "of_v")),
-        *(x.data_ptr() for x in (whole.heavy, whole.cluster, whole.found)),
-        *(None if x is None else x.data_ptr() for x in (selected, real)),
-        *sizes,
-        *(options.num_clusters, options.block_size, options.reach),
-        0 if selected is None else selected.shape[2],
-        score_scale(q, options.scale),
-    )
-    run(name, arguments, len(q), *tensors.values(), *whole)
 
 
 def _attend_rows(out: Tensor, q: Tensor, k: Tensor, v: Tensor, chosen: Chosen, options: NearFarOptions) -> None:

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from nystrom.attention.fused import bias_of
 from nystrom.attention.options import NearFarOptions
-from nystrom.attention.parts.block_stretches import select_by_loops
+from nystrom.attention.parts.block_loops import select_by_loops
 from nystrom.attention.parts.clusters import Chosen, cluster_sizes, cluster_sums, take_rows
 from nystrom.attention.parts.far_keys import FarKeys, far_keys
 from nystrom.attention.parts.order import first_in_order, in_order

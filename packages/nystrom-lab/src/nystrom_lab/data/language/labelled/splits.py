@@ -8,28 +8,27 @@
   tenths of it become train, one validation, one test; where there is a test split with labels, nine and one. The result
   then is not that of the published split, and says so.
 
-All draws use a fixed seed, so runs with any seed share their data. Equal texts, or pairs, stay in the same split, so no
-training text is evaluated.
+All draws use a fixed seed, so runs with any seed share their data; see `nystrom_lab.data.sources.held_out`. Equal
+texts, or pairs, stay in the same split, so no training text is evaluated.
 """
 
 import hashlib
-import math
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from nystrom_lab.data.language.labelled.glue import LabelledTask
-from nystrom_lab.data.language.labelled.rows import SplitRows, read_rows
-from nystrom_lab.data.sources.acl_imdb import find_imdb
-from nystrom_lab.data.sources.source import NUMBER, check_share
-from nystrom_lab.data.sources.split_files import find_splits
+from nystrom_lab.data.language.labelled.rows import decoded, spoilt_rows
+from nystrom_lab.data.sources.held_out import SHARE, check_share, digest_of, hash_of, hold_out
+from nystrom_lab.data.sources.labelled_files import find_labelled_texts
+from nystrom_lab.data.sources.labels import LabelKind, counted, own_classes, to_float
+from nystrom_lab.data.sources.source import Source
 
-LabelKind = Literal["auto", "classes", "numbers"]
-_SHARE, _SEED = 0.1, 0
-_MOST_CLASSES = 1000
+_SEED = 0
 
 
 class TextSplit(NamedTuple):
@@ -65,6 +64,14 @@ class LabelledData:
     remarks: list[str] = field(default_factory=list)
     published: bool = True
 
+    def summary(self) -> str:
+        """The sizes of the splits, and the classes with the rows of each in the splits that have labels."""
+        sizes = ", ".join(f"{name} {len(split.texts):,}" for name, split in self.splits.items())
+        if self.classes is None:
+            return f"{sizes}; the labels are numbers."
+        counts = Counter(label for split in self.splits.values() for label in split.labels or ())
+        return f"{sizes}; {counted(self.classes, [counts[index] for index in range(len(self.classes))])}."
+
     def fingerprint(self) -> str:
         """A checksum of all texts and labels."""
         digest = hashlib.sha256()
@@ -93,126 +100,99 @@ def read_labelled(
     Raises:
         ValueError: Broken data, no training split, or labels outside the classes; the line is named.
     """
-    check_share("val_share", _SHARE if val_share is None else val_share)
-    rows, remarks = _read(data, task, strict=own)
-    for name in ("validation", "validation_mismatched"):
-        if name in rows and rows[name].labels is None:
-            raise ValueError(f"{rows[name].places(0)}: the {name} split has no labels: name one that has.")
-    classes = _own_classes(rows, kind) if own else task.classes
-    splits: dict[str, TextSplit] = {}
-    for name, read in rows.items():
-        remarks += read.remarks
-        labels = None if read.labels is None else _labels(read, task, classes)
-        target = name.replace("test", "submission") if labels is None else name
-        splits[target] = TextSplit(read.texts, read.pairs, labels)
+    check_share("val_share", SHARE if val_share is None else val_share)
+    source = find_labelled_texts(data, task, strict=own)
+    read = dict(_read(source, task, own=own))
     where = ", ".join(map(str, data))
-    data_of = _complete(LabelledData(splits, classes, remarks), where, val_share)
-    _check_apart(data_of, where)
-    return data_of
+    classes = _own_classes(source, read, kind) if own else task.classes
+    splits: dict[str, TextSplit] = {}
+    for name, rows in read.items():
+        if rows.spoilt:
+            source.remarks.append(spoilt_rows(f"{where}, {name}", rows.spoilt))
+        labels = None if name in source.unlabelled else _labels(rows, task, classes)
+        target = name.replace("test", "submission") if labels is None else name
+        splits[target] = TextSplit(rows.texts, None if task.pairs is None else rows.pairs, labels)
+    labelled = _complete(LabelledData(splits, classes, source.remarks), where, val_share)
+    _check_apart(labelled, where)
+    return labelled
 
 
-def _read(data: Sequence[Path], task: LabelledTask, *, strict: bool) -> tuple[dict[str, SplitRows], list[str]]:
-    """The rows of each split, and remarks on files."""
-    if len(data) == 1 and (imdb := find_imdb(data[0])) is not None:
-        parts: dict[str, SplitRows] = {}
-        for row in imdb.rows():
-            part = parts.setdefault(row.split, SplitRows([], None, [], lambda _: str(data[0])))
-            part.texts.append(row.texts[0].decode("utf-8", errors="replace"))
-            assert part.labels is not None
-            part.labels.append(row.label.decode())
-        return parts, []
-    files, passed = find_splits(data, strict=strict)
-    remarks = [f"{', '.join(passed)} is not a split and is skipped"] if passed else []
-    return {
-        name: read_rows(parts, task, may_lack_labels=name.startswith("test")) for name, parts in files.items()
-    }, remarks
+@dataclass
+class _Rows:
+    """The rows of a split, and the place of the first row of each label."""
+
+    texts: list[str] = field(default_factory=list)
+    pairs: list[str] = field(default_factory=list)
+    labels: list[str] = field(default_factory=list)
+    places: dict[str, str] = field(default_factory=dict)
+    spoilt: list[int] = field(default_factory=list)
 
 
-def _own_classes(rows: dict[str, SplitRows], kind: LabelKind) -> tuple[str, ...] | None:
+def _read(source: Source, task: LabelledTask, *, own: bool) -> Iterator[tuple[str, _Rows]]:
+    """The rows of each split; those of a user need texts, where they are learned from or scored."""
+    splits = {split: _Rows() for split in source.splits}
+    for row in source.rows():
+        rows = splits[row.split]
+        if own and row.split not in source.unlabelled:
+            row.check_texts()
+        first, *second = decoded(row.texts, len(rows.texts), rows.spoilt)
+        rows.texts.append(first)
+        rows.pairs.extend(second)
+        rows.labels.append(row.label)
+        rows.places.setdefault(row.label, row.place)
+    yield from splits.items()
+
+
+def _own_classes(source: Source, read: Mapping[str, _Rows], kind: LabelKind) -> tuple[str, ...] | None:
     """The classes of a user's own data, in their order; None for numbers."""
-    source = rows.get("train") or rows.get("validation")
-    if source is None or source.labels is None:
+    rows = read.get("train") or read.get("validation")
+    if rows is None:
         return ()
     if source.classes is not None and kind != "numbers":
         return source.classes
-    words = {*source.labels}
-    numbers = [_number(word) for word in words]
-    numeric = all(number is not None for number in numbers)
-    broken = any(not float(number or 0).is_integer() for number in numbers)
-    if kind == "auto" and broken and not numeric:
-        row = next(row for row, word in enumerate(source.labels) if _number(word) is None)
-        raise ValueError(
-            f"{source.places(row)}: the label is {source.labels[row]!r}, and others are numbers: leave the row out, or "
-            "use --labels classes, if each is the name of a class."
-        )
-    if kind == "numbers" or (kind == "auto" and broken):
-        return None
-    if numeric and len(words) > len({*numbers}):
-        spelt = sorted(word for word, number in zip(words, numbers, strict=True) if numbers.count(number) > 1)
-        raise ValueError(
-            f"{source.places(0)}: the labels {', '.join(map(repr, spelt[:4]))} are equal numbers: write one."
-        )
-    if len(words) == 1:
-        raise ValueError(
-            f"{source.places(0)}: the only label is {words.pop()!r} (rows: {len(source.labels)}): add rows of another, "
-            "or name another column with --label-field."
-        )
-    if len(words) > _MOST_CLASSES:
-        way = ": use --labels numbers, if they are numbers." if numeric else ": name the column with --label-field."
-        raise ValueError(f"{source.places(0)}: the labels have {len(words)} values, more than {_MOST_CLASSES}{way}")
-    return tuple(sorted(words, key=lambda word: (_number(word) or 0.0, word) if numeric else (0.0, word)))
+    return own_classes(rows.places, rows=len(rows.texts), kind=kind)
 
 
-def _labels(rows: SplitRows, task: LabelledTask, classes: tuple[str, ...] | None) -> list[int] | list[float]:
+def _labels(rows: _Rows, task: LabelledTask, classes: tuple[str, ...] | None) -> list[int] | list[float]:
     """Labels as class indices, or as numbers."""
-    assert rows.labels is not None
     if classes is None:
-        numbers = [_number(word) for word in rows.labels]
-        for row, number in enumerate(numbers):
-            if number is None:
-                raise ValueError(f"{rows.places(row)}: the label is {rows.labels[row]!r}; expected a number.")
-        return [float(number or 0.0) for number in numbers]
-    places = {name: place for place, name in enumerate(classes)}
+        numbers = {label: to_float(label) for label in rows.places}
+        if (wrong := next((label for label, number in numbers.items() if number is None), None)) is not None:
+            raise ValueError(f"{rows.places[wrong]}: the label is {wrong!r}; expected a number.")
+        return [numbers[label] or 0.0 for label in rows.labels]
+    indices = {name: index for index, name in enumerate(classes)}
     if task.classes is not None:
-        places |= {str(place): place for place in range(len(classes))}
-        places |= {word: places[name] for word, name in task.spellings.items()}
-    try:
-        return [places[word] for word in rows.labels]
-    except KeyError:
-        row = next(row for row, word in enumerate(rows.labels) if word not in places)
+        indices |= {str(index): index for index in range(len(classes))}
+        indices |= {word: indices[name] for word, name in task.spellings.items()}
+    if (wrong := next((label for label in rows.places if label not in indices), None)) is not None:
         raise ValueError(
-            f"{rows.places(row)}: the label is {rows.labels[row]!r}, which is not one of the classes: expected one of "
-            f"{', '.join(map(repr, list(places)[:20]))}."
-        ) from None
+            f"{rows.places[wrong]}: the label is {wrong!r}, which is not one of the classes: expected one of "
+            f"{', '.join(map(repr, list(indices)[:20]))}."
+        )
+    return [indices[label] for label in rows.labels]
 
 
-def _number(word: str) -> float | None:
-    """A label as a number; Python reads 1_1 as eleven, but here it is a class name."""
-    number = float(word) if NUMBER.fullmatch(word) else math.inf
-    return number if math.isfinite(number) else None
-
-
-def _complete(found: LabelledData, where: str, val_share: float | None) -> LabelledData:
+def _complete(labelled: LabelledData, where: str, val_share: float | None) -> LabelledData:
     """Create missing splits."""
-    splits, remarks = dict(found.splits), list(found.remarks)
+    splits, remarks = dict(labelled.splits), list(labelled.remarks)
     if "train" not in splits:
         if "validation" not in splits:
             raise ValueError(
                 f"{where} has no training split: expected a file named train, or a labelled one named dev, which is "
                 "then split."
             )
-        whole, shares = splits.pop("validation"), {"validation": val_share or _SHARE}
+        whole, shares = splits.pop("validation"), {"validation": val_share or SHARE}
         if "test" not in splits:
-            shares["test"] = _SHARE
+            shares["test"] = SHARE
         splits |= _drawn(whole, shares, where)
         counted = ", ".join(f"{name} {len(splits[name].texts):,}" for name in ("train", *shares))
         remarks.append(
             f"{where} has no training split: its {len(whole.texts):,} rows for validation become {counted}, which is "
             "not the published split"
         )
-        return replace(found, splits=_ordered(splits), remarks=remarks, published=False)
+        return replace(labelled, splits=_ordered(splits), remarks=remarks, published=False)
     if "validation" in splits and val_share is None:
-        return replace(found, splits=_ordered(splits))
+        return replace(labelled, splits=_ordered(splits))
     if "validation" in splits:
         if "test" in splits:
             raise ValueError(
@@ -222,17 +202,17 @@ def _complete(found: LabelledData, where: str, val_share: float | None) -> Label
         if "validation_mismatched" in splits:
             splits["test_mismatched"] = splits.pop("validation_mismatched")
         remarks.append("the validation split is the test, since the test split has no labels")
-    splits |= _drawn(splits["train"], {"validation": val_share or _SHARE}, where)
+    splits |= _drawn(splits["train"], {"validation": val_share or SHARE}, where)
     remarks.append(
         f"validation is {len(splits['validation'].texts):,} of the training texts, "
         f"{len(splits['train'].texts):,} are left"
     )
-    return replace(found, splits=_ordered(splits), remarks=remarks, published=False)
+    return replace(labelled, splits=_ordered(splits), remarks=remarks, published=False)
 
 
-def _check_apart(found: LabelledData, where: str) -> None:
+def _check_apart(labelled: LabelledData, where: str) -> None:
     """Report texts that are both in training and evaluation, and raise if two splits are identical."""
-    splits = found.splits
+    splits = labelled.splits
     train = {*splits["train"].rows()}
     for name, split in splits.items():
         if name == "train" or split.labels is None:
@@ -240,26 +220,16 @@ def _check_apart(found: LabelledData, where: str) -> None:
         if split.rows() == splits["train"].rows():
             raise ValueError(f"{where} has the same texts for training and as {name}: one of the files is a copy.")
         if both := sum(row in train for row in split.rows()):
-            found.remarks.append(f"{both:,} of the {len(split.texts):,} texts of {name} are also training texts")
+            labelled.remarks.append(f"{both:,} of the {len(split.texts):,} texts of {name} are also training texts")
 
 
 def _drawn(whole: TextSplit, shares: dict[str, float], where: str) -> dict[str, TextSplit]:
     """Parts drawn from a split, with the rest as "train"; each in the order of the file."""
-    numbers: dict[tuple[str, ...], int] = {}
-    equal = np.array([numbers.setdefault(row, len(numbers)) for row in whole.rows()], dtype=np.int64)
-    # All rows, in the order in which the different texts are drawn.
-    places = np.empty(len(numbers), dtype=np.int64)
-    places[np.random.default_rng(_SEED).permutation(len(numbers))] = np.arange(len(numbers))
-    order, parts = np.argsort(places[equal], kind="stable"), {}
-    for name, share in shares.items():
-        size = max(1, round(share * len(whole.texts)))
-        while 0 < size < len(order) and equal[order[size]] == equal[order[size - 1]]:
-            size += 1
-        parts[name], order = np.sort(order[:size]), order[size:]
-    if not len(order):
-        kinds = "" if len(numbers) == len(equal) else f", {len(numbers)} of them different (equal ones stay together)"
-        raise ValueError(f"{where} holds {len(equal)} texts{kinds}: too few to draw {' and '.join(shares)} from them.")
-    parts["train"] = np.sort(order)
+    hashes = (hash_of(digest_of(text.encode(), _SEED) for text in row) for row in whole.rows())
+    try:
+        parts = hold_out(np.fromiter(hashes, dtype=np.uint64), shares)
+    except ValueError as error:
+        raise ValueError(f"{where} holds {error}") from error
     return {name: whole.taken(rows.tolist()) for name, rows in parts.items()}
 
 

@@ -25,7 +25,7 @@ from nystrom_lab.data.language.mlm_sop.tokenising import BlockPlan, kept_folder,
 from nystrom_lab.data.language.mlm_sop.vocabulary import Vocabulary, open_tokenizer, read_vocabulary
 from nystrom_lab.data.language.tokenizer import save_tokenizer
 from nystrom_lab.data.sources.corpora import Corpus, find_corpora
-from nystrom_lab.data.sources.source import check_any_seed, check_share
+from nystrom_lab.data.sources.held_out import check_any_seed, check_share
 from nystrom_lab.data.store.prepared_folder import holds, new_folder
 from nystrom_lab.data.store.token_files import SPLITS, write_pieces
 from nystrom_lab.measure.rows import cores

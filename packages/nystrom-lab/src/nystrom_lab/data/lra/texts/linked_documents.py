@@ -30,7 +30,7 @@ from typing import NamedTuple
 import numpy as np
 
 from nystrom_lab.data.sources.row_files import is_row_file, plain_name, read_fields
-from nystrom_lab.data.sources.source import LabelledSample, Source
+from nystrom_lab.data.sources.source import LabelledRow, Source
 from nystrom_lab.data.store.prepared_folder import sha256_of_splits
 from nystrom_lab.data.store.token_files import SPLITS
 
@@ -88,38 +88,38 @@ def linked_source(
     shares = {"test": _SHARE if test_share is None else test_share, "val": _SHARE if val_share is None else val_share}
     pairs = _drawn(files.links, links, shares, seed)
     first = first_of_text(texts, max_length)
-    remarks: tuple[str, ...] = ()
+    remarks: list[str] = []
     if joins := mixes_texts(pairs, first):
         whole, links = len(links), joined_links(links, first)
         equal = f"{len(first) - len({*first.values()})} documents have the text of another and count as that one"
-        remarks = (f"{equal}, which leaves {len(links)} of {whole} links",)
+        remarks.append(f"{equal}, which leaves {len(links)} of {whole} links")
         pairs = _drawn(files.links, links, shares, seed)
     kept = sum(pair.linked for of in pairs.values() for pair in of)
     baseline = overlap_accuracy(pairs, texts, max_length)
 
-    def rows() -> Iterator[LabelledSample]:
+    def rows() -> Iterator[LabelledRow]:
         for split in SPLITS:
             for pair in pairs[split]:
                 place = f"{files.links}, {pair.first} and {pair.second}"
                 both = texts[pair.first], texts[pair.second]
-                yield LabelledSample(place, split, b"1" if pair.linked else b"0", both, _rank(seed, pair))
+                yield LabelledRow(place, split, "1" if pair.linked else "0", both, _rank(seed, pair))
 
     return Source(
         kind="documents and links",
-        settings={
+        settings=lambda: {
             **{f"{kind}_sha256": digest for kind, digest in sha256_of_splits(files._asdict()).items()},
             "document_shares": f"val {shares['val']:g}, test {shares['test']:g}",
             **({"equal_texts": "one document"} if joins else {}),
         },
         splits=SPLITS,
         rows=rows,
-        remarks=(
+        remarks=[
             *remarks,
             f"a stand-in for the papers' pairs: {kept} of {len(links)} links are inside a split, with as many pairs "
             "that are not linked",
             f"a TF-IDF baseline to beat has {100 * baseline['test']:.1f} % of the test pairs and "
             f"{100 * baseline['val']:.1f} % of val (cosine, threshold from train)",
-        ),
+        ],
     )
 
 

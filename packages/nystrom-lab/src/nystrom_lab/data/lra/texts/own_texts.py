@@ -7,7 +7,7 @@ from pathlib import Path
 from nystrom_lab.data.lra.texts import retrieval, reviews
 from nystrom_lab.data.lra.texts.labelled_texts import HeldOut, prepare_texts
 from nystrom_lab.data.lra.texts.linked_documents import find_linked
-from nystrom_lab.data.sources.source import chosen_fields
+from nystrom_lab.data.sources.columns import own_columns
 
 
 def prepare_own(
@@ -36,8 +36,8 @@ def prepare_own(
                 f"--pair-field is {pair_field!r}, but a sample of {task} is one text: leave it out, or train"
                 f" {retrieval.TASK}."
             )
-        wanted = chosen_fields(reviews.FIELDS, label_field=label_field, text_field=text_field)
-        found = reviews.find_texts(files, wanted)
+        columns = own_columns(pairs=False, label_field=label_field, text_field=text_field)
+        source = reviews.find_texts(files, columns)
     else:
         if files.is_dir() and (linked := find_linked(files)) is not None:
             raise ValueError(
@@ -45,17 +45,17 @@ def prepare_own(
                 f"first: nystrom data prepare {task} --from {files} --to data/{task}, then train with --data "
                 f"data/{task}."
             )
-        wanted = chosen_fields(retrieval.FIELDS, label_field=label_field, text_field=text_field, pair_field=pair_field)
-        found = retrieval.find_pairs(files, wanted)
-    content = json.dumps([found.kind, dict(found.settings)], sort_keys=True)
+        columns = own_columns(pairs=True, label_field=label_field, text_field=text_field, pair_field=pair_field)
+        source = retrieval.find_pairs(files, columns)
+    content = json.dumps([source.kind, dict(source.settings())], sort_keys=True)
     digest = hashlib.sha256(content.encode()).hexdigest()[:12]
     return prepare_texts(
-        found,
+        source,
         Path(under) / f"{task}-{files.name.split('.')[0]}-{digest}-{max_length}",
         task=task,
         texts=1 if task == reviews.TASK else 2,
         max_length=max_length,
-        held_out=HeldOut(val_share=None, test_share=None, seed=0),
+        held_out=HeldOut(),
         skip_empty=False,
         check_counts=True,
     )

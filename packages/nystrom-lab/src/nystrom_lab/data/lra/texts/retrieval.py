@@ -24,9 +24,10 @@ from nystrom.checks import check_at_least
 from nystrom_lab.data.lra.facts import published_files
 from nystrom_lab.data.lra.texts.labelled_texts import HeldOut, prepare_texts
 from nystrom_lab.data.lra.texts.linked_documents import find_linked, linked_source
+from nystrom_lab.data.sources.columns import TextColumns, own_columns
+from nystrom_lab.data.sources.labelled_files import find_arena_texts, labelled_files
 from nystrom_lab.data.sources.row_files import COMPRESSED, endings
-from nystrom_lab.data.sources.source import LabelledSample, Source, Wanted, chosen_fields
-from nystrom_lab.data.sources.split_files import labelled_source, own_source
+from nystrom_lab.data.sources.source import LabelledRow, Source
 from nystrom_lab.data.store.split import ByteSplit
 from nystrom_lab.data.store.token_files import open_members
 
@@ -35,14 +36,8 @@ OFFICIAL = {
     split: f"new_aan_pairs.{name}.tsv" for split, name in (("train", "train"), ("val", "eval"), ("test", "test"))
 }
 RETRIEVAL_COUNTS = {"train": 147_086, "val": 18_090, "test": 17_437}
-COLUMNS = ("label", "id1", "id2", "text1", "text2")
-# Names that are looked for where none is given: those of the Long Range Arena and of GLUE among them.
-FIELDS = {
-    "label_field": ("label", "Target", "gold_label", "is_duplicate", "Quality"),
-    "text_field": ("text1", "Source1", "sentence1", "question1", "premise", "question", "#1 String"),
-    "pair_field": ("text2", "Source2", "sentence2", "question2", "hypothesis", "sentence", "#2 String"),
-}
-LABELS = {b"0": b"0", b"1": b"1", b"0.0": b"0", b"1.0": b"1"}
+COLUMNS = TextColumns(texts=("text1",), pairs=("text2",), headless=("label", "id1", "id2", "text1", "text2"))
+LABELS = {"0": "0", "1": "1", "0.0": "0", "1.0": "1"}
 
 
 def prepare_retrieval(
@@ -72,12 +67,13 @@ def prepare_retrieval(
             or "#1 String", ignoring case.
         pair_field: Column or field of the second texts. Default: text2, Source2, sentence2, question2, hypothesis,
             sentence or "#2 String".
-        label_field: Column or field of the labels; if not given, label, Target, gold_label, is_duplicate or Quality.
+        label_field: Column or field of the labels. Default: label, class, Target, sentiment, gold_label, is_duplicate,
+            Quality or score.
         val_share: Share of the training pairs that becomes val where the source has none; a tenth if not given. Of
             documents and links it is the share of the documents.
         test_share: The same for test.
         seed: Decides which pairs those are.
-        skip_empty: Leave out pairs with an empty text, and count them, ; otherwise they are an error.
+        skip_empty: Leave out pairs with an empty text, and count them; otherwise they are an error.
         check_counts: Incomplete official files are an error; otherwise they are a warning.
 
     Returns:
@@ -89,17 +85,17 @@ def prepare_retrieval(
     """
     check_at_least("--max-length", max_length, 1)
     held_out = HeldOut(val_share=val_share, test_share=test_share, seed=seed)
-    wanted = chosen_fields(FIELDS, label_field=label_field, text_field=text_field, pair_field=pair_field)
+    columns = own_columns(pairs=True, label_field=label_field, text_field=text_field, pair_field=pair_field)
     source = Path(source).expanduser()
     if source.is_dir() and (files := find_linked(source)) is not None:
         shares = {"val_share": val_share, "test_share": test_share}
-        found = linked_source(files, max_length=max_length, seed=seed, **shares)
+        pairs = linked_source(files, max_length=max_length, seed=seed, **shares)
         # The shares are those of documents, and used.
-        held_out = HeldOut(val_share=None, test_share=None, seed=seed)
+        held_out = HeldOut(seed=seed)
     else:
-        found = find_pairs(source, wanted)
+        pairs = find_pairs(source, columns)
     return prepare_texts(
-        found,
+        pairs,
         to,
         task=TASK,
         texts=2,
@@ -110,11 +106,11 @@ def prepare_retrieval(
     )
 
 
-def find_pairs(source: Path, wanted: Wanted) -> Source:
+def find_pairs(source: Path, columns: TextColumns) -> Source:
     """Recognise a file or folder, or raise ValueError if it has an unsupported format or lacks an official file."""
     if official := published_files(source, OFFICIAL, folder="tsv_data", endings=("", *COMPRESSED)):
         return _official_source(official)
-    if (own := own_source(source, wanted)) is not None:
+    if (own := find_arena_texts(source, columns)) is not None:
         return own
     came = "holds no readable pairs" if source.is_dir() else "has an unsupported format"
     raise ValueError(
@@ -126,14 +122,9 @@ def find_pairs(source: Path, wanted: Wanted) -> Source:
 
 
 def _official_source(files: dict[str, Path]) -> Source:
-    plain = labelled_source(
-        {split: [path] for split, path in files.items()},
-        {"label_field": ("label",), "text_field": ("text1",), "pair_field": ("text2",)},
-        kind="official files",
-        columns=COLUMNS,
-    )
+    plain = labelled_files({split: [path] for split, path in files.items()}, COLUMNS, kind="official files")
 
-    def rows() -> Iterator[LabelledSample]:
+    def rows() -> Iterator[LabelledRow]:
         for row in plain.rows():
             if (label := LABELS.get(row.label)) is None:
                 raise ValueError(

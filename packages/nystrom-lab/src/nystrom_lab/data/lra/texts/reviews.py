@@ -16,17 +16,13 @@ from typing import ClassVar
 
 from nystrom_lab.data.lra.texts.labelled_texts import HeldOut, prepare_texts
 from nystrom_lab.data.sources.acl_imdb import ARCHIVE, FOLDER, IMDB_COUNTS, find_imdb
+from nystrom_lab.data.sources.columns import TextColumns, own_columns
+from nystrom_lab.data.sources.labelled_files import find_arena_texts
 from nystrom_lab.data.sources.row_files import endings
-from nystrom_lab.data.sources.source import Source, Wanted, chosen_fields
-from nystrom_lab.data.sources.split_files import own_source
+from nystrom_lab.data.sources.source import Source
 from nystrom_lab.data.store.split import ByteSplit
 
 TASK = "text"
-# Names that are looked for where none is given: those of tsv files in the style of the Long Range Arena among them.
-FIELDS = {
-    "label_field": ("label", "Target", "sentiment", "class"),
-    "text_field": ("text", "Source", "sentence", "review"),
-}
 
 
 def prepare_text(
@@ -51,14 +47,14 @@ def prepare_text(
             datasets.
         to: Folder to create. If it already holds this data set, it is reused.
         max_length: Bytes to keep of each text.
-        text_field: Column or field of the texts. Default: text, Source, sentence or review, ignoring case.
-        label_field: Column or field of the labels. Default: label, Target, sentiment or class.
+        text_field: Column or field of the texts. Default: text, sentence, review, content or Source, ignoring case.
+        label_field: Column or field of the labels. Default: label, class, Target or sentiment.
         imdb: The files hold the IMDB reviews, so val is the test split and the counts are checked; the folder aclImdb
             and its archive always do.
         val_share: Share of the training texts that becomes val where the source has none; a tenth if not given.
         test_share: The same for test.
         seed: Decides which texts those are.
-        skip_empty: Leave out empty texts, and count them, ; otherwise they are an error.
+        skip_empty: Leave out empty texts, and count them; otherwise they are an error.
         check_counts: Incomplete IMDB reviews are an error; otherwise they are a warning.
 
     Returns:
@@ -69,14 +65,14 @@ def prepare_text(
             use or cannot be written.
     """
     held_out = HeldOut(val_share=val_share, test_share=test_share, seed=seed)
-    wanted = chosen_fields(FIELDS, label_field=label_field, text_field=text_field)
-    found = find_texts(Path(source).expanduser(), wanted)
-    if imdb and not found.published:
-        if {*found.splits} - {"val"} != {"train", "test"}:
-            raise ValueError(f"--imdb is set, and the source has {', '.join(found.splits)}: IMDB has train and test.")
-        found = replace(found, published=IMDB_COUNTS, equal_classes=True, val_is_test="val" not in found.splits)
+    columns = own_columns(pairs=False, label_field=label_field, text_field=text_field)
+    texts = find_texts(Path(source).expanduser(), columns)
+    if imdb and not texts.published:
+        if {*texts.splits} - {"val"} != {"train", "test"}:
+            raise ValueError(f"--imdb is set, and the source has {', '.join(texts.splits)}: IMDB has train and test.")
+        texts = replace(texts, published=IMDB_COUNTS, equal_classes=True, val_is_test="val" not in texts.splits)
     return prepare_texts(
-        found,
+        texts,
         to,
         task=TASK,
         texts=1,
@@ -87,11 +83,11 @@ def prepare_text(
     )
 
 
-def find_texts(source: Path, wanted: Wanted) -> Source:
+def find_texts(source: Path, columns: TextColumns) -> Source:
     """Recognise a file or folder, or raise ValueError if it has an unsupported format."""
-    found = find_imdb(source) or own_source(source, wanted) or find_imdb(source / ARCHIVE)
-    if found is not None:
-        return found
+    texts = find_imdb(source) or find_arena_texts(source, columns) or find_imdb(source / ARCHIVE)
+    if texts is not None:
+        return texts
     came = "holds no readable texts" if source.is_dir() else "has an unsupported format"
     raise ValueError(
         f"{source} {came if source.exists() else 'does not exist'}: name the folder {FOLDER} or the archive {ARCHIVE}"

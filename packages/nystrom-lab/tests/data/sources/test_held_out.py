@@ -4,12 +4,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nystrom_lab.data.lra.texts.labelled_texts import HeldOut
+from nystrom_lab.data.sources.held_out import hold_out
 
 
-def draw(hashes, *, val=None, test=None, there=("train",), splits=None):
-    splits = np.zeros(len(hashes), dtype=np.uint8) if splits is None else np.array(splits, dtype=np.uint8)
-    held_out = HeldOut(val_share=val, test_share=test, seed=0)
-    return held_out.draw(splits, np.array(hashes, dtype=np.uint64), there)
+def draw(hashes, *, val=0.1, test=0.1):
+    return hold_out(np.array(hashes, dtype=np.uint64), {"test": test, "val": val})
 
 
 def test_the_shares_are_kept_where_all_samples_differ():
@@ -28,20 +27,18 @@ def test_more_samples_move_few_others():
 
 
 @settings(deadline=None)
-@given(st.lists(st.integers(0, 20), min_size=1), st.floats(0.01, 0.49), st.floats(0.01, 0.49))
+@given(st.lists(st.integers(0, 20)), st.floats(0.01, 0.49), st.floats(0.01, 0.49))
 def test_equal_samples_stay_together_and_none_is_lost(hashes, val, test):
-    drawn = draw(hashes, val=val, test=test)
+    try:
+        drawn = draw(hashes, val=val, test=test)
+    except ValueError:
+        # Many equal ones can fill the shares.
+        assert len({*hashes}) < max(3, len(hashes))
+        return
     assert sorted(np.concatenate([*drawn.values()]).tolist()) == list(range(len(hashes)))
     seen = [{hashes[number] for number in numbers} for numbers in drawn.values()]
+    assert all(seen)
     assert sum(map(len, seen)) == len({*hashes})
-
-
-def test_samples_of_the_sources_own_splits_stay_there():
-    drawn = draw(range(100), there=("train", "test"), splits=[2 if i < 20 else 0 for i in range(100)])
-    assert drawn["test"].tolist() == list(range(20))
-    assert drawn["val"].tolist() == list(range(20, 28))
-    assert drawn["train"].tolist() == list(range(28, 100))
-    assert draw(range(9), there=("train", "val", "test"))["train"].size == 9
 
 
 def test_the_lowest_hashes_make_the_test_and_the_next_val():
@@ -52,4 +49,4 @@ def test_the_lowest_hashes_make_the_test_and_the_next_val():
 
 def test_a_share_for_a_split_that_exists_raises():
     with pytest.raises(ValueError, match=r"--val-share is 0.3, but the source has a val split of its own"):
-        HeldOut(val_share=0.3, test_share=None, seed=0).shares(("train", "val"))
+        HeldOut(val_share=0.3).shares(("train", "val"))
