@@ -38,8 +38,8 @@ def train(asked: TrainOptions) -> Path:
     With `mask_share` the model learns to predict masked tokens of the task's own inputs instead of their class, and the
     test split is not read: `nystrom pretrain TASK`. Another run can start from this encoder with `model`.
 
-    Arguments that are not given take the preset's values. Under torchrun the processes share each batch. A run can be
-    interrupted at any time and continued with `resume`.
+    `nystrom_lab.training.run_settings.train_options` makes the options from a preset. Under torchrun the processes
+    share each batch. A run can be interrupted at any time and continued with `resume`.
 
     Returns:
         The folder of the run; the best model is in its folder best.
@@ -54,15 +54,16 @@ def train(asked: TrainOptions) -> Path:
         from nystrom_lab.training.start import find_encoder
 
         start = find_encoder(Path(asked.model))
-    name = asked.preset or (start and start.preset) or "nystromformer"
+    name = asked.preset
     preset = find_preset(task, name) if max_length is None else lengthened(find_preset(task, name), max_length)
-    if asked.mask_share:
-        for about in ("pooling", "pooled_norm", "label_smoothing", "denoise"):
-            if value := getattr(asked, about):
-                raise ValueError(f"{about} is {value!r}, but masked tokens have no class: leave it out.")
-    shown = asked.attention or ("nystrom" if start is None else start.config.attention)
     parts = ["pretrain"] if asked.mask_share else []
-    parts += [task, shown, name, *(["pretrained"] if start else []), *([str(max_length)] if max_length else [])]
+    parts += [
+        task,
+        asked.attention,
+        name,
+        *(["pretrained"] if start else []),
+        *([str(max_length)] if max_length else []),
+    ]
     run = RunFolder(Path("runs") / "-".join([*parts, f"seed{asked.seed}"]) if asked.to is None else Path(asked.to))
     data = None if asked.data is None else Path(asked.data)
     if data is None:
@@ -70,7 +71,7 @@ def train(asked: TrainOptions) -> Path:
         data = run.data_folder()
     check_data(task, data)
     settings = settle(
-        replace(asked, preset=name, data=data, to=run.path, resume=run.is_resumed(asked.resume)),
+        replace(asked, data=data, to=run.path, resume=run.is_resumed(asked.resume)),
         num_positions=data_positions(preset, data) if max_length is None else max_length,
         start=start,
     )
