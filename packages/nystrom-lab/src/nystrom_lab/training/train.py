@@ -13,9 +13,8 @@ from typing import Any
 from nystrom.models import EncoderConfig, EncoderModel
 from nystrom_lab.config import TrainOptions
 from nystrom_lab.training.arena import EncoderTrainer
-from nystrom_lab.training.life import Data, Kind, execute
+from nystrom_lab.training.life import Data, Kind, execute, leaving_the_group
 from nystrom_lab.training.presets import Preset, find_preset
-from nystrom_lab.training.ranks import leaving_the_group
 from nystrom_lab.training.run_folder import RunFolder
 from nystrom_lab.training.run_settings import Settings, data_positions, lengthened, settle
 from nystrom_lab.training.run_trainer import RunTrainer, training_arguments
