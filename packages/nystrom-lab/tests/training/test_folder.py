@@ -10,10 +10,9 @@ from torch import distributed
 
 from nystrom.sums import sha256
 from nystrom.whole_files import NotWritten
-from nystrom_lab.config import TrainOptions
 from nystrom_lab.training.hardware import LostRanks
 from nystrom_lab.training.run_folder import Point, RunFolder, written
-from nystrom_lab.training.run_settings import settle
+from nystrom_lab.training.run_settings import settle, train_options
 
 
 @pytest.fixture
@@ -23,7 +22,7 @@ def run(tmp_path):
 
 @pytest.fixture
 def settings():
-    return settle(TrainOptions("listops", device="cpu", attention="nystrom", preset="demo"))
+    return settle(train_options("listops", device="cpu", attention="nystrom", preset="demo"))
 
 
 def save(run, step, *, complete=True, **state):
