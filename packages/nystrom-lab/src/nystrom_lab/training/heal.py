@@ -14,7 +14,7 @@ from nystrom_lab.training.hardware import usable_device, usable_precision
 from nystrom_lab.training.run_folder import RunFolder
 
 
-def heal(asked: HealOptions) -> Path:
+def heal(options: HealOptions) -> Path:
     """Convert a model, and let its attention learn from the exact model; a model that became worse is not kept.
 
     A run can be interrupted at any time and continued by the same command with `resume`.
@@ -27,28 +27,28 @@ def heal(asked: HealOptions) -> Path:
         ValueError: A model that cannot be converted or learned from, no text long enough, or another invalid option.
         FloatingPointError: The states of the exact model, the loss or a weight are not finite.
     """
-    if not asked.texts:
+    if not options.texts:
         raise ValueError("texts names nothing: name files or folders of texts, such as those that the model will read.")
-    asked = replace(asked, source=Path(asked.source), to=Path(asked.to), texts=tuple(map(Path, asked.texts)))
-    device = usable_device(asked.device)
-    asked = replace(asked, device=device, precision=usable_precision(asked.precision, device))
-    if asked.precision == "float16":
+    options = replace(options, source=Path(options.source), to=Path(options.to), texts=tuple(map(Path, options.texts)))
+    device = usable_device(options.device)
+    options = replace(options, device=device, precision=usable_precision(options.precision, device))
+    if options.precision == "float16":
         raise ValueError(
             "precision is 'float16', whose gradients vanish at such small errors: use bfloat16 or float32."
         )
-    if asked.context_parallel != 1:
+    if options.context_parallel != 1:
         raise ValueError(
-            f"context_parallel is {asked.context_parallel}; expected 1: the exact model reads whole texts."
+            f"context_parallel is {options.context_parallel}; expected 1: the exact model reads whole texts."
         )
-    check_place(asked.to)
-    run = RunFolder(asked.to.with_name(f"{asked.to.name}-run"))
+    check_place(options.to)
+    run = RunFolder(options.to.with_name(f"{options.to.name}-run"))
     if not (run.is_started and run.is_finished):
-        check_fresh(asked.to)
+        check_fresh(options.to)
     # Before anything is converted: what is not there, or has no text, is refused.
-    find_corpora(asked.texts, text_field=asked.text_field)
-    words = ["heal", str(asked.source), "--to", str(asked.to), *asked_words(asked, options="")]
+    find_corpora(options.texts, text_field=options.text_field)
+    words = ["heal", str(options.source), "--to", str(options.to), *asked_words(options, options="")]
 
     from nystrom_lab.training.heal_model import heal_model
 
-    heal_model(asked, run, words, resume=run.is_resumed(asked.resume))
-    return asked.to
+    heal_model(options, run, words, resume=run.is_resumed(options.resume))
+    return options.to

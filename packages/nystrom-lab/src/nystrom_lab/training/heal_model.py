@@ -60,33 +60,33 @@ _AT_ONCE = 64
 
 
 @leaving_the_group
-def heal_model(asked: HealOptions, run: RunFolder, words: Sequence[str], *, resume: bool) -> None:
+def heal_model(options: HealOptions, run: RunFolder, words: Sequence[str], *, resume: bool) -> None:
     """Convert a model and heal it; see `nystrom_lab.training.heal.heal`.
 
     Args:
-        asked: The user's options.
+        options: The user's options.
         run: The folder of the run.
         words: The command, after `nystrom`.
         resume: Continue the run in the folder.
     """
-    if asked.threads is not None:
-        torch.set_num_threads(asked.threads)
-    start = find_start(asked.source)
+    if options.threads is not None:
+        torch.set_num_threads(options.threads)
+    start = find_start(options.source)
     _check_source(start)
-    with no_file_bars(), _converted(asked) as (made, method, options):
+    with no_file_bars(), _converted(options) as (made, method, of_method):
         student = load_encoder(made, decoders=True)
         longest = positions_of(student.config) or longest_input(student.config)
         settings = settle(
-            asked,
+            options,
             attention=method,
-            options=options,
+            of_method=of_method,
             longest=longest,
             fingerprint=start.fingerprint,
             processes=processes(),
         )
         with run.held(settings, resume=resume, main=is_main()):
             if not run.is_started or not run.is_finished:
-                check_fresh(asked.to)
+                check_fresh(options.to)
             tokenizer = load_tokenizer(made)
             train, held_out = _samples(settings, tokenizer)
             run.check_data(digest := _digest(train, held_out))
@@ -97,7 +97,7 @@ def heal_model(asked: HealOptions, run: RunFolder, words: Sequence[str], *, resu
                 healing.check_differs(collate([held_out[int(held_out.lengths.argmax())]]))
                 if is_main():
                     run.start(
-                        settings, folder=", ".join(str(path.resolve()) for path in asked.texts), fingerprint=digest
+                        settings, folder=", ".join(str(path.resolve()) for path in options.texts), fingerprint=digest
                     )
                 stopped = _stopped_after(run, settings.before_last_stage) if resume else None
                 if stopped is not None:
@@ -105,9 +105,9 @@ def heal_model(asked: HealOptions, run: RunFolder, words: Sequence[str], *, resu
                     settings = replace(settings, steps=stopped, warmup_steps=0)
                 trainer = HealTrainer(healing, settings, made, train, held_out, collate, run)
                 run_to_the_end(trainer, resume=resume, command=command_line(words, settings.processes))
-            if is_main() and find_fault(asked.to, of=run.best):
-                _copy_best(run, asked.to)
-                print(f"healed {asked.to}", flush=True)
+            if is_main() and find_fault(options.to, of=run.best):
+                _copy_best(run, options.to)
+                print(f"healed {options.to}", flush=True)
 
 
 def _copy_best(run: RunFolder, to: Path) -> None:
@@ -141,49 +141,49 @@ def _check_source(start: StartModel) -> None:
 
 
 @contextmanager
-def _converted(asked: HealOptions) -> Iterator[tuple[Path, str, dict[str, Any]]]:
+def _converted(options: HealOptions) -> Iterator[tuple[Path, str, dict[str, Any]]]:
     """The source in a folder that is removed at the end, converted, and its method and options."""
-    check_folder(asked.to.parent)
-    with temporary_folder(asked.to) as around:
+    check_folder(options.to.parent)
+    with temporary_folder(options.to) as around:
         made = around / "converted"
-        method, options = _convert(asked, made)
-        with naming(asked.source, made):
-            yield made, method, options
+        method, of_method = _convert(options, made)
+        with naming(options.source, made):
+            yield made, method, of_method
 
 
-def _convert(asked: HealOptions, to: Path) -> tuple[str, dict[str, Any]]:
+def _convert(options: HealOptions, to: Path) -> tuple[str, dict[str, Any]]:
     """Convert the source to a folder; its method and options.
 
     Raises:
         ValueError: It cannot be converted.
     """
-    if read_json(asked.source / "config.json").get("model_type") in (*FAMILIES, *OWN_TYPES):
-        named: dict[str, Any] = {entry.name: getattr(asked, entry.name) for entry in fields(ConvertOptions)}
+    if read_json(options.source / "config.json").get("model_type") in (*FAMILIES, *OWN_TYPES):
+        named: dict[str, Any] = {entry.name: getattr(options, entry.name) for entry in fields(ConvertOptions)}
         named["to"] = to
         made = convert(ConvertOptions(**named))
         if is_main():
-            print(str(made).replace(str(to), str(asked.to)), flush=True)
+            print(str(made).replace(str(to), str(options.to)), flush=True)
         config = read_json(to / "config.json")
         if "attention" not in config:
             # The published format, whose number of landmarks is its method.
             return "nystrom", {"num_landmarks": config["num_landmarks"]}
         return config["attention"], config["attention_options"]
     for name in ("max_position_embeddings", "conv_kernel_size"):
-        if (value := getattr(asked, name)) not in (None, "auto"):
+        if (value := getattr(options, name)) not in (None, "auto"):
             raise ValueError(
-                f"{name} is {value}, but of {asked.source}, which is no BERT or RoBERTa, the attention alone is "
+                f"{name} is {value}, but of {options.source}, which is no BERT or RoBERTa, the attention alone is "
                 "replaced: leave it out."
             )
-    model = load_encoder(asked.source, decoders=True)
-    method, options = planned(asked)
+    model = load_encoder(options.source, decoders=True)
+    method, of_method = planned(options)
     method = method or "nystrom"
-    set_attention(model, method, options)
+    set_attention(model, method, of_method)
     check_attention(model, two_tokens(model))
     save_with_attention(model, to)
-    length = longest_input(model.config) or load_tokenizer(asked.source).model_max_length
-    copy_tokenizer(asked.source, to, max_length=length)
-    copy_sentence_modules(asked.source, to, max_length=length)
-    return method, options
+    length = longest_input(model.config) or load_tokenizer(options.source).model_max_length
+    copy_tokenizer(options.source, to, max_length=length)
+    copy_sentence_modules(options.source, to, max_length=length)
+    return method, of_method
 
 
 def _mask_token(tokenizer: Any) -> int | None:
@@ -220,10 +220,10 @@ def _samples(settings: HealSettings, tokenizer: Any) -> tuple[Samples, Samples]:
     rows: list[Mapping[str, Any]] = []
     read, longest = 0, 0
     wanted, least = settings.steps * settings.batch_size + settings.held_out, settings.batch_size + settings.held_out
-    texts = read_texts(settings, length=settings.length or 0)
+    texts = read_texts(settings, length=settings.length)
     while len(rows) < wanted and (part := list(islice(texts, _AT_ONCE))):
-        encoded = EncodedSplit(TextSplit(part, None, None), tokenizer, max_length=settings.length or 0, segments=False)
-        rows += [encoded[i] for i in range(len(part)) if encoded.lengths[i] >= (settings.shortest or 0)]
+        encoded = EncodedSplit(TextSplit(part, None, None), tokenizer, max_length=settings.length, segments=False)
+        rows += [encoded[i] for i in range(len(part)) if encoded.lengths[i] >= settings.shortest]
         read, longest = read + len(part), max(longest, int(encoded.lengths.max()))
     if len(rows) < least:
         raise ValueError(
@@ -299,8 +299,8 @@ class HealTrainer(RunTrainer[HealSettings]):
         """The errors of a batch of held-out texts."""
         inputs = self._prepare_inputs(inputs)
         with self.compute_loss_context_manager():
-            found = self.healing.errors(inputs["input_ids"], inputs["attention_mask"])
-        errors = torch.stack(found, dim=1).float()
+            errors = self.healing.errors(inputs["input_ids"], inputs["attention_mask"])
+        errors = torch.stack(errors, dim=1).float()
         return errors[:, 0].mean(), errors, errors[:, 0]
 
     def score_best(self, step: int) -> tuple[Any, Any]:
@@ -311,8 +311,8 @@ class HealTrainer(RunTrainer[HealSettings]):
     def reached(self) -> "Healed":
         """The errors before, and after the best step."""
         before, after = (
-            Score(found["eval_error"], found["eval_distance"])
-            for found in (self.logged_at(0), self.logged_at(self.state.best_global_step or 0))
+            Score(logged["eval_error"], logged["eval_distance"])
+            for logged in (self.logged_at(0), self.logged_at(self.state.best_global_step or 0))
         )
         return Healed(before, after, self.seconds, self.state.global_step)
 
@@ -443,8 +443,8 @@ class _Stop(TrainerCallback):
 
 def _has_stopped(logged: Sequence[Mapping[str, float]], before: int) -> bool:
     """Whether the last measurements, all of the last stage, brought no new best."""
-    found = [(entry["step"], entry["eval_error"]) for entry in logged if "eval_error" in entry]
-    last, earlier = found[-_PATIENCE:], found[:-_PATIENCE]
+    errors = [(entry["step"], entry["eval_error"]) for entry in logged if "eval_error" in entry]
+    last, earlier = errors[-_PATIENCE:], errors[:-_PATIENCE]
     if not earlier or any(step <= before for step, _ in last):
         return False
     return min(error for _, error in last) >= min(error for _, error in earlier)
