@@ -145,9 +145,9 @@ class Healing(nn.Module):
             with torch.enable_grad():
                 made = _tensor(block(*args, **kwargs))
                 loss = _relative(made, _finite(_tensor(output), keep), keep) / len(self._blocks)
-                gradients = torch.autograd.grad(loss, weights, allow_unused=True)
+                of_weights = torch.autograd.grad(loss, weights, allow_unused=True)
             losses.append(loss.detach())
-            for weight, gradient in zip(weights, gradients, strict=True):
+            for weight, gradient in zip(weights, of_weights, strict=True):
                 if gradient is not None:
                     gradients[weight] += gradient
 
