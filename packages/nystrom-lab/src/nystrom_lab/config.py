@@ -748,16 +748,16 @@ def option_words(named: Mapping[str, object]) -> list[str]:
     return words
 
 
-def asked_words(asked: Any, *, options: str = "options.") -> list[str]:
+def asked_words(given: Any, *, options: str = "options.") -> list[str]:
     """The non-default options of a command, as words, plus those that always affect the result.
 
     Args:
-        asked: An instance of the command's options class; positional arguments are left out.
+        given: An instance of the command's options class; positional arguments are left out.
         options: Prefix of the options of the method.
     """
     named: dict[str, Any] = {}
-    for name, parameter in parameters_of(type(asked)).items():
-        value = getattr(asked, name)
+    for name, parameter in parameters_of(type(given)).items():
+        value = getattr(given, name)
         flag = parameter.kind is parameter.KEYWORD_ONLY and name not in _WHERE
         if flag and (name in _ALWAYS or value != parameter.default):
             named[name] = value

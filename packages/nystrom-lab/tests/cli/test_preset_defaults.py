@@ -50,5 +50,13 @@ def test_what_is_typed_is_given_though_it_is_the_preset_s(given):
     assert given["options"] == {"num_landmarks": 128}
 
 
+def test_the_help_of_a_pretraining_has_the_numbers_of_its_preset():
+    said = helped("pretrain", "--preset", "demo", "--steps", "1000")
+    for text in ("Steps of linear warm-up. (default: 100)", "Width of a token. (default: 256)", "(default: 0.0005)"):
+        assert text in said
+    # These come from the model that it lengthens.
+    assert "Width of a token. (default: None)" in helped("pretrain", "--preset", "longer")
+
+
 def test_a_model_decides_itself(given, tmp_path):
     assert "Defaults are those of" not in helped("train", "listops", "--model", str(tmp_path))

@@ -154,13 +154,13 @@ def _check_paths(given: Mapping[str, Any], names: Mapping[str, str]) -> None:
                 raise ValueError(f"{names.get(key, key)} is {path}, which does not exist: check the name.")
 
 
-def _check_named(found: Mapping[str, Any], words: list[str], name: str, *, needed: Collection[str]) -> None:
+def _check_named(arguments: Mapping[str, Any], words: list[str], name: str, *, needed: Collection[str]) -> None:
     """Raise for an option that takes several values, and stands there with none: tyro reads it as if it were not there.
 
     Raises:
         UsageError: The first of them.
     """
-    for key, value in found.items():
+    for key, value in arguments.items():
         option = f"--{key.replace('_', '-')}"
         if value == () and option in words:
             way_out = "" if key in needed else ", or leave it out"

@@ -57,7 +57,7 @@ class InspectOptions:
     to: Path | None = None
 
 
-def inspect(asked: InspectOptions) -> None:
+def inspect(options: InspectOptions) -> None:
     """Measure and print what `InspectOptions` ask for, and write it to the folder, if one is named.
 
     Raises:
@@ -65,7 +65,7 @@ def inspect(asked: InspectOptions) -> None:
             holds such files, or a budget that no method meets, that lacks a folder for the plan, or whose plan could
             not name the model's layers.
     """
-    model, budget, to = asked.model, asked.budget, asked.to
+    model, budget, to = options.model, options.budget, options.to
     from nystrom_lab.report.plots.canvas import FORMATS, house_style, save_figure
     from nystrom_lab.report.plots.inspection import FIGURES, inspection_figures
 
@@ -77,8 +77,8 @@ def inspect(asked: InspectOptions) -> None:
         figures = (f"{each}{suffix}" for each in FIGURES for suffix in FORMATS)
         for name in ("rows.csv", "verdict.txt", "plan.json", *figures):
             check_new(to / name)
-    check_at_least("num_exact_heads", asked.num_exact_heads, 0)
-    names = asked.methods or USUAL
+    check_at_least("num_exact_heads", options.num_exact_heads, 0)
+    names = options.methods or USUAL
     import torch
     from transformers.utils import logging
 
@@ -98,40 +98,40 @@ def inspect(asked: InspectOptions) -> None:
     read_candidates(names)
     if to is not None:
         check_folder(to)
-    if asked.threads is not None:
-        check_at_least("threads", asked.threads, 1)
-        torch.set_num_threads(asked.threads)
-    place = torch.device(usable_device(asked.device))
+    if options.threads is not None:
+        check_at_least("threads", options.threads, 1)
+        torch.set_num_threads(options.threads)
+    place = torch.device(usable_device(options.device))
     logging.disable_progress_bar()
-    prose = read_prose(asked.texts)
-    encoder, fingerprint = load_encoder(model, length=asked.length), model_fingerprint(model)
+    prose = read_prose(options.texts)
+    encoder, fingerprint = load_encoder(model, length=options.length), model_fingerprint(model)
     if budget is not None:
         check_can_be_planned(encoder)
-    batches = read_batches(prose, load_tokenizer(model), encoder, length=asked.length, num_texts=asked.num_texts)
+    batches = read_batches(prose, load_tokenizer(model), encoder, length=options.length, num_texts=options.num_texts)
     encoder.to(place)  # pyright: ignore[reportArgumentType]
     batches = [{name: x.to(place) for name, x in batch.items()} for batch in batches]
-    found = inspect_model(
+    measured = inspect_model(
         encoder,
         batches,
         methods=names,
-        num_queries=asked.num_queries,
-        whole_model=asked.whole_model,
+        num_queries=options.num_queries,
+        whole_model=options.whole_model,
         exact_above=BADLY,
-        seed=asked.seed,
+        seed=options.seed,
     )
-    rows = inspection_rows(found, device=torch.cuda.get_device_name(place) if place.type == "cuda" else None)
+    rows = inspection_rows(measured, device=torch.cuda.get_device_name(place) if place.type == "cuda" else None)
     text = inspection_text(rows, model=f"{model.resolve().name}, on {prose.name}")
     print(text, end="", flush=True)
     if budget is not None and to is not None:
-        candidates = asked.methods or (*USUAL, "softmax")
+        candidates = options.methods or (*USUAL, "softmax")
         by, held_out = hold_out(batches)
         plan = choose_plan(
             encoder,
             by,
             budget=budget,
             methods=candidates,
-            seconds=found.times,
-            num_exact_heads=asked.num_exact_heads,
+            seconds=measured.times,
+            num_exact_heads=options.num_exact_heads,
             held_out=held_out,
         )
         plan.write(to / "plan.json", new=True)

@@ -3,7 +3,7 @@
 import sys
 from dataclasses import MISSING, fields
 from pathlib import Path
-from typing import Annotated, Any, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 from nystrom_lab.cli.arguments import arguments_of, arguments_with_method, attention_of, call, optional, word_after
 from nystrom_lab.config import (
@@ -15,6 +15,9 @@ from nystrom_lab.config import (
     PretrainOptions,
     TrainOptions,
 )
+
+if TYPE_CHECKING:
+    from nystrom_lab.training.presets import MethodSetting
 
 
 def train_model(words: list[str]) -> None:
@@ -30,8 +33,11 @@ def pretrain_model(words: list[str]) -> None:
     if words and not words[0].startswith("-"):
         _pretrain_on_task(words)
         return
-    default = attention_of(word_after("--model", words, ""))
-    options = PretrainOptions(**arguments_with_method(PretrainOptions, words, "pretrain", default=default))
+    model = word_after("--model", words, "")
+    default = attention_of(model)
+    preset = {} if model else _pretraining_of(words, word_after("--attention", words, default))
+    arguments = arguments_with_method(PretrainOptions, words, "pretrain", default=default, preset=preset)
+    options = PretrainOptions(**arguments)
     from nystrom_lab.training.pretrain.pretrain import pretrain
 
     pretrain(options)
@@ -70,12 +76,41 @@ def _options(words: list[str], name: str, **how: Any) -> TrainOptions:
     return train_options(**arguments_with_method(TrainOptions, words, name, types=types, **how))
 
 
+def _pretraining_of(words: list[str], attention: str) -> dict[str, Any]:
+    """What a pretraining takes from its preset, as `_preset_of` has it for a training."""
+    from nystrom_lab.training.presets import MethodSetting
+    from nystrom_lab.training.pretrain.pretrain_settings import PRETRAINING, SIZES, loop_values
+
+    if (base := PRETRAINING.get(word_after("--preset", words, PretrainOptions.preset))) is None or base.lengthens:
+        # It is refused, or the model that it needs decides.
+        return {}
+    values = loop_values(base, *_steps_of(words, base.steps))
+    values |= {name: getattr(base, name) for name in ("length", *SIZES)}
+    return values | _of_method(base.methods(base.length).get(attention, MethodSetting()), attention)
+
+
+def _steps_of(words: list[str], whole: int) -> tuple[int, int, int | None]:
+    """The steps that a command line names, those of the preset, and the interval of evaluation that it names."""
+    steps, every = (word_after(flag, words, "") for flag in ("--steps", "--evaluate-every"))
+    named = int(steps) if steps.isdecimal() and int(steps) else whole
+    return named, whole, int(every) if every.isdecimal() and int(every) else None
+
+
+def _of_method(method: "MethodSetting", attention: str) -> dict[str, Any]:
+    """What a run takes from the preset of its method, options as "options.NAME"."""
+    from nystrom.attention.registry import METHODS
+
+    options = fields(METHODS[attention].options) if attention in METHODS else ()
+    defaults = {each.name: each.default for each in options if each.default not in (MISSING, None)}
+    values = {f"options.{key}": value for key, value in (defaults | dict(method.options)).items()}
+    return values | {"attention": attention, "conv_kernel_size": method.conv_kernel_size or 0}
+
+
 def _preset_of(words: list[str], attention: str) -> tuple[dict[str, Any], str]:
     """What a command line takes from its preset, by argument, options as "options.NAME"; and a line that says so.
 
     An unknown preset has nothing here: the training refuses it.
     """
-    from nystrom.attention.registry import METHODS
     from nystrom_lab.data.lra.facts import LRA
     from nystrom_lab.training.presets import PRESETS, MethodSetting
     from nystrom_lab.training.run_settings import preset_values
@@ -84,19 +119,10 @@ def _preset_of(words: list[str], attention: str) -> tuple[dict[str, Any], str]:
     if (base := PRESETS.get((task, name))) is None:
         return {}, ""
     method = base.methods(base.data.max_length).get(attention, MethodSetting())
-    steps, every = (word_after(flag, words, "") for flag in ("--steps", "--evaluate-every"))
-    values = preset_values(
-        base,
-        method,
-        word_after("--positions", words, "") or None,
-        int(steps) if steps.isdecimal() and int(steps) else base.steps,
-        int(every) if every.isdecimal() and int(every) else None,
-    )
-    values |= {"attention": attention, "preset": name, "conv_kernel_size": method.conv_kernel_size or 0}
+    steps, _, every = _steps_of(words, base.steps)
+    values = preset_values(base, method, word_after("--positions", words, "") or None, steps, every)
+    values |= {"preset": name} | _of_method(method, attention)
     values |= {} if LRA[task].pad_token_id is None else {"max_length": base.data.max_length}
-    options = fields(METHODS[attention].options) if attention in METHODS else ()
-    of_method = {each.name: each.default for each in options if each.default not in (MISSING, None)}
-    values |= {f"options.{key}": value for key, value in (of_method | dict(method.options)).items()}
     return values, f"Defaults are those of {task} with the preset {name}; name a task and --preset to see its own."
 
 

@@ -98,7 +98,7 @@ class HealRun(Kind[HealOptions, HealSettings]):
         return settle(
             self.options,
             attention=self.method,
-            options=self.method_options,
+            of_method=self.method_options,
             longest=positions_of(self.student.config) or longest_input(self.student.config),
             fingerprint=self.start.fingerprint,
             processes=processes(),
@@ -249,10 +249,10 @@ def _samples(settings: HealSettings, tokenizer: Any) -> tuple[Samples, Samples]:
     rows: list[Mapping[str, Any]] = []
     read, longest = 0, 0
     wanted, least = settings.steps * settings.batch_size + settings.held_out, settings.batch_size + settings.held_out
-    texts = read_texts(settings, length=settings.length or 0)
+    texts = read_texts(settings, length=settings.length)
     while len(rows) < wanted and (part := list(islice(texts, _AT_ONCE))):
-        encoded = EncodedSplit(TextSplit(part, None, None), tokenizer, max_length=settings.length or 0, segments=False)
-        rows += [encoded[i] for i in range(len(part)) if encoded.lengths[i] >= (settings.shortest or 0)]
+        encoded = EncodedSplit(TextSplit(part, None, None), tokenizer, max_length=settings.length, segments=False)
+        rows += [encoded[i] for i in range(len(part)) if encoded.lengths[i] >= settings.shortest]
         read, longest = read + len(part), max(longest, int(encoded.lengths.max()))
     if len(rows) < least:
         raise ValueError(
@@ -328,8 +328,8 @@ class HealTrainer(RunTrainer[HealSettings]):
         """The errors of a batch of held-out texts."""
         inputs = self._prepare_inputs(inputs)
         with self.compute_loss_context_manager():
-            found = self.healing.errors(inputs["input_ids"], inputs["attention_mask"])
-        errors = torch.stack(found, dim=1).float()
+            errors = self.healing.errors(inputs["input_ids"], inputs["attention_mask"])
+        errors = torch.stack(errors, dim=1).float()
         return errors[:, 0].mean(), errors, errors[:, 0]
 
     def score_best(self, step: int) -> tuple[Any, Any]:
@@ -340,8 +340,8 @@ class HealTrainer(RunTrainer[HealSettings]):
     def reached(self) -> "Healed":
         """The errors before, and after the best step."""
         before, after = (
-            Score(found["eval_error"], found["eval_distance"])
-            for found in (self.logged_at(0), self.logged_at(self.state.best_global_step or 0))
+            Score(logged["eval_error"], logged["eval_distance"])
+            for logged in (self.logged_at(0), self.logged_at(self.state.best_global_step or 0))
         )
         return Healed(before, after, self.seconds, self.state.global_step)
 
@@ -472,8 +472,8 @@ class _Stop(TrainerCallback):
 
 def _has_stopped(logged: Sequence[Mapping[str, float]], before: int) -> bool:
     """Whether the last measurements, all of the last stage, brought no new best."""
-    found = [(entry["step"], entry["eval_error"]) for entry in logged if "eval_error" in entry]
-    last, earlier = found[-_PATIENCE:], found[:-_PATIENCE]
+    errors = [(entry["step"], entry["eval_error"]) for entry in logged if "eval_error" in entry]
+    last, earlier = errors[-_PATIENCE:], errors[:-_PATIENCE]
     if not earlier or any(step <= before for step, _ in last):
         return False
     return min(error for _, error in last) >= min(error for _, error in earlier)

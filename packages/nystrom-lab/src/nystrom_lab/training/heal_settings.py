@@ -29,15 +29,15 @@ class HealSettings(Resolved, HealOptions):
         return 0 if self.layer_steps == self.steps else self.layer_steps
 
 
-def planned(asked: HealOptions) -> tuple[str | None, dict[str, object]]:
+def planned(options: HealOptions) -> tuple[str | None, dict[str, object]]:
     """The requested method, or a plan, and its options, where the attention alone is replaced."""
-    if asked.plan is not None:
-        return PLAN, read_plan(asked.plan).options
-    sizes = {} if asked.num_landmarks == "auto" else {"num_landmarks": asked.num_landmarks}
-    return asked.attention, {**(asked.options or {}), **sizes}
+    if options.plan is not None:
+        return PLAN, read_plan(options.plan).options
+    sizes = {} if options.num_landmarks == "auto" else {"num_landmarks": options.num_landmarks}
+    return options.attention, {**(options.options or {}), **sizes}
 
 
-def settle(asked: HealOptions, *, attention: str, options: dict[str, object], longest: int | None, fingerprint: str,
+def settle(options: HealOptions, *, attention: str, of_method: dict[str, object], longest: int | None, fingerprint: str,
            processes: int) -> HealSettings:  # fmt: skip
     """Resolve and check all settings that determine the result of a run.
 
@@ -48,23 +48,23 @@ def settle(asked: HealOptions, *, attention: str, options: dict[str, object], lo
     Raises:
         ValueError: An invalid value.
     """
-    length = min(longest or MOST, MOST) if asked.length is None else asked.length
+    length = min(longest or MOST, MOST) if options.length is None else options.length
     check_at_least("length", length, 8)
     if longest is not None and length > longest:
         raise ValueError(
             f"length is {length} but the new model has {longest} positions: take fewer, or more with "
             "--max-position-embeddings."
         )
-    shortest = length // 4 if asked.shortest is None else asked.shortest
-    check_at_least("steps", asked.steps, 1)
-    every = max(1, asked.steps // 10) if asked.evaluate_every is None else asked.evaluate_every
-    given: dict[str, Any] = {entry.name: getattr(asked, entry.name) for entry in fields(HealOptions)}
+    shortest = length // 4 if options.shortest is None else options.shortest
+    check_at_least("steps", options.steps, 1)
+    every = max(1, options.steps // 10) if options.evaluate_every is None else options.evaluate_every
+    given: dict[str, Any] = {entry.name: getattr(options, entry.name) for entry in fields(HealOptions)}
     given |= {
         "attention": attention,
-        "options": options,
+        "options": of_method,
         "length": length,
         "shortest": shortest,
-        "warmup_steps": asked.steps // 10 if asked.warmup_steps is None else asked.warmup_steps,
+        "warmup_steps": options.steps // 10 if options.warmup_steps is None else options.warmup_steps,
         "evaluate_every": every,
         "log_every": every,
     }

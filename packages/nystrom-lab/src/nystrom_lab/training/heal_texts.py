@@ -10,9 +10,9 @@ from nystrom_lab.data.sources.corpora import find_corpora
 _CHARACTERS = 16
 
 
-def read_texts(asked: HealOptions, *, length: int) -> Iterator[str]:
+def read_texts(options: HealOptions, *, length: int) -> Iterator[str]:
     """The texts, each once, cut to more characters than `length` tokens have."""
-    corpora, _ = find_corpora(asked.texts, text_field=asked.text_field)
+    corpora, _ = find_corpora(options.texts, text_field=options.text_field)
     most, known = length * _CHARACTERS, set()
     for corpus in corpora:
         held = ""

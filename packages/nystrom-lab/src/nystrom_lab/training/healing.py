@@ -145,9 +145,9 @@ class Healing(nn.Module):
             with torch.enable_grad():
                 made = _tensor(block(*args, **kwargs))
                 loss = _relative(made, _finite(_tensor(output), keep), keep) / len(self._blocks)
-                found = torch.autograd.grad(loss, weights, allow_unused=True)
+                of_weights = torch.autograd.grad(loss, weights, allow_unused=True)
             losses.append(loss.detach())
-            for weight, gradient in zip(weights, found, strict=True):
+            for weight, gradient in zip(weights, of_weights, strict=True):
                 if gradient is not None:
                     gradients[weight] += gradient
 
@@ -172,10 +172,10 @@ class Healing(nn.Module):
         keep = inputs["attention_mask"].bool()
         with torch.no_grad():
             exact, goal = self._read(self.teacher, inputs, places)
-        made, found = self._read(self.student, inputs, places)
+        made, hidden = self._read(self.student, inputs, places)
         _finite(exact[-1], keep)
         loss = sum(_relative(mine, yours, keep) for mine, yours in zip(made, exact, strict=True)) / len(exact)
-        return loss + (1.0 if places is not None or self._classifies else _WEIGHT) * self._distance(found, goal).mean()
+        return loss + (1.0 if places is not None or self._classifies else _WEIGHT) * self._distance(hidden, goal).mean()
 
     @torch.no_grad()
     def errors(self, input_ids: Tensor, attention_mask: Tensor) -> Errors:
@@ -184,7 +184,7 @@ class Healing(nn.Module):
         Raises:
             NotFinite: The states of the exact model are not finite.
         """
-        found = []
+        errors = []
         for i in range(len(input_ids)):
             length = int(attention_mask[i].sum())
             one = {"input_ids": input_ids[i : i + 1, :length], "attention_mask": attention_mask[i : i + 1, :length]}
@@ -193,8 +193,8 @@ class Healing(nn.Module):
             exact, goal = self._read(self.teacher, one, places)
             made, mine = self._read(self.student, one, places)
             error = _relative(made[-1], _finite(exact[-1], keep), keep).sqrt()
-            found.append(torch.stack([error, self._distance(mine, goal).mean()]))
-        return Errors(*torch.stack(found).unbind(1))
+            errors.append(torch.stack([error, self._distance(mine, goal).mean()]))
+        return Errors(*torch.stack(errors).unbind(1))
 
     def check_differs(self, inputs: dict[str, Tensor]) -> None:
         """Check that there is something to learn.
@@ -339,8 +339,8 @@ def _pools_first(folder: Path) -> bool:
     if not (folder / SENTENCE_MODULES).is_file():
         return False
     settings = [folder / place / "config.json" for place in sentence_modules(folder / SENTENCE_MODULES)[1:]]
-    found = [read_json(path) for path in settings if path.is_file()]
-    return any(each.get("pooling_mode_cls_token") or each.get("pooling_mode") == "cls" for each in found)
+    modules = [read_json(path) for path in settings if path.is_file()]
+    return any(each.get("pooling_mode_cls_token") or each.get("pooling_mode") == "cls" for each in modules)
 
 
 def _tensor(output: Any) -> Tensor:

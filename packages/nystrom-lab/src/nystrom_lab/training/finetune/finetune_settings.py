@@ -33,34 +33,36 @@ class FinetuneSettings(Resolved, FinetuneOptions):
         check_at_least("max_length", self.max_length, 4)
 
 
-def check_extent(asked: FinetuneOptions) -> None:
+def check_extent(options: FinetuneOptions) -> None:
     """Check how long the training is.
 
     Raises:
         ValueError: An invalid number, or two that contradict.
     """
-    check_at_least("batch_size", asked.batch_size, 1)
-    if asked.epochs is not None and asked.steps is not None:
-        raise ValueError(f"epochs is {asked.epochs} and steps is {asked.steps}: give one of the two.")
-    if asked.epochs is not None:
-        check_positive("epochs", asked.epochs)
-    if asked.steps is not None:
-        check_at_least("steps", asked.steps, 1)
+    check_at_least("batch_size", options.batch_size, 1)
+    if options.epochs is not None and options.steps is not None:
+        raise ValueError(f"epochs is {options.epochs} and steps is {options.steps}: give one of the two.")
+    if options.epochs is not None:
+        check_positive("epochs", options.epochs)
+    if options.steps is not None:
+        check_at_least("steps", options.steps, 1)
 
 
-def in_steps(asked: FinetuneOptions, texts: int) -> dict[str, int]:
+def in_steps(options: FinetuneOptions, texts: int) -> dict[str, int]:
     """How long the training is, for a number of texts; those that do not fill a batch are dropped from the pass.
 
     Raises:
         ValueError: The texts fill no batch.
     """
-    if texts < asked.batch_size:
-        raise ValueError(f"batch_size is {asked.batch_size} but there are {texts} training texts: use a smaller batch.")
-    one_pass = texts // asked.batch_size
-    epochs = EPOCHS if asked.epochs is None else asked.epochs
-    steps = max(1, round(one_pass * epochs)) if asked.steps is None else asked.steps
-    every = min(one_pass, steps) if asked.evaluate_every is None else asked.evaluate_every
-    warmup = int(WARMUP_SHARE * steps) if asked.warmup_steps is None else asked.warmup_steps
+    if texts < options.batch_size:
+        raise ValueError(
+            f"batch_size is {options.batch_size} but there are {texts} training texts: use a smaller batch."
+        )
+    one_pass = texts // options.batch_size
+    epochs = EPOCHS if options.epochs is None else options.epochs
+    steps = max(1, round(one_pass * epochs)) if options.steps is None else options.steps
+    every = min(one_pass, steps) if options.evaluate_every is None else options.evaluate_every
+    warmup = int(WARMUP_SHARE * steps) if options.warmup_steps is None else options.warmup_steps
     return {"steps": steps, "warmup_steps": warmup, "evaluate_every": every, "log_every": _divisor(every)}
 
 

@@ -23,16 +23,17 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from nystrom.checks import check_at_least, check_names
-from nystrom.integrations.bert_names import longest_input
 from nystrom_lab.config import EncoderSize, Loop, Optimizer, PretrainOptions, Resolved
 from nystrom_lab.training.fitted_options import fit_options
 from nystrom_lab.training.hardware import processes
 from nystrom_lab.training.presets import Methods, MethodSetting, linformer
 from nystrom_lab.training.run_settings import in_proportion
-from nystrom_lab.training.start import StartModel
+
+if TYPE_CHECKING:
+    from nystrom_lab.training.start import StartModel
 
 
 def _methods(length: int) -> Mapping[str, MethodSetting]:
@@ -186,38 +187,37 @@ class PretrainingSettings(Resolved, Loop, EncoderSize, PretrainOptions):
             check_at_least(name, getattr(self, name), 1)
 
 
-def settle(base: PretrainingPreset, source: StartModel | None, asked: PretrainOptions) -> PretrainingSettings:
+def settle(base: PretrainingPreset, source: "StartModel | None", options: PretrainOptions) -> PretrainingSettings:
     """Combine a preset with its changes and with the model that the run starts from.
 
     Args:
         source: The model that it starts from; None for none.
-        asked: The requested options, with device and precision already resolved from "auto".
+        options: The requested options, with device and precision already resolved from "auto".
 
     Raises:
         ValueError: An unknown name, an invalid value, or a model that does not match.
     """
-    length = base.length if asked.length is None else asked.length
+    length = base.length if options.length is None else options.length
     check_at_least("length", length, 8)
     whole = base.steps if source is None else base.steps_from_model or base.steps
-    steps = whole if asked.steps is None else asked.steps
+    steps = whole if options.steps is None else options.steps
     check_at_least("steps", steps, 1)
-    values = {entry.name: getattr(base, entry.name) for entry in fields(Loop)}
-    values |= in_proportion(base, steps, whole, asked.evaluate_every)
+    values = loop_values(base, steps, whole, options.evaluate_every)
     num_positions = _num_positions(base, source, length)
     # The attention of a BERT is exact: what takes its place is chosen as if it started from nothing.
     config = source.config if source is not None and source.own else None
-    if (attention := asked.attention) is None:
+    if (attention := options.attention) is None:
         attention = "nystrom" if config is None else str(config.attention)
     method = base.methods(num_positions).get(attention, MethodSetting())
     if source is not None and config is not None and config.attention == attention:
         method = source.method
     kept = None if config is None else config.conv_kernel_size
-    taps = kept or method.conv_kernel_size if asked.conv_kernel_size is None else asked.conv_kernel_size or None
-    given: dict[str, Any] = {**vars(asked)}
+    taps = kept or method.conv_kernel_size if options.conv_kernel_size is None else options.conv_kernel_size or None
+    given: dict[str, Any] = {**vars(options)}
     given |= {name: value for name, value in values.items() if given[name] is None}
     given |= _sizes(base, source, given) | {
         "attention": attention,
-        "options": fit_options(attention, method.options, asked.options or {}, num_positions),
+        "options": fit_options(attention, method.options, options.options or {}, num_positions),
         "conv_kernel_size": taps,
         "model": None if source is None else Path(source.folder.name),
         "length": length,
@@ -231,12 +231,21 @@ def settle(base: PretrainingPreset, source: StartModel | None, asked: PretrainOp
     )
 
 
-def _num_positions(base: PretrainingPreset, source: StartModel | None, length: int) -> int:
+def loop_values(base: PretrainingPreset, steps: int, whole: int, evaluate_every: int | None) -> dict[str, Any]:
+    """The defaults of a run, by the names of `Loop`; see `in_proportion`."""
+    return {each.name: getattr(base, each.name) for each in fields(Loop)} | in_proportion(
+        base, steps, whole, evaluate_every
+    )
+
+
+def _num_positions(base: PretrainingPreset, source: "StartModel | None", length: int) -> int:
     """The positions of the model that is trained."""
     if source is None:
         if base.lengthens:
             raise ValueError(f"preset {base.name} gives a trained model more positions: name the model with --model.")
         return length
+    from nystrom.integrations.bert_names import longest_input
+
     num_positions = longest_input(source.config)
     if num_positions is not None and num_positions >= length:
         return num_positions
@@ -248,12 +257,12 @@ def _num_positions(base: PretrainingPreset, source: StartModel | None, length: i
     return length
 
 
-def _sizes(base: PretrainingPreset, source: StartModel | None, sizes: Mapping[str, int | None]) -> dict[str, int]:
+def _sizes(base: PretrainingPreset, source: "StartModel | None", sizes: Mapping[str, int | None]) -> dict[str, int]:
     """The sizes of the encoder: as requested, else the preset's, else the model's; they must equal the model's."""
     wanted: dict[str, int] = {}
     for name in SIZES:
-        asked, of_preset = sizes.get(name), getattr(base, name)
-        value = of_preset if asked is None else asked
+        given, of_preset = sizes.get(name), getattr(base, name)
+        value = of_preset if given is None else given
         if source is None:
             assert value is not None, "only presets that need a model leave its sizes open"
             wanted[name] = value
@@ -261,7 +270,7 @@ def _sizes(base: PretrainingPreset, source: StartModel | None, sizes: Mapping[st
         wanted[name] = came = getattr(source.config, name)
         if value not in (None, came):
             flags = " ".join(f"--{size.replace('_', '-')} {getattr(source.config, size)}" for size in SIZES)
-            whose = f"preset {base.name} has" if asked is None else "you asked for"
+            whose = f"preset {base.name} has" if given is None else "you asked for"
             raise ValueError(
                 f"model {source.folder} has {name} = {came} but {whose} {value}: name a model of these sizes, or give "
                 f"those of the model: {flags}."
