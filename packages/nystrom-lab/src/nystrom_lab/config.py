@@ -3,9 +3,10 @@
 A field is described once, and its description is its help. Command lines, arguments of Python functions, arguments of
 the processes of a grid, run.json, the rows of results and the commands recorded in them are made from these classes.
 
-A field of type `Later` is None where the user gave nothing, and has its preset's value in the settings of a run, a
-subclass of the options and of `Resolved`. A preset is `replace()` of another one with the same base classes. A field
-that is not compared says where or how something is run, and not what comes out: run.json does not have it.
+A preset is the default: it has the same base classes as the options of its command, and `train_options` and
+`pretrain_options` take from it what the user does not change. A field that is None follows from the model, the texts or
+the other fields, and has its value in the settings of a run, a subclass of the options and of `Resolved`. A field that
+is not compared says where or how something is run, and not what comes out: run.json does not have it.
 """
 
 import json
@@ -16,7 +17,7 @@ from dataclasses import KW_ONLY, MISSING, dataclass, field, fields, replace
 from itertools import product
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Optional, TypeVar, get_args
+from typing import Any, ClassVar, Literal, get_args
 
 from nystrom.checks import (
     Design,
@@ -30,14 +31,6 @@ from nystrom.checks import (
     check_seed,
 )
 from nystrom.command_options import ConvertOptions, parameters_of
-
-T = TypeVar("T")
-if TYPE_CHECKING:
-    Later = Annotated[T, "None until the run is resolved"]
-else:
-    Later = Optional
-# The default of a field whose value comes from the preset.
-FROM_PRESET: Any = None
 
 # Options whose names on the command line, in rows and in messages are not those of their fields.
 FLAGS = MappingProxyType({"position_kind": "positions", "stretch": "positions"})
@@ -65,11 +58,11 @@ class Steps:
         evaluate_every: Steps between evaluations, each followed by a checkpoint.
     """
 
-    steps: Later[int] = FROM_PRESET
-    batch_size: Later[int] = FROM_PRESET
-    learning_rate: Later[float] = FROM_PRESET
-    warmup_steps: Later[int] = FROM_PRESET
-    evaluate_every: Later[int] = FROM_PRESET
+    steps: int
+    batch_size: int
+    learning_rate: float
+    warmup_steps: int
+    evaluate_every: int
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,8 +74,8 @@ class Loop(Steps):
         log_every: Steps between points of the training curve; divides evaluate_every.
     """
 
-    dropout: Later[float] = FROM_PRESET
-    log_every: Later[int] = FROM_PRESET
+    dropout: float
+    log_every: int
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,15 +99,15 @@ class Parts:
             design "authors". Other methods have no weights to drop.
     """
 
-    position_kind: Later[PositionKind] = FROM_PRESET
-    rotary_share: Later[float] = FROM_PRESET
-    rotary_across_heads: Later[bool] = FROM_PRESET
-    short_conv_kernel_size: Later[int] = FROM_PRESET
-    pooling: Later[Pooling] = FROM_PRESET
-    pooled_norm: Later[PooledNormKind] = FROM_PRESET
-    feed_forward: Later[FeedForward] = FROM_PRESET
-    design: Later[Design] = FROM_PRESET
-    drop_weights: Later[bool] = FROM_PRESET
+    position_kind: PositionKind
+    rotary_share: float
+    rotary_across_heads: bool
+    short_conv_kernel_size: int
+    pooling: Pooling
+    pooled_norm: PooledNormKind
+    feed_forward: FeedForward
+    design: Design
+    drop_weights: bool
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -129,10 +122,10 @@ class Optimizer:
         weight_decay: Weight decay of AdamW, on all weights except biases and norms.
     """
 
-    schedule: Later[LearningRateSchedule] = FROM_PRESET
-    clip_norm: Later[float] = FROM_PRESET
-    adam_betas: Later[tuple[float, float]] = FROM_PRESET
-    weight_decay: Later[float] = FROM_PRESET
+    schedule: LearningRateSchedule
+    clip_norm: float
+    adam_betas: tuple[float, float]
+    weight_decay: float
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -147,9 +140,9 @@ class Regularity:
             inputs.
     """
 
-    label_smoothing: Later[float] = FROM_PRESET
-    augment: Later[bool] = FROM_PRESET
-    denoise: Later[float] = FROM_PRESET
+    label_smoothing: float
+    augment: bool
+    denoise: float
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -254,9 +247,9 @@ class TrainOptions(Arena, Columns, RunOptions):
 
     task: str
     _: KW_ONLY
-    attention: Later[str] = FROM_PRESET
-    options: Later[Mapping[str, object]] = FROM_PRESET
-    preset: Later[str] = FROM_PRESET
+    attention: str
+    options: Mapping[str, object] = field(default_factory=dict)
+    preset: str
     model: Path | None = None
     mask_share: float = 0.0
     data: Path | None = field(default=None, compare=False)
@@ -278,15 +271,15 @@ class EncoderSize:
         intermediate_size: Width inside the feed-forward block.
     """
 
-    length: Later[int] = FROM_PRESET
-    num_hidden_layers: Later[int] = FROM_PRESET
-    hidden_size: Later[int] = FROM_PRESET
-    num_attention_heads: Later[int] = FROM_PRESET
-    intermediate_size: Later[int] = FROM_PRESET
+    length: int
+    num_hidden_layers: int
+    hidden_size: int
+    num_attention_heads: int
+    intermediate_size: int
 
 
 @dataclass(frozen=True, kw_only=True)
-class PretrainOptions(Loop, EncoderSize, RunOptions):
+class PretrainOptions(RunOptions):
     """Pretrain an encoder on masked words and sentence order; keeps the checkpoint that is best on held-out documents.
 
     Attributes:
@@ -301,18 +294,43 @@ class PretrainOptions(Loop, EncoderSize, RunOptions):
         instances: Maximum number of held-out instances per evaluation; the same in all runs on the data.
         workers: Processes that load batches ahead; affects only speed.
         compile: Compile the encoder, and pad every batch to `length`, so that all steps use one graph.
+        steps: Training steps. Default: the preset's, as all that follow. The warm-up of a shorter run shrinks in
+            proportion.
+        batch_size: Global batch size: samples per step, over all processes and accumulation steps.
+        learning_rate: Peak learning rate, at the end of the warm-up.
+        warmup_steps: Steps of linear warm-up.
+        evaluate_every: Steps between evaluations, each followed by a checkpoint.
+        dropout: Dropout on the hidden states.
+        log_every: Steps between points of the training curve; divides evaluate_every.
+        length: Tokens of an instance.
+        num_hidden_layers: Layers. Default: the preset's or the model's, as the sizes that follow.
+        hidden_size: Width of a token.
+        num_attention_heads: Heads.
+        intermediate_size: Width inside the feed-forward block.
     """
 
     data: Path = field(compare=False)
     preset: str = "bert-small"
-    attention: Later[str] = FROM_PRESET
-    options: Later[Mapping[str, object]] = FROM_PRESET
+    attention: str | None = None
+    options: Mapping[str, object] | None = None
     model: Path | None = None
     to: Path | None = field(default=None, compare=False)
     conv_kernel_size: int | None = None
     instances: int = INSTANCES
     workers: int = field(default=0, compare=False)
     compile: bool = False
+    steps: int | None = None
+    batch_size: int | None = None
+    learning_rate: float | None = None
+    warmup_steps: int | None = None
+    evaluate_every: int | None = None
+    dropout: float | None = None
+    log_every: int | None = None
+    length: int | None = None
+    num_hidden_layers: int | None = None
+    hidden_size: int | None = None
+    num_attention_heads: int | None = None
+    intermediate_size: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -432,7 +450,7 @@ NO_GRID = SearchGrid()
 
 
 @dataclass(frozen=True)
-class FinetuneOptions(Steps, RunOptions):
+class FinetuneOptions(RunOptions):
     """Fine-tune a model, choose its best checkpoint on the validation split, evaluate it, and write its predictions.
 
     Attributes:
@@ -470,13 +488,13 @@ class FinetuneOptions(Steps, RunOptions):
         slurm: Resources of each job.
     """
 
-    task: Later[str] = FROM_PRESET
+    task: str | None = None
     _: KW_ONLY
     model: str
     data: tuple[Path, ...] = field(compare=False)
     to: Path | None = field(default=None, compare=False)
-    attention: Later[str] = FROM_PRESET
-    options: Later[Mapping[str, object]] = FROM_PRESET
+    attention: str | None = None
+    options: Mapping[str, object] | None = None
     plan: Path | None = field(default=None, compare=False)
     text_field: str | None = field(default=None, compare=False)
     label_field: str | None = field(default=None, compare=False)
@@ -484,12 +502,12 @@ class FinetuneOptions(Steps, RunOptions):
     labels: Literal["auto", "classes", "numbers"] = field(default="auto", compare=False)
     val_share: float | None = field(default=None, compare=False)
     epochs: float | None = field(default=None, compare=False)
-    steps: Later[int] = FROM_PRESET
+    steps: int | None = None
     batch_size: int = 32
     learning_rate: float = 3e-5
-    max_length: Later[int] = FROM_PRESET
-    warmup_steps: Later[int] = FROM_PRESET
-    evaluate_every: Later[int] = FROM_PRESET
+    max_length: int | None = None
+    warmup_steps: int | None = None
+    evaluate_every: int | None = None
     search: bool = field(default=False, compare=False)
     grid: SearchGrid = field(default=NO_GRID, compare=False)
     jobs: int | None = field(default=None, compare=False)
@@ -507,7 +525,7 @@ class FinetuneOptions(Steps, RunOptions):
 
 
 @dataclass(frozen=True)
-class HealOptions(ConvertOptions, Steps, RunOptions):
+class HealOptions(ConvertOptions, RunOptions):
     """Convert a model, and let its attention learn from the exact model; a model that became worse is not kept.
 
     Attributes:
@@ -535,14 +553,14 @@ class HealOptions(ConvertOptions, Steps, RunOptions):
     text_field: str | None = field(default=None, compare=False)
     learn: Learn = "attention"
     whole: float = 0.0
-    length: Later[int] = FROM_PRESET
-    shortest: Later[int] = FROM_PRESET
+    length: int | None = None
+    shortest: int | None = None
     held_out: int = 8
     steps: int = 200
     batch_size: int = 1
     learning_rate: float = 3e-4
-    warmup_steps: Later[int] = FROM_PRESET
-    evaluate_every: Later[int] = FROM_PRESET
+    warmup_steps: int | None = None
+    evaluate_every: int | None = None
 
     def __post_init__(self):
         ConvertOptions.__post_init__(self)
@@ -627,9 +645,9 @@ class Resolved(Steps, RunOptions):
         fingerprint: The model that the run starts from, see `nystrom.models.files.model_fingerprint`; None for none.
     """
 
-    attention: Later[str] = FROM_PRESET
-    options: Later[Mapping[str, object]] = FROM_PRESET
-    log_every: Later[int] = FROM_PRESET
+    attention: str
+    options: Mapping[str, object]
+    log_every: int
     processes: int = 1
     fingerprint: str | None = None
     # Names in run.json that differ from those here, and what runs had before a setting existed.

@@ -1,4 +1,4 @@
-"""The help of a training has the numbers of its preset; none of them counts as given."""
+"""The help of a training has the numbers of its preset, and the training has them, too."""
 
 import contextlib
 import io
@@ -34,12 +34,13 @@ def test_the_help_has_the_numbers_of_the_preset_and_of_the_method():
     assert "Queries of a block, which all see the same keys. (default: 64)" in said
 
 
-def test_what_is_shown_is_not_given(given):
-    assert main(["train", "listops", "--preset", "demo", "--steps", "50"]) == 0
-    assert given["steps"] == 50
-    shown = ("attention", "batch_size", "warmup_steps", "position_kind", "dropout", "conv_kernel_size", "max_length")
-    assert {name: given[name] for name in shown} == dict.fromkeys(shown)
-    assert given["options"] == {}
+def test_what_is_not_typed_is_the_preset_s_and_follows_what_is_typed(given):
+    assert main(["train", "listops", "--preset", "demo", "--steps", "50", "--positions", "rotary"]) == 0
+    demo = {"attention": "nystrom", "batch_size": 32, "dropout": 0.1, "learning_rate": 2e-3, "rotary_share": 1.0}
+    follows = {"steps": 50, "warmup_steps": 7, "evaluate_every": 50, "log_every": 50}
+    assert {name: given[name] for name in demo | follows} == demo | follows
+    # The method and the length of the data decide these later.
+    assert (given["options"], given["conv_kernel_size"], given["max_length"]) == ({}, None, None)
 
 
 def test_what_is_typed_is_given_though_it_is_the_preset_s(given):

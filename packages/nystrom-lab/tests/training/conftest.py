@@ -13,8 +13,8 @@ from safetensors.torch import load_file
 from torch import Tensor
 from torch.testing import assert_close
 
-from nystrom_lab.config import TrainOptions
 from nystrom_lab.measure.rows import read_rows
+from nystrom_lab.training.run_settings import train_options
 from nystrom_lab.training.run_trainer import RunTrainer
 from nystrom_lab.training.train import train
 
@@ -30,7 +30,7 @@ def small_run(data) -> Callable[..., Path]:
         settings = {"attention": "nystrom", "options": {"num_landmarks": 8}, "preset": "demo", "data": data, "to": to}
         settings |= {"steps": 12, "warmup_steps": 2, "batch_size": 8, "evaluate_every": 3, "log_every": 1}
         settings |= {"device": "cpu"}
-        return train(TrainOptions(task, **(settings | changes)))
+        return train(train_options(task, **(settings | changes)))
 
     return run
 

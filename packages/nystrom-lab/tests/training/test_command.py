@@ -7,10 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from nystrom.models import EncoderModel
 from nystrom_lab.cli.main import main
 from nystrom_lab.config import TrainOptions, command_line
 from nystrom_lab.measure.rows import read_rows
-from nystrom_lab.training.run_settings import settle
+from nystrom_lab.training.run_settings import settle, train_options
 
 PLACES = {"data": Path("data/x"), "to": Path("runs/x")}
 
@@ -26,7 +27,7 @@ def trained(monkeypatch, tmp_path):
 
 
 def settings_of(task="listops", **asked):
-    return settle(TrainOptions(task, **{"attention": "nystrom", "preset": "demo", "device": "cpu", "seed": 3} | asked))
+    return settle(train_options(task, **{"attention": "nystrom", "preset": "demo", "device": "cpu", "seed": 3} | asked))
 
 
 @pytest.mark.parametrize(
@@ -76,7 +77,7 @@ def test_the_words_of_a_pretraining_and_of_what_starts_from_it_make_the_settings
     assert main(words) == 0
     assert trained["mask_share"] == 0.2
     best = Path("runs/pre/best")
-    best.mkdir(parents=True)
+    EncoderModel(settings.encoder_config()).save_pretrained(best)
     words = replace(settings, **PLACES, mask_share=0.0, model=best).words()
     assert words[:2] == ["train", "listops"]
     assert main(words) == 0

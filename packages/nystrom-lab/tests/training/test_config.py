@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from nystrom_lab.config import FinetuneOptions, PretrainOptions, TrainOptions
+from nystrom_lab.config import FinetuneOptions, PretrainOptions
 from nystrom_lab.training.finetune.finetune_settings import FinetuneSettings
 from nystrom_lab.training.pretrain import pretrain_settings
 from nystrom_lab.training.pretrain.pretrain_settings import find_pretraining
-from nystrom_lab.training.run_settings import settle
+from nystrom_lab.training.run_settings import settle, train_options
 
 # As the version before the one class of options wrote them, of the three kinds of runs.
 BEFORE = json.loads((Path(__file__).parent / "settings_before_config.json").read_text())
@@ -21,7 +21,7 @@ HERE = {"device": "cpu", "precision": "float32"}
 
 def train():
     options = {"preset": "modern-small", "attention": "linformer", "options": {"num_features": 16}, "augment": True}
-    return settle(TrainOptions("listops", **options, **HERE, steps=50), num_positions=600)
+    return settle(train_options("listops", **options, **HERE, steps=50), num_positions=600)
 
 
 def pretrain():

@@ -9,8 +9,9 @@ from safetensors.torch import load_file
 from torch.testing import assert_close
 
 from nystrom.models import EncoderConfig, EncoderForSequenceClassification
-from nystrom_lab.config import EvaluateOptions, TrainOptions
+from nystrom_lab.config import EvaluateOptions
 from nystrom_lab.training.denoising import Denoiser
+from nystrom_lab.training.run_settings import train_options
 from nystrom_lab.training.scoring import evaluate
 
 SHORT = {"steps": 6, "warmup_steps": 2, "evaluate_every": 3, "denoise": 1.0}
@@ -106,7 +107,7 @@ def test_a_denoising_run_is_scored_on_clean_inputs(small_run, data, tmp_path, cu
 def test_pairs_of_texts_are_denoised_and_cropped(pairs, tmp_path):
     from nystrom_lab.training.train import train
 
-    run = train(TrainOptions(
+    run = train(train_options(
         "retrieval", preset="demo", data=pairs, to=tmp_path / "run", steps=2, warmup_steps=0, batch_size=4,
         denoise=1.0, augment=True, device="cpu",
     ))  # fmt: skip

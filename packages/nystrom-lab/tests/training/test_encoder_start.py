@@ -9,9 +9,9 @@ from safetensors.torch import load_file
 from torch.testing import assert_close
 
 from nystrom.models import EncoderForSequenceClassification
-from nystrom_lab.config import TrainOptions
 from nystrom_lab.measure.rows import read_rows
 from nystrom_lab.training.arena import EncoderTrainer
+from nystrom_lab.training.run_settings import train_options
 from nystrom_lab.training.start import find_encoder
 from nystrom_lab.training.train import train
 
@@ -22,7 +22,7 @@ SHORT |= {"log_every": 1, "device": "cpu"}
 @pytest.fixture(scope="module")
 def pretrained(data, tmp_path_factory):
     """An encoder with settings that differ from those of its preset."""
-    run = train(TrainOptions(
+    run = train(train_options(
         "listops", preset="demo", data=data, to=tmp_path_factory.mktemp("pretrained") / "run", mask_share=0.1,
         options={"num_landmarks": 8}, conv_kernel_size=5, position_kind="rotary", short_conv_kernel_size=3,
         feed_forward="gated", **SHORT,
@@ -42,10 +42,10 @@ def test_its_weights_go_into_the_model_and_the_head_is_that_of_a_run_from_nothin
         inner(self, model, *given, **named)
 
     monkeypatch.setattr(EncoderTrainer, "__init__", note)
-    run = train(TrainOptions("listops", model=pretrained, data=data, to=tmp_path / "run", **SHORT))
+    run = train(train_options("listops", model=pretrained, data=data, to=tmp_path / "run", **SHORT))
     same = {"options": {"num_landmarks": 8}, "conv_kernel_size": 5, "position_kind": "rotary", "feed_forward": "gated"}
     train(
-        TrainOptions(
+        train_options(
             "listops", preset="demo", data=data, to=tmp_path / "new", short_conv_kernel_size=3, **same, **SHORT
         )
     )
@@ -67,9 +67,9 @@ def test_its_weights_go_into_the_model_and_the_head_is_that_of_a_run_from_nothin
 
 @pytest.mark.long
 def test_the_head_of_a_trained_model_is_not_taken(pretrained, data, tmp_path):
-    first = train(TrainOptions("listops", model=pretrained, data=data, to=tmp_path / "first", **SHORT))
+    first = train(train_options("listops", model=pretrained, data=data, to=tmp_path / "first", **SHORT))
     second = train(
-        TrainOptions(
+        train_options(
             "listops", model=first / "best", data=data, to=tmp_path / "second", learning_rate=1e-9, seed=1, **SHORT
         )
     )
@@ -82,16 +82,16 @@ def test_the_head_of_a_trained_model_is_not_taken(pretrained, data, tmp_path):
 
 def test_a_run_that_started_from_it_is_resumed_as_long_as_it_is_the_same(pretrained, data, tmp_path):
     model = shutil.copytree(pretrained, tmp_path / "model")
-    run = train(TrainOptions("listops", model=model, preset="demo", data=data, to=tmp_path / "run", **SHORT))
-    train(TrainOptions("listops", model=model, preset="demo", data=data, to=run, resume=True, **SHORT))
+    run = train(train_options("listops", model=model, preset="demo", data=data, to=tmp_path / "run", **SHORT))
+    train(train_options("listops", model=model, preset="demo", data=data, to=run, resume=True, **SHORT))
     # As somebody does who changes it.
     (model / "complete.json").unlink()
     config = json.loads((model / "config.json").read_text())
     (model / "config.json").write_text(json.dumps(config | {"layer_norm_eps": 1e-3}))
     with pytest.raises(ValueError, match="other settings: the configuration of its model changed"):
-        train(TrainOptions("listops", model=model, preset="demo", data=data, to=run, resume=True, **SHORT))
+        train(train_options("listops", model=model, preset="demo", data=data, to=run, resume=True, **SHORT))
     with pytest.raises(ValueError, match="model is None but was"):
-        train(TrainOptions("listops", preset="demo", data=data, to=run, resume=True, **SHORT))
+        train(train_options("listops", preset="demo", data=data, to=run, resume=True, **SHORT))
 
 
 @pytest.mark.parametrize(
@@ -112,20 +112,20 @@ def test_a_run_that_started_from_it_is_resumed_as_long_as_it_is_the_same(pretrai
 )
 def test_what_contradicts_it_is_refused_by_name(pretrained, data, tmp_path, given, says):
     with pytest.raises(ValueError, match=says):
-        train(TrainOptions("listops", model=pretrained, data=data, to=tmp_path / "run", **given, **SHORT))
+        train(train_options("listops", model=pretrained, data=data, to=tmp_path / "run", **given, **SHORT))
     assert not (tmp_path / "run").exists()
 
 
 def test_the_encoder_of_another_vocabulary_and_folders_without_one_are_refused(pretrained, tmp_path):
     with pytest.raises(ValueError, match="has vocab_size = 17 but text has 257 tokens"):
-        train(TrainOptions("text", model=pretrained, to=tmp_path / "run", **SHORT))
+        train(train_options("text", model=pretrained, to=tmp_path / "run", **SHORT))
     with pytest.raises(ValueError, match="a run: name its best model"):
-        train(TrainOptions("listops", model=pretrained.parent, to=tmp_path / "run", **SHORT))
+        train(train_options("listops", model=pretrained.parent, to=tmp_path / "run", **SHORT))
     with pytest.raises(ValueError, match=r"holds no model\.safetensors"):
-        train(TrainOptions("listops", model=tmp_path, to=tmp_path / "run", **SHORT))
+        train(train_options("listops", model=tmp_path, to=tmp_path / "run", **SHORT))
     (tmp_path / "config.json").write_text('{"model_type": "bert"}')
     with pytest.raises(ValueError, match="is of type 'bert'; expected 'nystrom'"):
-        train(TrainOptions("listops", model=tmp_path, to=tmp_path / "run", **SHORT))
+        train(train_options("listops", model=tmp_path, to=tmp_path / "run", **SHORT))
 
 
 def test_a_record_without_settings_names_no_preset(pretrained, tmp_path):
@@ -145,13 +145,13 @@ def test_inputs_beyond_its_projections_are_refused_before_a_run_begins(data, tmp
         "mask_share": 0.5,
         "max_length": 600,
     }
-    model = train(TrainOptions("listops", to=tmp_path / "run", **rotary, **settings)) / "best"
+    model = train(train_options("listops", to=tmp_path / "run", **rotary, **settings)) / "best"
     with pytest.raises(ValueError, match=r"max_length is 700 but model .* has projections \(linformer\) of 600 pos"):
-        train(TrainOptions("listops", model=model, to=tmp_path / "longer", max_length=700, **settings))
+        train(train_options("listops", model=model, to=tmp_path / "longer", max_length=700, **settings))
     with pytest.raises(ValueError, match=r"of 600 positions, but sequences would have 601, including the class token"):
-        train(TrainOptions("listops", model=model, to=tmp_path / "classed", pooling="cls", **settings))
+        train(train_options("listops", model=model, to=tmp_path / "classed", pooling="cls", **settings))
     assert {path.name for path in tmp_path.iterdir()} == {"run"}
-    trained = train(TrainOptions("listops", model=model, to=tmp_path / "trained", **settings))
+    trained = train(train_options("listops", model=model, to=tmp_path / "trained", **settings))
     assert json.loads((trained / "best" / "config.json").read_text())["max_position_embeddings"] == 600
 
 
@@ -162,6 +162,6 @@ def test_inputs_beyond_its_table_of_positions_are_refused(data, tmp_path):
     sizes: dict[str, Any] = {"train": 8, "val": 2, "test": 2, "workers": 1}
     small, large = (prepare_pathfinder(tmp_path / str(size), size=size, **sizes) for size in (32, 64))
     short = SHORT | {"steps": 1, "evaluate_every": 1, "batch_size": 2}
-    run = train(TrainOptions("pathfinder", preset="demo", data=small, to=tmp_path / "run", mask_share=0.5, **short))
+    run = train(train_options("pathfinder", preset="demo", data=small, to=tmp_path / "run", mask_share=0.5, **short))
     with pytest.raises(ValueError, match="a sample of 4096 tokens in train, but the model has 1024 positions"):
-        train(TrainOptions("pathfinder", model=run / "best", data=large, to=tmp_path / "larger", **short))
+        train(train_options("pathfinder", model=run / "best", data=large, to=tmp_path / "larger", **short))

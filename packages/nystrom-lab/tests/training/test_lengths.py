@@ -9,7 +9,7 @@ from safetensors.torch import load_file
 from torch.testing import assert_close
 
 from nystrom.models import EncoderForSequenceClassification
-from nystrom_lab.config import EvaluateOptions, TrainOptions
+from nystrom_lab.config import EvaluateOptions
 from nystrom_lab.data.lra.pathfinder import task as lra_pathfinder
 from nystrom_lab.data.lra.pathfinder.task import Pathfinder, prepare_pathfinder
 from nystrom_lab.data.store.prepared_folder import new_folder
@@ -17,7 +17,7 @@ from nystrom_lab.data.store.split import Pictures, write_pictures
 from nystrom_lab.measure.rows import read_rows
 from nystrom_lab.training.grid.run_grid import GridOptions, run_grid
 from nystrom_lab.training.presets import PRESETS, find_preset
-from nystrom_lab.training.run_settings import data_positions, lengthened, settle
+from nystrom_lab.training.run_settings import data_positions, lengthened, settle, train_options
 from nystrom_lab.training.scoring import evaluate
 
 SHORT = {"steps": 2, "warmup_steps": 0, "evaluate_every": 1, "batch_size": 2}
@@ -67,7 +67,7 @@ def test_a_model_of_larger_pictures_has_a_position_for_each_pixel(root, small_ru
 
 @pytest.mark.slow
 def test_a_grid_takes_larger_pictures_from_their_folder(root, tmp_path):
-    grid = {"tasks": ["pathfinder"], "methods": ["linformer"], "seeds": [0], "preset": "demo", "steps": 1}
+    grid = {"tasks": ["pathfinder"], "methods": ["linformer"], "seeds": [0], "preset": "demo", "changes": {"steps": 1}}
     assert run_grid(GridOptions(to=tmp_path, data=root, device="cpu", threads=1, **grid)) == []
     rows = {row.quantity: row for row in read_rows(tmp_path / "lra.csv")}
     assert rows["test accuracy"].n == 4096
@@ -127,7 +127,7 @@ def test_a_run_keeps_its_size_of_pictures(root, small_run, tmp_path):
 
 def _settled(attention, preset, positions, options=None, **changes):
     return settle(
-        TrainOptions("pathfinder", device="cpu", attention=attention, options=options, preset=preset, **changes),
+        train_options("pathfinder", device="cpu", attention=attention, options=options, preset=preset, **changes),
         num_positions=positions,
     )
 

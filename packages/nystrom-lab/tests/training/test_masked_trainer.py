@@ -10,12 +10,12 @@ from safetensors.torch import load_file
 from torch.testing import assert_close
 
 from nystrom.models import EncoderModel
-from nystrom_lab.config import TrainOptions
 from nystrom_lab.data.lra.facts import LRA
 from nystrom_lab.measure.rows import read_rows
 from nystrom_lab.training.batches import masking, unmasked
 from nystrom_lab.training.grid.run_grid import status_lines
 from nystrom_lab.training.masked import MaskedTrainer
+from nystrom_lab.training.run_settings import train_options
 
 SHORT = {"steps": 6, "warmup_steps": 2, "evaluate_every": 3, "mask_share": 0.1}
 
@@ -120,7 +120,7 @@ def test_every_evaluation_masks_the_same_tokens_of_whole_pairs(pairs, tmp_path, 
     monkeypatch.setattr(MaskedTrainer, "_encode", note)
     monkeypatch.setattr(MaskedTrainer, "sum_up", end)
     for seed, batch in ((0, 4), (1, 6)):
-        train(TrainOptions(
+        train(train_options(
             "retrieval", preset="demo", data=pairs, to=tmp_path / str(seed), steps=2, warmup_steps=0, batch_size=batch,
             evaluate_every=1, mask_share=0.15, seed=seed, device="cpu",
         ))  # fmt: skip

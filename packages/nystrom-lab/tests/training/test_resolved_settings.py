@@ -14,11 +14,11 @@ from typing import Any
 
 import pytest
 
-from nystrom_lab.config import PretrainOptions, TrainOptions, asked_words
+from nystrom_lab.config import PretrainOptions, asked_words
 from nystrom_lab.training.presets import PRESETS
 from nystrom_lab.training.pretrain.pretrain_settings import PRETRAINING
 from nystrom_lab.training.pretrain.pretrain_settings import settle as settle_pretraining
-from nystrom_lab.training.run_settings import settle
+from nystrom_lab.training.run_settings import settle, train_options
 
 KEPT = Path(__file__).with_name("resolved_settings.txt")
 # Of train, with the number of positions by the name of its option.
@@ -48,7 +48,7 @@ def trained(task: str, preset: str, attention: str | None) -> Iterator[dict[str,
         named = dict(change)
         num_positions = named.pop("max_length", None)
         try:
-            options = TrainOptions(
+            options = train_options(
                 task=task, preset=preset, attention=attention, device="cpu", precision="float32", **named
             )
             settings = settle(options, num_positions=num_positions)

@@ -9,11 +9,12 @@ from safetensors.torch import load_file
 from torch.testing import assert_close
 
 from nystrom.models import EncoderForSequenceClassification
-from nystrom_lab.config import EvaluateOptions, TrainOptions
+from nystrom_lab.config import EvaluateOptions
 from nystrom_lab.data.lra.listops.task import ListOps, first_operator_share, prepare_listops
 from nystrom_lab.measure.rows import read_rows
 from nystrom_lab.training.arena import EncoderTrainer
 from nystrom_lab.training.presets import PRESETS, DataSizes
+from nystrom_lab.training.run_settings import train_options
 from nystrom_lab.training.scoring import evaluate
 from nystrom_lab.training.train import train
 from nystrom_papers.report.lra.runs import FIRST_OPERATOR
@@ -104,7 +105,7 @@ def test_data_that_are_missing_are_made_once(tmp_path, monkeypatch, capsys):
     sizes = DataSizes(folder="listops-demo", train=24, val=6, test=6, min_length=5, max_length=41)
     monkeypatch.setitem(PRESETS, ("listops", "demo"), dataclasses.replace(PRESETS["listops", "demo"], data=sizes))
     for seed in (0, 1):
-        train(TrainOptions("listops", preset="demo", seed=seed, steps=2, warmup_steps=0, batch_size=8, device="cpu"))
+        train(train_options("listops", preset="demo", seed=seed, steps=2, warmup_steps=0, batch_size=8, device="cpu"))
     said = capsys.readouterr().out
     assert said.count("data/listops-demo does not exist: preparing 24 + 6 + 6 samples of listops.") == 1
     assert (tmp_path / "runs" / "listops-nystrom-demo-seed1" / "best" / "model.safetensors").is_file()
@@ -114,7 +115,7 @@ def test_data_that_are_missing_are_made_once(tmp_path, monkeypatch, capsys):
 @pytest.mark.timeout(900)
 def test_the_demo_beats_the_largest_class_by_twelve_points(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    run = train(TrainOptions("listops", preset="demo", device="cpu"))
+    run = train(train_options("listops", preset="demo", device="cpu"))
     rows = {row.quantity: row.value for row in read_rows(run / "rows.csv")}
     assert rows["test accuracy"] >= rows["largest class of test"] + 0.12
 

@@ -10,7 +10,7 @@ import re
 import sys
 from collections.abc import Callable, Collection, Mapping
 from contextlib import ExitStack, redirect_stdout, suppress
-from dataclasses import field, fields, make_dataclass
+from dataclasses import field, make_dataclass
 from functools import partial
 from io import StringIO
 from itertools import pairwise
@@ -196,7 +196,8 @@ def arguments_with_method(
         kind: The class of options whose fields are parsed; one is `options`.
         also: Words accepted in place of a method, which have no options.
         flat: Whether the options have no prefix, as in --num-landmarks; on a conflict the class's own fields win.
-        preset: Defaults to show, of arguments and of options as "options.NAME"; none of them counts as given.
+        preset: Defaults to show, of arguments and of options as "options.NAME"; of these, the arguments returned have
+            what was typed.
 
     Raises:
         UsageError: An option or value that is missing, unknown or wrong.
@@ -217,30 +218,48 @@ def arguments_with_method(
         raise ValueError(f"attention is {attention!r}, but here a size is an option: --attention {family} {sizes}.")
     check_names("attention method", [attention], (*METHODS, *also))
     method, taken = METHODS[attention].options if attention in METHODS else None, parameters_of(kind)
-    docs = {} if method is None else _docs(method)
-    optional: list[tuple[str, Any, Any]] = []
-    for option in () if method is None else fields(method):
-        if flat and option.name in taken:
-            continue
-        value = preset.get(f"options.{option.name}")
-        # tyro shows no empty tuple as the value of an option that may be None.
-        type_: Any = option.type if value == () else option.type | None  # pyright: ignore[reportOperatorIssue]
-        documented = Annotated[type_, tyro.conf.arg(help=docs.get(option.name))]
-        optional.append((option.name, documented, field(default=value)))
-    chosen: Any = make_dataclass("Options", optional)
-    chosen.__doc__ = None if method is None else f"{inspect.getdoc(method)}".partition("\n\n")[0]
+    of_method = {key.removeprefix("options."): value for key, value in preset.items() if key not in taken}
+    chosen = optional(method, without=taken if flat else (), shown=of_method)
     group = Annotated[chosen, tyro.conf.arg(name="")] if flat else chosen
     of_preset = {key: value for key, value in preset.items() if key in taken}
     shown = {**how.pop("defaults", {}), **of_preset, "options": chosen()}
-    arguments = arguments_of(kind, words, name, types={"options": group}, defaults=shown, **how)
+    types = {**how.pop("types", {}), "options": group}
+    arguments = arguments_of(kind, words, name, types=types, defaults=shown, **how)
     typed = {word.partition("=")[0].replace("_", "-") for word in words}
-    arguments |= {key: taken[key].default for key in of_preset if _flag(key) not in typed}
     given = {
         key: value
         for key, value in vars(arguments["options"]).items()
-        if value is not None and (f"options.{key}" not in preset or _flag(f"options.{key}") in typed)
+        if value is not None and (key not in of_method or _flag(f"options.{key}") in typed)
     }
+    arguments = {key: value for key, value in arguments.items() if key not in of_preset or _flag(key) in typed}
     return arguments | {"options": given}
+
+
+def optional(
+    kind: type | None, *, without: Collection[str] = (), shown: Mapping[str, object] = NOTHING
+) -> Callable[[], Any]:
+    """A group of options that need not be given: the fields of a class, None where they are not.
+
+    Args:
+        kind: The class; None for no options.
+        without: Fields that the group does not have.
+        shown: Defaults to show instead of None.
+    """
+    import tyro
+
+    group: list[tuple[str, Any, Any]] = []
+    docs = {} if kind is None else _docs(kind)
+    for name in parameters_of(kind) if kind is not None else ():
+        if name in without:
+            continue
+        of_field, value = get_type_hints(kind)[name], shown.get(name)
+        # tyro shows no empty tuple as the value of an option that may be None.
+        of_field = of_field if value == () else of_field | None
+        about = tyro.conf.arg(name=_NAMES.get(name), help=docs.get(name))
+        group.append((name, Annotated[of_field, about], field(default=value)))
+    made = make_dataclass("Options", group)
+    made.__doc__ = None if kind is None else f"{inspect.getdoc(kind)}".partition("\n\n")[0]
+    return made
 
 
 def _flag(name: str) -> str:
@@ -304,7 +323,7 @@ def _wrong(event: Any) -> str:
     if not value:
         return f"Missing value for argument '{argument.display_name()}'"
     kinds: dict[str, str] = {}
-    for kind in re.findall(r"\{[^}]*\}|[A-Z]+", argument.lowered.metavar):
+    for kind in re.findall(r"\{[^}]*\}|[A-Z]+(?: [A-Z]+)*", argument.lowered.metavar):
         choices = sorted({*kind.strip("{}").split(",")} - {"None"})
         kinds |= {word: _IN_WORDS.get(word, repr(word) if kind[0] == "{" else word.lower()) for word in choices}
     options = ", ".join(kinds.values()) if hasattr(event, "choices") else " or ".join(kinds.values())

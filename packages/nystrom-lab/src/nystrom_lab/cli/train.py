@@ -3,10 +3,11 @@
 import sys
 from dataclasses import MISSING, fields
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, get_type_hints
 
-from nystrom_lab.cli.arguments import arguments_with_method, attention_of, call, word_after
+from nystrom_lab.cli.arguments import arguments_of, arguments_with_method, attention_of, call, optional, word_after
 from nystrom_lab.config import (
+    Arena,
     EvaluateOptions,
     EvaluatePretrainedOptions,
     FinetuneOptions,
@@ -51,13 +52,22 @@ def _pretrain_on_task(words: list[str]) -> None:
 
 
 def _options(words: list[str], name: str, **how: Any) -> TrainOptions:
+    import tyro
+
     from nystrom.attention.method_names import NO_ATTENTION
+    from nystrom_lab.training.run_settings import train_options
 
     model = word_after("--model", words, "")
     default = attention_of(model)
     preset, note = ({}, "") if model else _preset_of(words, word_after("--attention", words, default))
+    # A flag of its own would not say which value a preset has.
+    types = {each.name: tyro.conf.FlagConversionOff[bool] for each in fields(Arena) if each.type is bool}
+    if not preset:
+        # The model decides, or the preset is refused.
+        preset = dict.fromkeys(["attention", "preset", *(each.name for each in fields(Arena))])
+        types = {each: type_ | None for each, type_ in get_type_hints(TrainOptions).items() if each in preset}
     how |= {"default": default, "also": [NO_ATTENTION], "positional": "task", "preset": preset, "note": note}
-    return TrainOptions(**arguments_with_method(TrainOptions, words, name, **how))
+    return train_options(**arguments_with_method(TrainOptions, words, name, types=types, **how))
 
 
 def _preset_of(words: list[str], attention: str) -> tuple[dict[str, Any], str]:
@@ -132,9 +142,15 @@ def evaluate_pretrained(words: list[str]) -> None:
 
 def lra_run(words: list[str]) -> None:
     """Train methods on the tasks of the Long Range Arena, several runs in parallel."""
+    import tyro
+
     from nystrom_lab.training.grid.run_grid import GridOptions, run_grid
 
-    options = call(GridOptions, words, "lra run")
+    changes = optional(Arena)
+    group = Annotated[changes, tyro.conf.arg(name="")]
+    arguments = arguments_of(GridOptions, words, "lra run", types={"changes": group}, defaults={"changes": changes()})
+    arguments["changes"] = {key: each for key, each in vars(arguments["changes"]).items() if each is not None}
+    options = GridOptions(**arguments)
     if failures := run_grid(options):
         for failure in failures:
             print(f"nystrom: {failure.name} failed, {failure.reason}\n         log: {failure.log}", file=sys.stderr)

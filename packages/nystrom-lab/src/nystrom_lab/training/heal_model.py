@@ -45,8 +45,7 @@ from nystrom_lab.training.hardware import is_main, processes
 from nystrom_lab.training.heal_settings import HealSettings, planned, settle
 from nystrom_lab.training.heal_texts import read_texts
 from nystrom_lab.training.healing import Healing, two_tokens
-from nystrom_lab.training.life import Data, Kind, execute
-from nystrom_lab.training.ranks import leaving_the_group
+from nystrom_lab.training.life import Data, Kind, execute, leaving_the_group
 from nystrom_lab.training.run_folder import RunFolder, state_of, written
 from nystrom_lab.training.run_trainer import RunResults, RunTrainer, training_arguments
 from nystrom_lab.training.start import OWN_TYPES, StartModel, find_start

@@ -1,6 +1,6 @@
 """The settings of a healing: the options, the method and length of the new model, and what follows from the steps."""
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 from nystrom.attention.plan import PLAN, read_plan
@@ -14,6 +14,9 @@ MOST = 8192
 @dataclass(frozen=True)
 class HealSettings(Resolved, HealOptions):
     """Everything that determines the result of a healing, except the texts and the weights."""
+
+    length: int = field(kw_only=True)
+    shortest: int = field(kw_only=True)
 
     @property
     def layer_steps(self) -> int:

@@ -8,12 +8,15 @@
 6. Evaluate the best checkpoint, and write its model and the results.
 """
 
+import functools
+import gc
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Any, Generic, NamedTuple, ParamSpec, TypeVar
 
 import torch
+import torch.distributed as dist
 from transformers import set_seed
 
 from nystrom_lab.config import Resolved, RunOptions, command_line
@@ -22,6 +25,8 @@ from nystrom_lab.training.run_folder import RunFolder
 from nystrom_lab.training.run_progress import no_file_bars
 from nystrom_lab.training.run_trainer import RunTrainer, run_to_the_end
 
+P = ParamSpec("P")
+R = TypeVar("R")
 S = TypeVar("S", bound=Resolved)
 O = TypeVar("O", bound=RunOptions)
 
@@ -104,3 +109,30 @@ def execute(kind: Kind[Any, S], *, resume: bool, score: bool = True) -> RunTrain
                 run_to_the_end(trainer, resume=resume, command=command, score=score)
             kind.close()
     return trainer
+
+
+def leave() -> None:
+    """Disconnect from the other processes, if any, once nothing else holds their group.
+
+    The threads of gloo end with the group. One that still lives when the interpreter ends may abort the process, whose
+    work is done (SIGABRT, "terminate called without an active exception"); torchrun would then start it again.
+
+    The last reference to the group must be that of `torch.distributed`, which releases the GIL and then waits for the
+    threads. A garbage-collected model does not release it, and deadlocks with a thread that waits for it.
+    """
+    if dist.is_initialized():
+        # Models and trainers are parts of cycles.
+        gc.collect()
+        dist.destroy_process_group()
+
+
+def leaving_the_group(work: Callable[P, R]) -> Callable[P, R]:
+    """Wrap work so that the process disconnects afterwards, when the objects of the work are gone."""
+
+    @functools.wraps(work)
+    def done(*args: P.args, **kwargs: P.kwargs) -> R:
+        result = work(*args, **kwargs)
+        leave()
+        return result
+
+    return done

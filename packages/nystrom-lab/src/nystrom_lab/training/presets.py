@@ -248,6 +248,11 @@ NYSTROMFORMER = Preset(
     batch_size=32,
     learning_rate=1e-4,
     dropout=0.1,
+    # Each task sets its own.
+    steps=0,
+    warmup_steps=0,
+    evaluate_every=0,
+    log_every=0,
 )
 # Text has the batch of the paper, 16; its code has 32.
 SKYFORMER = replace(

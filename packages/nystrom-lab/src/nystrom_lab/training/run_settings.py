@@ -187,19 +187,68 @@ class Settings(Resolved, TrainOptions):
         )
 
 
+def train_options(
+    task: str,
+    *,
+    preset: str | None = None,
+    model: Path | None = None,
+    attention: str | None = None,
+    options: Mapping[str, object] | None = None,
+    **changes: Any,
+) -> TrainOptions:
+    """The options of a run: those of a preset, or of the encoder that the run starts from, and changes to them.
+
+    What follows from a change and is not given follows it: warm-up and intervals the steps, and the share of the width
+    that is rotated the kind of positions.
+
+    Args:
+        preset: Default: that of the model's run, or nystromformer.
+        attention: Default: that of the model, or nystrom.
+        options: Options of the method, in place of the preset's. Default: those of the preset or the model.
+        **changes: Other fields of `TrainOptions`.
+
+    Raises:
+        ValueError: An unknown name, or a change that contradicts the encoder.
+    """
+    check_names("task", [task], LRA)
+    start = None
+    if model is not None:
+        from nystrom_lab.training.start import find_encoder
+
+        start = find_encoder(Path(model))
+    if changes.get("mask_share"):
+        for about in ("pooling", "pooled_norm", "label_smoothing", "denoise"):
+            if value := changes.get(about):
+                raise ValueError(f"{about} is {value!r}, but masked tokens have no class: leave it out.")
+    preset = preset or (start and start.preset) or "nystromformer"
+    base = find_preset(task, preset)
+    if start is None:
+        attention = attention or "nystrom"
+        method = base.methods(base.data.max_length).get(attention, MethodSetting())
+    else:
+        given = {f"options.{name}": value for name, value in (options or {}).items()}
+        given |= {name: changes.get(name) for name in ("conv_kernel_size", *start.settings())}
+        start.check(base, {"attention": attention, **given})
+        base, attention, method = replace(base, **start.settings()), str(start.config.attention), start.method
+    steps = changes.get("steps", base.steps)
+    check_at_least("steps", steps, 1)
+    values = preset_values(base, method, changes.get("position_kind"), steps, changes.get("evaluate_every")) | changes
+    return TrainOptions(task, preset=preset, model=model, attention=attention, options=options or {}, **values)
+
+
 def settle(
-    asked: TrainOptions,
+    options: TrainOptions,
     *,
     num_positions: int | None = None,
     start: "StartEncoder | None" = None,
     elsewhere: bool = False,
 ) -> Settings:
-    """Combine a preset with its changes, and with the encoder that the run starts from.
+    """The settings of a run: its options, fitted to the length of its sequences and to the machine.
 
     Args:
-        asked: The requested options; the preset is not None.
+        options: The options, see `train_options`.
         num_positions: Number of positions of the model, see `nystrom_lab.training.run_settings`; None for the preset's.
-        start: The encoder that the run starts from, with its settings; None for none.
+        start: The encoder that the run starts from; None for none.
         elsewhere: Whether the run is for another machine, so that its device is not checked here.
 
     Raises:
@@ -209,49 +258,27 @@ def settle(
 
     from nystrom.attention.backend import check_backend_device
 
-    task, attention = asked.task, asked.attention
-    options, taps = asked.options or {}, asked.conv_kernel_size
-    changes = {entry.name: getattr(asked, entry.name) for entry in fields(Arena)}
-    assert asked.preset is not None, "what names no preset is settled by its caller"
-    check_names("task", [task], LRA)
-    base = find_preset(task, asked.preset)
+    base, attention, taps = find_preset(options.task, options.preset), options.attention, options.conv_kernel_size
     if start is None:
-        attention = attention or "nystrom"
-        method = base.methods(base.data.max_length if num_positions is None else num_positions).get(
-            attention, MethodSetting()
-        )
+        length = base.data.max_length if num_positions is None else num_positions
+        method = base.methods(length).get(attention, MethodSetting())
     else:
-        named = {"attention": attention, "conv_kernel_size": taps}
-        named |= {f"options.{name}": value for name, value in options.items()}
-        start.check(base, named | {name: changes.get(name) for name in start.settings()})
-        attention, method, num_positions = (
-            str(start.config.attention),
-            start.method,
-            start.num_positions(base, num_positions),
-        )
-        base = replace(base, **start.settings())
-    chosen = {name: value for name, value in changes.items() if value is not None}
-    if "adam_betas" in chosen:
-        chosen["adam_betas"] = tuple(chosen["adam_betas"])
-    steps = chosen.get("steps", base.steps)
-    check_at_least("steps", steps, 1)
-    values = preset_values(base, method, chosen.get("position_kind"), steps, chosen.get("evaluate_every")) | chosen
-    longest = attended(base, num_positions, values["pooling"])
+        method, num_positions = start.method, start.num_positions(base, num_positions)
+    longest = attended(base, num_positions, options.pooling)
     if start is not None:
         start.check_longest(longest)
-    device = asked.device if elsewhere else usable_device(asked.device)
-    given: dict[str, Any] = vars(asked) | values
-    given |= {
-        "attention": attention,
-        "options": fit_options(attention, method.options, options, longest if start is None else None),
+    device = options.device if elsewhere else usable_device(options.device)
+    fitted: dict[str, Any] = {
+        "options": fit_options(attention, method.options, options.options, longest if start is None else None),
         "conv_kernel_size": method.conv_kernel_size if taps is None else taps or None,
+        "adam_betas": tuple(options.adam_betas),
         "device": device,
-        "precision": usable_precision(asked.precision, device, has_bfloat16=True if elsewhere else None),
+        "precision": usable_precision(options.precision, device, has_bfloat16=True if elsewhere else None),
         "max_length": num_positions,
         "model": None if start is None else Path(start.folder),
     }
     settings = Settings(
-        **given,
+        **(vars(options) | fitted),
         processes=processes(),
         fingerprint=None if start is None else start.fingerprint,
         share_projections=method.share_projections,

@@ -13,9 +13,8 @@ from typing import Any
 from nystrom.models import EncoderConfig, EncoderModel
 from nystrom_lab.config import TrainOptions
 from nystrom_lab.training.arena import EncoderTrainer
-from nystrom_lab.training.life import Data, Kind, execute
+from nystrom_lab.training.life import Data, Kind, execute, leaving_the_group
 from nystrom_lab.training.presets import Preset, find_preset
-from nystrom_lab.training.ranks import leaving_the_group
 from nystrom_lab.training.run_folder import RunFolder
 from nystrom_lab.training.run_settings import Settings, data_positions, lengthened, settle
 from nystrom_lab.training.run_trainer import RunTrainer, training_arguments
@@ -38,8 +37,8 @@ def train(options: TrainOptions) -> Path:
     With `mask_share` the model learns to predict masked tokens of the task's own inputs instead of their class, and the
     test split is not read: `nystrom pretrain TASK`. Another run can start from this encoder with `model`.
 
-    Arguments that are not given take the preset's values. Under torchrun the processes share each batch. A run can be
-    interrupted at any time and continued with `resume`.
+    `nystrom_lab.training.run_settings.train_options` makes the options from a preset. Under torchrun the processes
+    share each batch. A run can be interrupted at any time and continued with `resume`.
 
     Returns:
         The folder of the run; the best model is in its folder best.
@@ -54,15 +53,16 @@ def train(options: TrainOptions) -> Path:
         from nystrom_lab.training.start import find_encoder
 
         start = find_encoder(Path(options.model))
-    name = options.preset or (start and start.preset) or "nystromformer"
+    name = options.preset
     preset = find_preset(task, name) if max_length is None else lengthened(find_preset(task, name), max_length)
-    if options.mask_share:
-        for about in ("pooling", "pooled_norm", "label_smoothing", "denoise"):
-            if value := getattr(options, about):
-                raise ValueError(f"{about} is {value!r}, but masked tokens have no class: leave it out.")
-    shown = options.attention or ("nystrom" if start is None else start.config.attention)
     parts = ["pretrain"] if options.mask_share else []
-    parts += [task, shown, name, *(["pretrained"] if start else []), *([str(max_length)] if max_length else [])]
+    parts += [
+        task,
+        options.attention,
+        name,
+        *(["pretrained"] if start else []),
+        *([str(max_length)] if max_length else []),
+    ]
     run = RunFolder(
         Path("runs") / "-".join([*parts, f"seed{options.seed}"]) if options.to is None else Path(options.to)
     )
@@ -72,7 +72,7 @@ def train(options: TrainOptions) -> Path:
         data = run.data_folder()
     check_data(task, data)
     settings = settle(
-        replace(options, preset=name, data=data, to=run.path, resume=run.is_resumed(options.resume)),
+        replace(options, data=data, to=run.path, resume=run.is_resumed(options.resume)),
         num_positions=data_positions(preset, data) if max_length is None else max_length,
         start=start,
     )

@@ -11,6 +11,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import fields
 from pathlib import Path
 
 import psutil
@@ -20,11 +21,11 @@ from safetensors.torch import load_file
 from torch.testing import assert_close
 
 from nystrom_lab.cli.main import main
-from nystrom_lab.config import Slurm, TrainOptions
+from nystrom_lab.config import Arena, Slurm, TrainOptions
 from nystrom_lab.data.lra.listops.task import prepare_listops
 from nystrom_lab.measure.rows import read_rows
 from nystrom_lab.training.grid.run_grid import GridOptions, run_grid, status_lines, training_arguments
-from nystrom_lab.training.run_settings import settle
+from nystrom_lab.training.run_settings import settle, train_options
 from nystrom_lab.training.train import train
 from nystrom_papers.report.lra.tables import lra_lines
 
@@ -44,9 +45,9 @@ def root(tmp_path_factory) -> Path:
 @pytest.fixture(scope="module")
 def grid(root) -> Callable[..., list]:
     def run(to: Path, **changes) -> list:
-        return run_grid(
-            GridOptions(**(SMALL | {"to": to, "data": root, "evaluate_every": 5, "device": "cpu"} | changes))
-        )
+        named = SMALL | {"to": to, "data": root, "evaluate_every": 5, "device": "cpu"} | changes
+        of_preset = {name: named.pop(name) for name in {*named} & {entry.name for entry in fields(Arena)}}
+        return run_grid(GridOptions(**named, changes=of_preset))
 
     return run
 
@@ -94,7 +95,7 @@ def test_a_grid_leaves_rows_of_each_run_in_one_table(whole):
 
 def test_a_run_is_given_all_that_a_training_takes(tmp_path):
     asked = {"accumulation": 2, "seed": 3, "steps": 60, "batch_size": 8, "compile": True}
-    settings = settle(TrainOptions("listops", device="cpu", attention="softmax", preset="demo", **asked))
+    settings = settle(train_options("listops", device="cpu", attention="softmax", preset="demo", **asked))
     arguments = training_arguments(tmp_path / "one", settings, Path("data"), threads=1)
     # The child resumes a run if there is one; a grid takes prepared data, and its rows are accuracies of a test.
     left_out = {"resume", "text_field", "label_field", "pair_field", "mask_share", "context_parallel", "timeout"}
@@ -107,7 +108,7 @@ def test_a_grid_of_another_length_starts_from_an_encoder(grid, root, whole, tmp_
     sizes = {"train": 32, "val": 8, "test": 8, "min_length": 5, "max_length": 600}
     prepare_listops(tmp_path / "listops-600", **sizes)
     train(
-        TrainOptions(
+        train_options(
             "listops", data=root / "listops-demo", preset="demo", position_kind="rotary", steps=2, to=tmp_path / "first"
         )
     )

@@ -13,7 +13,7 @@ from nystrom.models import EncoderForSequenceClassification
 from nystrom_lab.config import TrainOptions
 from nystrom_lab.training.hardware import usable_precision
 from nystrom_lab.training.presets import PRESETS, find_preset
-from nystrom_lab.training.run_settings import settle
+from nystrom_lab.training.run_settings import settle, train_options
 from nystrom_lab.training.train import train
 
 TASKS = ("listops", "text", "retrieval", "image", "pathfinder")
@@ -22,7 +22,7 @@ TASKS = ("listops", "text", "retrieval", "image", "pathfinder")
 def settled(preset, attention="nystrom", task="listops", **changes):
     how = {name: changes.pop(name) for name in ("num_positions", "start", "elsewhere") if name in changes}
     asked = {"device": "cpu"} | changes.pop("changes", {}) | changes
-    return settle(TrainOptions(task, attention=attention, preset=preset, **asked), **how)
+    return settle(train_options(task, attention=attention, preset=preset, **asked), **how)
 
 
 @pytest.mark.parametrize("name", ["nystromformer", "skyformer", "demo"])
@@ -223,7 +223,7 @@ def test_a_method_without_an_entry_has_its_defaults_and_no_convolution():
 
 
 def test_given_settings_override_the_preset():
-    given = {"options": {"num_landmarks": 32}, "conv_kernel_size": 0, "learning_rate": 1e-3, "steps": None}
+    given = {"options": {"num_landmarks": 32}, "conv_kernel_size": 0, "learning_rate": 1e-3}
     settings = settled("nystromformer", **given)
     assert settings.options == {"num_landmarks": 32, "pinv_steps": 6}
     assert settings.conv_kernel_size is None
@@ -291,7 +291,7 @@ def test_auto_means_bfloat16_on_an_accelerator_that_has_it():
 def test_kernels_without_a_gpu_raise_before_data_are_made(monkeypatch, tmp_path):
     monkeypatch.setattr(launch, "INTERPRETED", type(launch.INTERPRETED)(False))
     with pytest.raises(ValueError, match=r"backend 'triton' needs a CUDA device, not cpu.*backend='torch'"):
-        train(TrainOptions("listops", preset="demo", options={"backend": "triton"}, device="cpu", to=tmp_path / "run"))
+        train(train_options("listops", preset="demo", options={"backend": "triton"}, device="cpu", to=tmp_path / "run"))
     assert not any(tmp_path.iterdir())
 
 

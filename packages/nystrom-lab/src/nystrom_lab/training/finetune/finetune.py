@@ -22,8 +22,7 @@ from nystrom_lab.training.finetune.finetune_settings import (
 from nystrom_lab.training.finetune.run import OWN, FineTuning, LabelledInputs, chosen_task, read_texts
 from nystrom_lab.training.grid.slurm import Jobs
 from nystrom_lab.training.hardware import is_main, usable_device, usable_precision
-from nystrom_lab.training.life import execute
-from nystrom_lab.training.ranks import leaving_the_group
+from nystrom_lab.training.life import execute, leaving_the_group
 from nystrom_lab.training.run_folder import RunFolder
 from nystrom_lab.training.run_progress import no_file_bars
 

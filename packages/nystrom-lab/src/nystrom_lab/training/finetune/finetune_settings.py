@@ -5,7 +5,7 @@ which the paper does not specify, is BERT's: a warm-up over a tenth of the steps
 and gradients clipped to a norm of 1.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from nystrom.checks import check_at_least, check_positive
@@ -24,6 +24,9 @@ class FinetuneSettings(Resolved, FinetuneOptions):
 
     Its `task` is "own" for a user's own texts, and its `model` the name of the model that it starts from.
     """
+
+    task: str = "own"
+    max_length: int = field(kw_only=True)
 
     def __post_init__(self):
         super().__post_init__()

@@ -14,7 +14,7 @@ keeps those of runs whose folders were moved away.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import partial
 from itertools import product
 from pathlib import Path
@@ -22,7 +22,7 @@ from typing import Any, Literal
 
 from nystrom.attention.method_names import NO_ATTENTION, read_method
 from nystrom.checks import check_at_least
-from nystrom_lab.config import NO_SLURM, Arena, Device, Machine, Slurm, TrainOptions, Where
+from nystrom_lab.config import NO_SLURM, Device, Machine, Slurm, TrainOptions, Where
 from nystrom_lab.data.lra.facts import LRA
 from nystrom_lab.measure.rows import check_rows, cores
 from nystrom_lab.training.grid.processes import Processes
@@ -32,7 +32,7 @@ from nystrom_lab.training.grid.table import TABLE, last_line, result_of, write_t
 from nystrom_lab.training.hardware import processes, usable_device, visible_gpus
 from nystrom_lab.training.presets import Preset, find_preset
 from nystrom_lab.training.run_folder import RunFolder, alone
-from nystrom_lab.training.run_settings import Settings, data_positions, lengthened, settle
+from nystrom_lab.training.run_settings import Settings, data_positions, lengthened, settle, train_options
 from nystrom_lab.training.trials import SEARCH, TRIALS, outcome_of, read_search
 
 PresetName = Literal[
@@ -45,10 +45,10 @@ TaskPlan = tuple[Preset, Path, dict[str, Settings]]
 
 
 @dataclass(frozen=True, kw_only=True)
-class GridOptions(Arena, Machine):
+class GridOptions(Machine):
     """Train every method on every task with every seed; the same command continues interrupted runs.
 
-    Arguments that are not given take the preset's values. Runs with other settings need another folder; several sizes
+    What is not changed has the preset's values. Runs with other settings need another folder; several sizes
     of a method can share one.
 
     Attributes:
@@ -76,6 +76,7 @@ class GridOptions(Arena, Machine):
         on: "local", or "slurm": one job per run, on the cluster of this machine. This process may end before the jobs;
             the same command waits for them again.
         slurm: Resources of each job.
+        changes: Changes to the preset, by the names of the fields of `nystrom_lab.config.Arena`.
     """
 
     to: Path
@@ -93,14 +94,15 @@ class GridOptions(Arena, Machine):
     compile: bool = False
     on: Where = "local"
     slurm: Slurm = NO_SLURM
+    changes: Mapping[str, Any] = field(default_factory=dict)
 
     def training(self, task: str, preset: str, method: str, *, seed: int, device: Device) -> TrainOptions:
         """The options of one run of the grid."""
         attention, options = (method, {}) if method == NO_ATTENTION else read_method(method)
-        own = {entry.name for entry in fields(TrainOptions)} - {"task", "data", "to", "model", "max_length", "threads"}
+        own = {entry.name for entry in fields(TrainOptions)} - {"task", "data", "to", "max_length", "threads"}
         same: dict[str, Any] = {name: value for name, value in vars(self).items() if name in own}
         one = {"attention": attention, "options": options, "preset": preset, "seed": seed, "device": device}
-        return TrainOptions(task, **(same | one))
+        return train_options(task, **(same | one | dict(self.changes)))
 
 
 def run_grid(asked: GridOptions) -> list[Failure]:

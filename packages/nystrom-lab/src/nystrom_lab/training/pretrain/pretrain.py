@@ -25,7 +25,7 @@ from nystrom_lab.measure.memory import check_memory
 from nystrom_lab.measure.rows import Row
 from nystrom_lab.training.compiling import check_compiler
 from nystrom_lab.training.hardware import is_main, usable_device, usable_precision
-from nystrom_lab.training.life import Data, Kind, execute
+from nystrom_lab.training.life import Data, Kind, execute, leaving_the_group
 from nystrom_lab.training.pretrain.data import HeldOutInstances, open_instances
 from nystrom_lab.training.pretrain.masked_language import PretrainingTrainer
 from nystrom_lab.training.pretrain.pretrain_settings import (
@@ -35,7 +35,7 @@ from nystrom_lab.training.pretrain.pretrain_settings import (
 )
 from nystrom_lab.training.pretrain.scores import score_model, score_rows
 from nystrom_lab.training.pretrain.source import check_vocabulary, describe, encoder_config, find_source, start_model
-from nystrom_lab.training.ranks import check_pieces, leaving_the_group
+from nystrom_lab.training.ranks import check_pieces
 from nystrom_lab.training.results import Provenance
 from nystrom_lab.training.run_folder import RunFolder
 from nystrom_lab.training.run_progress import no_file_bars

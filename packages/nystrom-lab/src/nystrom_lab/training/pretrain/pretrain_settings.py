@@ -51,12 +51,17 @@ def _demo_methods(length: int) -> Mapping[str, MethodSetting]:
 
 
 @dataclass(frozen=True, kw_only=True)
-class PretrainingPreset(Loop, EncoderSize, Optimizer):
+class PretrainingPreset(Loop, Optimizer):
     """Settings of one pretraining; sizes that are None are those of the starting model.
 
     Attributes:
         name: Name.
         source: The paper that the settings come from.
+        length: Tokens of an instance.
+        num_hidden_layers: Layers.
+        hidden_size: Width of a token.
+        num_attention_heads: Heads.
+        intermediate_size: Width inside the feed-forward block.
         steps_from_model: Steps of a run that starts from a trained model; None for `steps`.
         lengthens: Whether the starting model gets more positions if it has fewer than `length`.
         methods: Function from the number of positions to the settings of each method, by name.
@@ -67,6 +72,11 @@ class PretrainingPreset(Loop, EncoderSize, Optimizer):
 
     name: str
     source: str
+    length: int
+    num_hidden_layers: int | None
+    hidden_size: int | None
+    num_attention_heads: int | None
+    intermediate_size: int | None
     steps_from_model: int | None = None
     lengthens: bool = False
     methods: Methods = _methods
@@ -158,7 +168,7 @@ SIZES: tuple[str, ...] = ("num_hidden_layers", "hidden_size", "num_attention_hea
 
 
 @dataclass(frozen=True, kw_only=True)
-class PretrainingSettings(Resolved, PretrainOptions):
+class PretrainingSettings(Resolved, Loop, EncoderSize, PretrainOptions):
     """Everything that determines the result of a pretraining, except the data; its `model` is the name of the folder.
 
     Attributes:
