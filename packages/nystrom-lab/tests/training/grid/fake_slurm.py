@@ -30,7 +30,9 @@ def sbatch(words: list[str]) -> None:
 def run(words: list[str]) -> None:
     job, script = words
     done = subprocess.run(["bash", script], stdin=subprocess.DEVNULL, stderr=subprocess.DEVNULL, check=False)
-    (STATES / f"{job}.state").write_text("FAILED" if done.returncode else "COMPLETED")
+    # A state is never seen half written.
+    (STATES / f"{job}.next").write_text("FAILED" if done.returncode else "COMPLETED")
+    (STATES / f"{job}.next").replace(STATES / f"{job}.state")
 
 
 def srun(words: list[str]) -> None:
