@@ -31,7 +31,8 @@ from nystrom_lab.training.finetune.classifier import StartClassifier, find_class
 from nystrom_lab.training.finetune.finetune_settings import FinetuneSettings
 from nystrom_lab.training.finetune.results import ResultRows
 from nystrom_lab.training.finetune.run import LabelledInputs, read_texts, run_once, settle
-from nystrom_lab.training.grid.slurm import Jobs, Work, alive_jobs, check_no_jobs
+from nystrom_lab.training.grid.scheduler import Work
+from nystrom_lab.training.grid.slurm import Jobs, alive_jobs, check_no_jobs
 from nystrom_lab.training.hardware import processes, usable_device, usable_precision
 from nystrom_lab.training.run_folder import RunFolder, alone
 from nystrom_lab.training.run_progress import no_file_bars
