@@ -33,6 +33,10 @@ def error(method, n=8192, quantity="relative error of the hidden states"):
     return f"{value('long-inputs.csv', quantity, method, n):.2f}"
 
 
+def bias(method, quantity, n):
+    return value("position-bias.csv", quantity, method, n)
+
+
 def whole_model_on_a_gpu(pick):
     rows = [row for row in read_rows(ROOT / "results" / "gpu-model.csv") if row.quantity.endswith(" time")]
     exact = {(row.quantity, row.n): row.value for row in rows if row.method == "softmax"}
@@ -98,6 +102,30 @@ QUANTITIES = {
     "a layer with nystrom over 100,000 tiles": (
         [r"takes {} s with `nystrom`, 18 with"],
         f"{value('slides.csv', 'forward time', 'NystromAttention', 100_000) / 1e3:.1f}",
+    ),
+    **{
+        f"near_far with buckets, {what} at {n:,}": (
+            [pattern],
+            f"{bias('near_far, buckets', f'{what} time / near_far', n):.2f}",
+        )
+        for what, n, pattern in (
+            ("forward", 2048, r"takes {} times as long with them"),
+            ("forward", 8192, r"at 2,048 tokens, and {} times at 8,192; with the gradients"),
+            ("training", 2048, r"that of the table among them, {} and"),
+            ("training", 8192, r"that of the table among them, \d\.\d+ and {} times"),
+        )
+    },
+    "near_far with buckets, memory of a layer of ProtT5's shape": (
+        [r"over 35,213 residues, takes {} GB"],
+        f"{bias('near_far, buckets', 'forward peak memory', 35_213) / 1e3:.2f}",
+    ),
+    "near_far with ALiBi, memory of a layer of TITAN's shape": (
+        [r"over 20,000 tiles, takes {} GB"],
+        f"{bias('near_far, ALiBi in 2-D', 'forward peak memory', 20_000) / 1e3:.2f}",
+    ),
+    "near_far with ALiBi, time of a layer of TITAN's shape": (
+        [r"and {} of the time of exact attention with the same bias"],
+        f"{bias('near_far, ALiBi in 2-D', 'forward time / exact, ALiBi in 2-D', 20_000):.2f}",
     ),
     "a layer with near_far over 100,000 tiles": (
         [r"s with `nystrom`, {} with `near_far` of growing sizes"],
