@@ -1,4 +1,6 @@
-"""One labelled file has one answer, whichever command reads it: fine-tuning, training on bytes, or healing."""
+"""One labelled file has one answer, whichever command reads it: fine-tuning, training on bytes, its preparation, or
+healing.
+"""
 
 import random
 from collections.abc import Sequence
@@ -8,6 +10,7 @@ import pytest
 
 from nystrom_lab.data.language.labelled.glue import own_task
 from nystrom_lab.data.language.labelled.splits import read_labelled
+from nystrom_lab.data.lra.texts.own_texts import prepare_own
 from nystrom_lab.data.lra.texts.reviews import prepare_text
 from nystrom_lab.data.sources.corpora import find_corpora
 
@@ -52,6 +55,8 @@ def answer(command: str, file: Path) -> str:
         if command == "finetune":
             read_labelled([file], own_task(), own=True)
         elif command == "train":
+            prepare_own("text", file, under=file.parent / "prepared")
+        elif command == "prepare":
             prepare_text(file, file.parent / "prepared")
         else:
             list(find_corpora([file])[0])
@@ -62,9 +67,9 @@ def answer(command: str, file: Path) -> str:
 
 def cases():
     for name, (content, of_labels, of_texts) in FILES.items():
-        for command in ("finetune", "train", "heal"):
+        for command in ("finetune", "train", "prepare", "heal"):
             wanted = of_texts if command == "heal" else of_labels
-            if (name, command) == ("labels that are no whole numbers", "train"):
+            if name == "labels that are no whole numbers" and command in ("train", "prepare"):
                 wanted = "are numbers"
             yield pytest.param(command, content, wanted, id=f"{name}-{command}")
 

@@ -107,13 +107,14 @@ static REAL softmax(REAL* x, const REAL* bias, REAL scale, int64_t size) {
 
 struct Blocks {
     Rows q, k, v, out, grad, of_q, of_k, of_v;
-    const int64_t *heavy, *cluster;
+    const int64_t* heavy;
     const uint8_t* found;
+    const int64_t* cluster;
     int64_t* selected;
     const uint8_t* real;
     const REAL* bias;
     REAL* of_bias;
-    int64_t tokens, d, e, heavies, clusters, size, reach, selects, heads, furthest, beside;
+    int64_t clusters, size, reach, tokens, d, e, heavies, selects, heads, furthest, beside;
     double scale;
 };
 

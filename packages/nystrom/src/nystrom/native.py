@@ -1,16 +1,17 @@
 r"""Loops of our own on a CPU, `native.cpp`: a head at a time, each product, softmax and sum in the cache of a core.
 
-They compute what `block_stretches`, `clusters.nearest_cluster`, `landmark_sums`, `attention.skip` and
-`attention.fused`, `linalg.pinv.iterate` and `landmarks.segment_means` do by torch's operators, in float32 and float64.
-A thread of torch takes whole heads, or stretches of tokens that no sum crosses, so that a result depends neither on the
-number of threads nor on what else the machine does. `native_library` has the machine's compiler make them at the first
-call that needs them. Without a compiler, with NYSTROM_NATIVE=0, and where something watches or transforms the
-operators, torch's operators do the work: `status` says which, and why.
+They compute what `block_stretches`, `biased_blocks` (for buckets), `clusters.nearest_cluster`, `landmark_sums`,
+`attention.skip`, `attention.fused`, `linalg.pinv.iterate` and `landmarks.segment_means` do by torch's operators, in
+float32 and float64. A thread of torch takes whole heads, or stretches of tokens that no sum crosses, so that a result
+depends neither on the number of threads nor on what else the machine does. `native_library` has the machine's compiler
+make them at the first call that needs them. Without a compiler, with NYSTROM_NATIVE=0, and where something watches or
+transforms the operators, torch's operators do the work: `status` says which, and why.
 """
 
 import ctypes
 import functools
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -25,6 +26,7 @@ _OF_LANDMARKS = (
     *("q", "landmarks", "middle", "v", "to", "out", "grad"),
     *("of_q", "of_landmarks", "of_middle", "of_v", "of_w", "w", "bias", "sums"),
 )
+_OF_BLOCKS = "q", "k", "v", "out", "grad", "of_q", "of_k", "of_v"
 _DTYPES = torch.float32, torch.float64
 # Numbers up to which torch, too, takes one thread.
 _GRAIN = 2**15
@@ -68,6 +70,27 @@ class _Inverse(ctypes.Structure):
         ("history", ctypes.c_void_p),
         *((name, ctypes.c_int64) for name in ("m", "steps")),
     )
+
+
+class _Blocks(ctypes.Structure):
+    """The arguments of the loops over blocks of queries, see `run_blocks`."""
+
+    _fields_ = (
+        *((name, Rows) for name in _OF_BLOCKS),
+        *((name, ctypes.c_void_p) for name in ("heavy", "found", "cluster", "selected", "real", "bias", "of_bias")),
+        *((name, ctypes.c_int64) for name in ("clusters", "size", "reach", "tokens", "d", "e", "heavies", "selects")),
+        *((name, ctypes.c_int64) for name in ("heads", "furthest", "beside")),
+        ("scale", ctypes.c_double),
+    )
+
+
+class Positions(NamedTuple):
+    """A bias of positions, as native.cpp's `Positions` has it."""
+
+    numbers: Tensor  # Of each head (h, x)
+    furthest: int
+    beside: int
+    gradient: Tensor | None = None  # Of the numbers, for each row of the queries, which is written
 
 
 class Status(NamedTuple):
@@ -159,6 +182,37 @@ def run_landmarks(name: str, scale: float = 1.0, **tensors: Tensor | None) -> No
         scale,
     )
     run(name, arguments, b * h, *x.values())
+
+
+def run_blocks(
+    name: str,
+    chosen: Sequence[Tensor],
+    sizes: tuple[int, int, int],
+    scale: float,
+    *,
+    selected: Tensor | None = None,
+    real: Tensor | None = None,
+    positions: Positions | None = None,
+    **tensors: Tensor,
+) -> None:
+    """Call a loop of `native.cpp` over the blocks of each head of near_far, whose tokens are whole blocks.
+
+    It writes into the memory of `out`, of the gradients, or of `selected`. What is chosen are heavy keys, which of them
+    exist, and the cluster of each key; the sizes are the number of clusters, the queries of a block, and its reach.
+    """
+    x, chosen = {name: dense(x) for name, x in tensors.items()}, [packed(each) for each in chosen]
+    bias, furthest, beside, of_bias = positions or (None, 0, 0, None)
+    others = [None if each is None else packed(each) for each in (selected, real, bias, of_bias)]
+    arguments = _Blocks(
+        *(Rows.of(x.get(name)) for name in _OF_BLOCKS),
+        *(None if each is None else each.data_ptr() for each in (*chosen, *others)),
+        *sizes,
+        *(x["q"].shape[1], x["q"].shape[2], x["v"].shape[2], chosen[0].shape[1]),
+        0 if selected is None else selected.shape[2],
+        *(1 if bias is None else len(bias), furthest, beside),
+        scale,
+    )
+    run(name, arguments, len(x["q"]), *x.values(), *chosen, *(each for each in others if each is not None))
 
 
 def run_iteration(a: Tensor, z: Tensor | None, steps: int, *, keep: bool) -> tuple[Tensor, Tensor | None]:

@@ -1,12 +1,17 @@
 """T5 and its kin by near_far: equal in the exact limit, and without transformers' n x n bias."""
 
+import inspect
+
 import pytest
 import torch
 from torch.testing import assert_close
 from torch.utils._python_dispatch import TorchDispatchMode
-from transformers import T5Config, T5EncoderModel, T5Model
+from transformers import LongT5Config, LongT5EncoderModel, T5Config, T5EncoderModel, T5Model
+from transformers.models.t5.modeling_t5 import T5Attention
 
 from nystrom.integrations import check_attention, set_attention
+from nystrom.integrations.first_checks import asking_layers
+from nystrom.integrations.layer_calls import intercepted
 
 SIZES = {"d_model": 16, "num_layers": 2, "num_heads": 2, "d_ff": 24, "d_kv": 8, "vocab_size": 64, "dropout_rate": 0.0}
 N = 70
@@ -74,6 +79,69 @@ def test_a_decoder_stays_exact():
     named = {"input_ids": ids, "attention_mask": keep.long(), "decoder_input_ids": ids[:, :9]}
     assert_close(ours(**named)[0], exact(**named)[0], rtol=1e-4, atol=1e-5)
     assert len(check_attention(ours, named).exact) == 4
+
+
+SMALL = {"block_size": 8, "reach": 2, "num_heavy": 4, "num_clusters": 4, "exact_up_to": 0}
+
+
+def test_an_encoder_that_was_exact_is_set(monkeypatch):
+    # As if no model of this class had been made with a method.
+    monkeypatch.setattr(T5Attention, "compute_bias", inspect.unwrap(T5Attention.compute_bias))
+    (ids, keep), model = texts(), make("sdpa")
+    named = {"input_ids": ids, "attention_mask": keep.long()}
+    exact = model(**named)[0]
+    set_attention(model, "near_far")
+    assert_close(model(**named)[0][keep], exact[keep], rtol=1e-10, atol=1e-10)
+    set_attention(model, "sdpa")
+    assert_close(model(**named)[0], exact)
+
+
+@pytest.mark.parametrize("layer", [0, 1])
+def test_layers_that_are_exact_stand_beside_others(layer):
+    (ids, keep), model = texts(), make("near_far", **SMALL, exact_layers=(layer,))
+    named = {"input_ids": ids, "attention_mask": keep.long()}
+    assert len(check_attention(model, named).exact) == 1
+    far = (model(**named)[0] - make("sdpa")(**named)[0])[keep].abs().max()
+    both = (make("near_far", **SMALL)(**named)[0] - make("sdpa")(**named)[0])[keep].abs().max()
+    assert 0 < far != both
+
+
+@pytest.mark.filterwarnings("ignore:.gradient_checkpointing_enable. is deprecated")
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_checkpoints_of_an_encoder_change_no_gradient(reentrant):
+    (ids, keep), grads = texts(), []
+    for checkpoints in (False, True):
+        model = make("near_far", **SMALL).train()
+        if checkpoints:
+            model.gradient_checkpointing_enable({"use_reentrant": reentrant})
+        embedded = model.shared(ids).detach().requires_grad_()
+        model(inputs_embeds=embedded, attention_mask=keep.long())[0][keep].square().sum().backward()
+        grads.append([embedded.grad, *(x.grad for name, x in model.named_parameters() if "shared" not in name)])
+    for ours, theirs in zip(*grads, strict=True):
+        assert_close(ours, theirs, rtol=1e-9, atol=1e-10)
+
+
+@pytest.mark.refuses
+@pytest.mark.parametrize("part", ["encoder.block.1", "encoder.block.0.layer.0.SelfAttention"])
+def test_a_single_exact_layer_is_refused_with_the_way_out(part):
+    model = make("near_far")
+    with pytest.raises(ValueError, match=r"hand their relative positions to: .* exact_layers"):
+        set_attention(model.get_submodule(part), "sdpa")
+    assert {layer.config._attn_implementation for layer in asking_layers(model)} == {"near_far"}
+
+
+@pytest.mark.refuses
+def test_an_inspection_is_refused_with_the_way_out():
+    model = make("sdpa")
+    with pytest.raises(ValueError, match=r"adds relative positions .* compare its states"), intercepted(model, None):
+        model(input_ids=texts()[0])
+
+
+@pytest.mark.refuses
+def test_encoders_with_local_attention_of_their_own_are_refused():
+    config = LongT5Config(**SIZES, local_radius=4, encoder_attention_type="local")
+    with pytest.raises(ValueError, match="LongT5Stack has attention of its own"):
+        LongT5EncoderModel._from_config(config, attn_implementation="near_far")
 
 
 @pytest.mark.refuses

@@ -46,13 +46,15 @@ def unregistered():
     unregister()
 
 
+def config_of(name):
+    return tabpfn.ARCHITECTURES[name].parse_config({**SIZES[name], "max_num_classes": 3, "num_buckets": 5})[0]
+
+
 @pytest.fixture(params=SIZES)
 def model(request):
     """Each architecture with two layers, at weights so large that attention is far from uniform."""
-    module = tabpfn.ARCHITECTURES[request.param]
-    config, _ = module.parse_config({**SIZES[request.param], "max_num_classes": 3, "num_buckets": 5})
     torch.manual_seed(0)
-    model = module.get_architecture(config).eval()
+    model = tabpfn.ARCHITECTURES[request.param].get_architecture(config_of(request.param)).eval()
     with torch.no_grad():
         for weight in model.parameters():
             weight.normal_(std=0.3)
@@ -117,6 +119,30 @@ def test_a_cache_is_compressed_once_and_its_contexts_go_with_it(model, dtype, mo
     del cache.kv, cache
     gc.collect()
     assert backend.contexts.bytes_kept() == 0
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("model", ["tabpfn_v3_5"], indirect=True)
+@pytest.mark.parametrize("mode", ["fit_with_cache", "fit_preprocessors"])
+def test_a_classifier_on_breast_cancer_predicts_the_same(model, mode, monkeypatch):
+    from sklearn.datasets import load_breast_cancer
+    from tabpfn import ModelSpecs, TabPFNClassifier
+    from tabpfn.constants import ModelVersion
+    from tabpfn.inference_config import InferenceConfig
+
+    x, y = load_breast_cancer(return_X_y=True)
+    specs = ModelSpecs(model, config_of("tabpfn_v3_5"), InferenceConfig.get_default("multiclass", ModelVersion.V2_5))
+
+    def predict():
+        classifier = TabPFNClassifier(
+            n_estimators=1, model_path=specs, device="cpu", fit_mode=mode, ignore_pretraining_limits=True
+        )
+        return torch.from_numpy(classifier.fit(x[::2], y[::2]).predict_proba(x))
+
+    expected, made = predict(), count_contexts(monkeypatch)
+    register(from_rows=250, num_entries=6 * 300)
+    assert_close(predict(), expected, rtol=0, atol=1e-5)
+    assert made
 
 
 def count_contexts(monkeypatch):

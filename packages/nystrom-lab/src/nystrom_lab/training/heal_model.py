@@ -15,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 from safetensors.torch import load_file
 from torch import Tensor, nn
-from transformers import EvalPrediction, TrainerCallback, set_seed
+from transformers import EvalPrediction, TrainerCallback
 
 from nystrom.attention.method_names import sized_name
 from nystrom.command_options import ConvertOptions
@@ -33,7 +33,7 @@ from nystrom.models.files.folder import (
 from nystrom.sums import CARD, SUMS, find_fault
 from nystrom.temporary import naming, temporary_folder
 from nystrom.whole_files import check_folder, check_fresh, write_whole
-from nystrom_lab.config import HealOptions, Optimizer, command_line
+from nystrom_lab.config import HealOptions, Optimizer
 from nystrom_lab.data.language.encoder_texts import load_encoder
 from nystrom_lab.data.language.labelled.splits import TextSplit
 from nystrom_lab.data.language.tokenizer import load_tokenizer
@@ -45,10 +45,9 @@ from nystrom_lab.training.hardware import is_main, processes
 from nystrom_lab.training.heal_settings import HealSettings, planned, settle
 from nystrom_lab.training.heal_texts import read_texts
 from nystrom_lab.training.healing import Healing, two_tokens
-from nystrom_lab.training.ranks import leaving_the_group
+from nystrom_lab.training.life import Data, Kind, execute, leaving_the_group
 from nystrom_lab.training.run_folder import RunFolder, state_of, written
-from nystrom_lab.training.run_progress import no_file_bars
-from nystrom_lab.training.run_trainer import RunResults, RunTrainer, run_to_the_end, training_arguments
+from nystrom_lab.training.run_trainer import RunResults, RunTrainer, training_arguments
 from nystrom_lab.training.start import OWN_TYPES, StartModel, find_start
 
 OPTIMIZER = Optimizer(schedule="linear", clip_norm=1.0, adam_betas=(0.9, 0.999), weight_decay=0.0)
@@ -69,45 +68,75 @@ def heal_model(options: HealOptions, run: RunFolder, words: Sequence[str], *, re
         words: The command, after `nystrom`.
         resume: Continue the run in the folder.
     """
-    if options.threads is not None:
-        torch.set_num_threads(options.threads)
-    start = find_start(options.source)
-    _check_source(start)
-    with no_file_bars(), _converted(options) as (made, method, of_method):
-        student = load_encoder(made, decoders=True)
-        longest = positions_of(student.config) or longest_input(student.config)
-        settings = settle(
-            options,
-            attention=method,
-            of_method=of_method,
-            longest=longest,
-            fingerprint=start.fingerprint,
+    execute(HealRun(options, run, words), resume=resume)
+
+
+class HealRun(Kind[HealOptions, HealSettings]):
+    """A healing: the run whose best model is copied to the folder of the new model.
+
+    Args:
+        options: The user's options.
+        run: The folder of the run.
+        words: The command, after `nystrom`.
+    """
+
+    def __init__(self, options: HealOptions, run: RunFolder, words: Sequence[str]):
+        super().__init__(options, run)
+        self._words = words
+
+    @contextmanager
+    def opened(self) -> Iterator[None]:
+        """Convert the source into a folder that is removed at the end."""
+        self.start = find_start(self.options.source)
+        _check_source(self.start)
+        with _converted(self.options) as (self.made, self.method, self.method_options):
+            yield
+
+    def settings(self) -> HealSettings:
+        """Resolve the settings for the converted model."""
+        self.student = load_encoder(self.made, decoders=True)
+        return settle(
+            self.options,
+            attention=self.method,
+            of_method=self.method_options,
+            longest=positions_of(self.student.config) or longest_input(self.student.config),
+            fingerprint=self.start.fingerprint,
             processes=processes(),
         )
-        with run.held(settings, resume=resume, main=is_main()):
-            if not run.is_started or not run.is_finished:
-                check_fresh(options.to)
-            tokenizer = load_tokenizer(made)
-            train, held_out = _samples(settings, tokenizer)
-            run.check_data(digest := _digest(train, held_out))
-            if not run.is_done(resume=resume):
-                set_seed(settings.seed)
-                healing = Healing(student, made, settings.learn, mask=_mask_token(tokenizer))
-                collate = collator(padding_of(tokenizer))
-                healing.check_differs(collate([held_out[int(held_out.lengths.argmax())]]))
-                if is_main():
-                    run.start(
-                        settings, folder=", ".join(str(path.resolve()) for path in options.texts), fingerprint=digest
-                    )
-                stopped = _stopped_after(run, settings.before_last_stage) if resume else None
-                if stopped is not None:
-                    # Its last checkpoint is written, and its results are not.
-                    settings = replace(settings, steps=stopped, warmup_steps=0)
-                trainer = HealTrainer(healing, settings, made, train, held_out, collate, run)
-                run_to_the_end(trainer, resume=resume, command=command_line(words, settings.processes))
-            if is_main() and find_fault(options.to, of=run.best):
-                _copy_best(run, options.to)
-                print(f"healed {options.to}", flush=True)
+
+    def data(self, settings: HealSettings) -> Data:
+        """Read and encode the texts, if the folder of the new model is free."""
+        if not self.run.is_started or not self.run.is_finished:
+            check_fresh(self.options.to)
+        self.tokenizer = load_tokenizer(self.made)
+        self.train, self.held_out = _samples(settings, self.tokenizer)
+        folder = ", ".join(str(path.resolve()) for path in self.options.texts)
+        return Data(folder, _digest(self.train, self.held_out))
+
+    def model(self, settings: HealSettings) -> Healing:
+        """Make the module of both models, which must differ."""
+        healing = Healing(self.student, self.made, settings.learn, mask=_mask_token(self.tokenizer))
+        self.collate = collator(padding_of(self.tokenizer))
+        healing.check_differs(self.collate([self.held_out[int(self.held_out.lengths.argmax())]]))
+        return healing
+
+    def trainer(self, model: Healing, settings: HealSettings) -> RunTrainer[HealSettings]:
+        """Make the trainer, of fewer steps where an interrupted run had stopped learning."""
+        stopped = _stopped_after(self.run, settings.before_last_stage) if self.run.is_started else None
+        if stopped is not None:
+            # Its last checkpoint is written, and its results are not.
+            settings = replace(settings, steps=stopped, warmup_steps=0)
+        return HealTrainer(model, settings, self.made, self.train, self.held_out, self.collate, self.run)
+
+    def words(self, settings: HealSettings) -> Sequence[str]:
+        """The command as it was given."""
+        return self._words
+
+    def close(self) -> None:
+        """Copy the best model to its folder, unless it is there."""
+        if is_main() and find_fault(self.options.to, of=self.run.best):
+            _copy_best(self.run, self.options.to)
+            print(f"healed {self.options.to}", flush=True)
 
 
 def _copy_best(run: RunFolder, to: Path) -> None:
@@ -146,9 +175,9 @@ def _converted(options: HealOptions) -> Iterator[tuple[Path, str, dict[str, Any]
     check_folder(options.to.parent)
     with temporary_folder(options.to) as around:
         made = around / "converted"
-        method, of_method = _convert(options, made)
+        method, method_options = _convert(options, made)
         with naming(options.source, made):
-            yield made, method, of_method
+            yield made, method, method_options
 
 
 def _convert(options: HealOptions, to: Path) -> tuple[str, dict[str, Any]]:
@@ -175,15 +204,15 @@ def _convert(options: HealOptions, to: Path) -> tuple[str, dict[str, Any]]:
                 "replaced: leave it out."
             )
     model = load_encoder(options.source, decoders=True)
-    method, of_method = planned(options)
+    method, method_options = planned(options)
     method = method or "nystrom"
-    set_attention(model, method, of_method)
+    set_attention(model, method, method_options)
     check_attention(model, two_tokens(model))
     save_with_attention(model, to)
     length = longest_input(model.config) or load_tokenizer(options.source).model_max_length
     copy_tokenizer(options.source, to, max_length=length)
     copy_sentence_modules(options.source, to, max_length=length)
-    return method, of_method
+    return method, method_options
 
 
 def _mask_token(tokenizer: Any) -> int | None:

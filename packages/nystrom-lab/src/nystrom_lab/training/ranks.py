@@ -13,8 +13,6 @@ rank applies dropout to its own tokens, with its own generator. After the poolin
 same values, a step averages over their draws.
 """
 
-import functools
-import gc
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -66,33 +64,6 @@ def connect(device: str, timeout: timedelta) -> None:
         raise LostRanks(
             f"the processes did not connect ({error}): start all of them, or increase --timeout."
         ) from error
-
-
-def leave() -> None:
-    """Disconnect from the other processes, if any, once nothing else holds their group.
-
-    The threads of gloo end with the group. One that still lives when the interpreter ends may abort the process, whose
-    work is done (SIGABRT, "terminate called without an active exception"); torchrun would then start it again.
-
-    The last reference to the group must be that of `torch.distributed`, which releases the GIL and then waits for the
-    threads. A garbage-collected model does not release it, and deadlocks with a thread that waits for it.
-    """
-    if dist.is_initialized():
-        # Models and trainers are parts of cycles.
-        gc.collect()
-        dist.destroy_process_group()
-
-
-def leaving_the_group(work: Callable[P, R]) -> Callable[P, R]:
-    """Wrap work so that the process disconnects afterwards, when the objects of the work are gone."""
-
-    @functools.wraps(work)
-    def done(*args: P.args, **kwargs: P.kwargs) -> R:
-        result = work(*args, **kwargs)
-        leave()
-        return result
-
-    return done
 
 
 def own_place(store: Store, rank: int, size: int, timeout: timedelta) -> PrefixStore:

@@ -47,6 +47,7 @@ LABELS = {
     ("pos", "neg", "None"): "the label is 'None', which means",
     # Of hateful texts and others.
     ("sexism", "none"): ("none", "sexism"),
+    (): "there are no texts with labels: add some",
     ("x",): r"of x: the only label is 'x' \(rows: 7\)",
     tuple(map(str, range(1001))): "the labels have 1001 values, more than 1000: name the column .* --labels numbers",
 }

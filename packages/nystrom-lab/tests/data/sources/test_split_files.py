@@ -30,6 +30,12 @@ def test_splits_that_the_arena_has_not_are_left_out_and_said(tmp_path):
     assert source.remarks == ["splits left out: validation_mismatched"]
 
 
+def test_a_folder_of_mismatched_pairs_alone_has_no_training(tmp_path):
+    (tmp_path / "dev_mismatched.csv").write_text("text,label\na,1\nb,0\n")
+    with pytest.raises(ValueError, match="none for training: add some"):
+        prepare_text(tmp_path, tmp_path / "to")
+
+
 def test_a_cut_file_keeps_nothing_half_made(tmp_path):
     (tmp_path / "train.csv.gz").write_bytes(gzip.compress(b"text,label\n" + b"a,1\nb,0\n" * 999)[:-4])
     with pytest.raises(ValueError, match=r"train.csv.gz cannot be unpacked"):

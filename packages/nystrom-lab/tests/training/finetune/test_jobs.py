@@ -13,8 +13,8 @@ from torch.testing import assert_close
 from nystrom_lab.config import SearchGrid, Slurm
 from nystrom_lab.measure.rows import read_rows
 from nystrom_lab.training.finetune import search as jobs
-from nystrom_lab.training.grid.processes import Failure
 from nystrom_lab.training.grid.run_grid import status_lines
+from nystrom_lab.training.grid.scheduler import Failure
 from nystrom_lab.training.grid.slurm import PRIVATE, Jobs, _prefix, alive_jobs
 from nystrom_lab.training.run_trainer import NotFinite, RunTrainer
 

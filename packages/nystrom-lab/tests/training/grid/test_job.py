@@ -1,6 +1,6 @@
 import pytest
 
-from nystrom_lab.training.grid.processes import open_log
+from nystrom_lab.training.grid.scheduler import open_log
 
 
 def test_a_log_grows_and_is_not_written_through_a_link(tmp_path):

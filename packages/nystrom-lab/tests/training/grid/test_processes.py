@@ -8,13 +8,14 @@ import pytest
 import torch
 
 from nystrom_lab.training.grid.child import OUT_OF_MEMORY, exit_code
-from nystrom_lab.training.grid.processes import Grid, Run
+from nystrom_lab.training.grid.processes import LocalJob, Processes
+from nystrom_lab.training.grid.scheduler import Work
 from nystrom_lab.training.hardware import visible_gpus
 
 # Writes its GPUs to a file, and exits with the next code that it is given.
 CHILD = """
 import json, os, sys
-codes = json.loads(sys.argv[-1])["codes"]
+codes = json.loads(sys.argv[-1])[0]
 with open("seen", "a") as file:
     file.write(f"{sys.argv[-1]} {os.environ.get('CUDA_VISIBLE_DEVICES')}\\n")
 print("word")
@@ -22,16 +23,20 @@ raise SystemExit(codes[open("seen").read().count(sys.argv[-1]) - 1])
 """
 
 
+def run(name, *codes):
+    """A run that never has a result."""
+    return Work(name, print, [codes, name], str)
+
+
 @pytest.fixture
 def grid(tmp_path, monkeypatch):
     """Makes a grid whose processes exit with the codes in the arguments of their run, one after the other."""
     monkeypatch.chdir(tmp_path)
-    return lambda **given: Grid(tmp_path, command=[sys.executable, "-c", CHILD], **given)
+    return lambda **given: Processes(tmp_path, command=[sys.executable, "-c", CHILD], **given)
 
 
 def test_a_run_without_memory_is_tried_again_once_when_it_is_alone(grid, tmp_path, capsys):
-    runs = [Run("large", {"codes": [OUT_OF_MEMORY, OUT_OF_MEMORY]}), Run("other", {"codes": [1]})]
-    failures = grid(jobs=1).train(runs)
+    failures = grid(jobs=1).run([run("large", OUT_OF_MEMORY, OUT_OF_MEMORY), run("other", 1)])
     assert [(failure.name, failure.reason) for failure in failures] == [
         ("other", "exit code 1: word"),
         ("large", "no memory was left: word"),
@@ -44,21 +49,21 @@ def test_an_interruption_says_that_the_same_command_continues_and_ends_the_proce
     def interrupt(_):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("nystrom_lab.training.grid.processes.time", SimpleNamespace(sleep=interrupt))
-    grid = Grid(tmp_path, jobs=1, command=[sys.executable, "-c", "import sys; sys.stdin.read()"])
+    monkeypatch.setattr("nystrom_lab.training.grid.scheduler.time", SimpleNamespace(sleep=interrupt))
+    grid = Processes(tmp_path, jobs=1, command=[sys.executable, "-c", "import sys; sys.stdin.read()"])
     with pytest.raises(KeyboardInterrupt):
-        grid.train([Run("one", {}), Run("two", {})])
+        grid.run([run("one"), run("two")])
     assert "\nStopped with 0 of 2 runs finished; the same command continues.\n" in capsys.readouterr().out
-    assert all(process.poll() is not None for process in grid.running)
+    assert [job.process.poll() is not None for job in grid.running.values()] == [True]
 
 
 def test_a_run_waits_while_the_others_leave_too_little_memory(tmp_path):
-    grid = Grid(tmp_path, jobs=2)
+    grid = Processes(tmp_path, jobs=2)
     grid.peak = 500.0
     # Alone it may always start.
     assert grid._is_room(400_000_000)
     with subprocess.Popen([sys.executable, "-c", ""]) as process:
-        grid.running[process] = Run("one", {})
+        grid.running["one"] = LocalJob(process, None)
         assert not grid._is_room(400_000_000)
         assert grid._is_room(600_000_000)
 
@@ -80,7 +85,7 @@ def test_each_run_has_a_gpu_of_its_own_where_there_are_several(grid, tmp_path, m
 
     def given(gpus):
         (tmp_path / "seen").unlink(missing_ok=True)
-        grid(jobs=3, gpus=gpus).train([Run(name, {"codes": [1], "name": name}) for name in ("a", "b", "c")])
+        grid(jobs=3, gpus=gpus).run([run(name, 1) for name in ("a", "b", "c")])
         return sorted(line.rpartition(" ")[2] for line in (tmp_path / "seen").read_text().splitlines())
 
     assert given(["0", "3"]) == ["0", "0", "3"]

@@ -7,13 +7,16 @@ import stat
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from nystrom_lab.config import NO_SLURM, Slurm
+from nystrom_lab.training.grid import scheduler
 from nystrom_lab.training.grid import slurm as slurm_module
 from nystrom_lab.training.grid.run_grid import status_lines
-from nystrom_lab.training.grid.slurm import PRIVATE, Jobs, Work, alive_jobs, queue
+from nystrom_lab.training.grid.scheduler import Work
+from nystrom_lab.training.grid.slurm import PRIVATE, Jobs, alive_jobs, queue
 
 pytest.importorskip("submitit")
 
@@ -92,7 +95,7 @@ def test_jobs_that_outlive_their_command_are_waited_for_and_not_submitted_again(
         raise KeyboardInterrupt
 
     with monkeypatch.context() as stopped:
-        stopped.setattr(Jobs, "_wait", interrupt)
+        stopped.setattr(scheduler, "time", SimpleNamespace(sleep=interrupt))
         with pytest.raises(KeyboardInterrupt):
             jobs(to).run(pieces)
     assert "The jobs go on" in capsys.readouterr().out

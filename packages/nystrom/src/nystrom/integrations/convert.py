@@ -86,7 +86,7 @@ def convert(request: ConvertOptions) -> Conversion:
         known = ", ".join([*FAMILIES, "nystromformer", EncoderConfig.model_type])
         raise ValueError(
             f"{source} holds a model of type {kind!r}; expected one of {known}. For other models, "
-            "attn_implementation='nystrom' replaces the attention alone."
+            "attn_implementation='nystrom' replaces the attention alone, and 'near_far' that of T5 and its kin."
         )
     if planned is not None:
         planned.check_layers(made.config.num_hidden_layers, str(source))

@@ -4,7 +4,7 @@ r"""Intercept the inputs of each attention layer of a running model, and compute
 are supported, the same as for the methods of this library:
 
 - layers of a transformers model that ask transformers' AttentionInterface; local ones, and those under a mask per pair
-  of tokens, keep their exact attention and are not shown to `attend`;
+  of tokens, keep their exact attention and are not shown to `attend`; those with T5's relative positions raise;
 - layers that hold a method of this library (`nystrom.models`, `nystrom.MultiheadAttention`, and what
   `nystrom.replace_attention` put in). A skip convolution of the values is added to what `attend` gives.
 
@@ -30,6 +30,7 @@ from nystrom.integrations.attention_interface import Route, choose_route, masks_
 from nystrom.integrations.mask_interface import check_asks, make_mask
 from nystrom.integrations.modules import default_options
 from nystrom.integrations.position_tables import watch_positions
+from nystrom.integrations.relative_positions import has_buckets
 from nystrom.shapes import Masks
 
 INTERCEPTED = "nystrom_intercepted"
@@ -224,6 +225,12 @@ class _Calls:
             dropout: float = 0.0,
             **named: Any,
         ) -> tuple[Tensor, None]:
+            if has_buckets(module):
+                raise ValueError(
+                    f"{type(module).__name__} adds relative positions to its scores, which are not looked at: set the "
+                    'encoder to "near_far" by nystrom.integrations.set_attention, and compare its states with those of '
+                    '"sdpa".'
+                )
             number = self.next()
             route = choose_route(_ASKED, module, query, attention_mask, named)
             if route.cu_seqlens is not None:

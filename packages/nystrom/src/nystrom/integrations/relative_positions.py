@@ -8,6 +8,7 @@ into it on its way. Layers of it that are exact make the numbers of all pairs, a
 Decoders keep transformers' exact attention and bias, in their own layers and in cross-attention.
 """
 
+import inspect
 from functools import wraps
 from typing import Any
 
@@ -29,6 +30,13 @@ _OF_T5 = {
 def has_buckets(layer: nn.Module) -> bool:
     """Whether a layer has T5's relative positions, or is handed those of one that has."""
     return any(kind.__name__ in _OF_T5 for kind in type(layer).__mro__)
+
+
+def is_handed_positions(layer: Any) -> bool:
+    """Whether it is a layer of an encoder that hands its relative positions to the next, as all do except UMT5's."""
+    if not has_buckets(layer) or layer.is_decoder:
+        return False
+    return "position_bias" in inspect.signature(layer.forward).parameters
 
 
 def takes_bias(method: str) -> bool:
@@ -59,6 +67,9 @@ def _read_table(kind: Any) -> None:
         method = self.config._attn_implementation
         if self.is_decoder or method not in (*METHODS, PLAN) or not takes_bias(method):
             return made(self, *lengths, **named)
-        return RelativeBuckets(self.relative_attention_bias.weight.T, self.relative_attention_max_distance)
+        # Checkpointing by re-entry runs this without a graph, and the layers that are handed it later with one.
+        with torch.enable_grad():
+            table = self.relative_attention_bias.weight.T
+        return RelativeBuckets(table, self.relative_attention_max_distance)
 
     kind.compute_bias = compute_bias

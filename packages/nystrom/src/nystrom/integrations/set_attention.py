@@ -34,7 +34,7 @@ from nystrom.integrations.layer_calls import watched
 from nystrom.integrations.layer_numbers import number_layers
 from nystrom.integrations.mask_interface import check_asks
 from nystrom.integrations.position_tables import watch_positions, watched_positions
-from nystrom.integrations.relative_positions import read_tables
+from nystrom.integrations.relative_positions import is_handed_positions, read_tables
 from nystrom.models.blocks import EncoderSelfAttention
 from nystrom.models.encoder import EncoderPreTrainedModel
 
@@ -91,12 +91,25 @@ def set_attention(part: nn.Module, method: str | AttentionPlan, options: Mapping
         check_asks(type(part), method)
         if "exact_layers" in options:
             number_layers(part)
+    elif not isinstance(part, PreTrainedModel):
+        _check_alone(part)
     with unchanged_if_refused(part):
         _write(part, method, options)
         check_model(part)
     if method != "sdpa":
         watch_positions(part)
         read_tables(part)
+
+
+def _check_alone(part: nn.Module) -> None:
+    """Raise for a layer that is to be exact while others hand it a bias in a form of their method."""
+    for layer in part.modules():
+        config: Any = getattr(layer, "config", None)
+        if is_handed_positions(layer) and config._attn_implementation in SERVED:
+            raise ValueError(
+                f"part is a {type(part).__name__}, which other layers hand their relative positions to: set its "
+                "encoder, with the options exact_layers=(number, ...) for this layer, or with 'sdpa' as a whole."
+            )
 
 
 def _set_plan(part: nn.Module, plan: AttentionPlan) -> None:

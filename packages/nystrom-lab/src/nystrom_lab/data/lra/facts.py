@@ -117,14 +117,14 @@ def published_files(
     if source.is_file() and source.name in names.values():
         raise ValueError(f"{source} is one of three official files: name their folder, {source.parent}.")
     for place in (source, *(source / around / folder for around in AROUND)):
-        found = {
+        files = {
             split: path
             for split, name in names.items()
             for path in (place / (name + ending) for ending in endings)
             if path.is_file()
         }
-        if missing := [name for split, name in names.items() if found and split not in found]:
+        if missing := [name for split, name in names.items() if files and split not in files]:
             raise ValueError(f"{place} lacks {', '.join(missing)}: all three official files are needed.")
-        if found:
-            return found
+        if files:
+            return files
     return {}

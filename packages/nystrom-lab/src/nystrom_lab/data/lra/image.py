@@ -51,12 +51,12 @@ def prepare_image(
     source, to = Path(source).expanduser(), Path(to).expanduser().resolve()
     for name, value in (("val", val), ("seed", seed)):
         check_at_least(f"--{name}", value, 0)
-    found = find_cifar(source)
-    settings = {"origin": found.name, "sha256": found.digest, "val": val, "seed": seed}
+    cifar = find_cifar(source)
+    settings = {"origin": cifar.name, "sha256": cifar.digest, "val": val, "seed": seed}
     if holds(to, task=TASK, settings=settings):
         return to
     with new_folder(to, task=TASK, settings=settings) as partial:
-        train, test = found.read()
+        train, test = cifar.read()
         _check_counts(source, train, test, strict=check_counts)
         if val >= len(train.labels):
             raise ValueError(f"--val is {val} but {source} holds {len(train.labels)} training pictures: use fewer.")

@@ -136,16 +136,16 @@ def _checked(labels: NDArray[Any], place: str) -> NDArray[np.uint8]:
 
 
 def _read_archive(path: Path) -> tuple[Pictures, Pictures]:
-    found: dict[str, bytes] = {}
+    batches: dict[str, bytes] = {}
     for member, read in members_of(path):
         name = PurePosixPath(member.name)
         if name.parent.name in PICKLES:
             raise _pickled(path)
         if member.isfile() and name.parent.name == FOLDER and name.name in BATCHES:
-            found[name.name] = read()
-    if missing := [name for name in BATCHES if name not in found]:
+            batches[name.name] = read()
+    if missing := [name for name in BATCHES if name not in batches]:
         raise ValueError(f"{path} lacks {', '.join(missing)}. {WHERE_PUBLISHED}")
-    return _read_batches(path, found.__getitem__)
+    return _read_batches(path, batches.__getitem__)
 
 
 def _read_arrays(path: Path) -> tuple[Pictures, Pictures]:

@@ -87,7 +87,7 @@ def labelled_files(
         splits=tuple(parts),
         rows=rows,
         unlabelled=unlabelled,
-        classes=_classes(next(iter(parts.values()))[0], columns),
+        classes=next((_classes(files[0], columns) for files in parts.values()), None),
         remarks=remarks,
     )
 
@@ -148,6 +148,8 @@ def _rows(
     name = _named(parts)
     if missing:
         raise ValueError(f"{missing}: no row has a label: name another column with --label-field.")
+    if disputed and not has_labels:
+        raise ValueError(f"{name}: all {len(disputed)} labels are '-', so no row is left: name another file.")
     if not has_rows:
         raise ValueError(f"{name} holds no rows below its header: add texts, or fetch it again if it was cut off.")
     for lines, why in ((broken, "lack fields"), (disputed, "have the label '-', so the annotators did not agree,")):

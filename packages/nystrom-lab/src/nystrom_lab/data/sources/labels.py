@@ -11,7 +11,7 @@ number is written as 12, -0.5 or 1e2.
 
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from decimal import Decimal, InvalidOperation
 from typing import Literal
 
@@ -36,6 +36,8 @@ def own_classes(places: Mapping[str, str], *, rows: int, kind: LabelKind = "auto
     Raises:
         ValueError: A label means that there is none, two are equal numbers, or there are too few or too many.
     """
+    if not places:
+        raise ValueError("there are no texts with labels: add some.")
     numbers = {label: number for label in places if (number := _number(label)) is not None}
     words = [label for label in places if label not in numbers]
     broken = [label for label, number in numbers.items() if number != number.to_integral_value()]
@@ -66,6 +68,15 @@ def own_classes(places: Mapping[str, str], *, rows: int, kind: LabelKind = "auto
         way = "name the column with --label-field" + ("" if words else ", or use --labels numbers in a fine-tuning")
         raise ValueError(f"{place}: the labels have {len(places)} values, more than {MOST_CLASSES}: {way}.")
     return tuple(sorted(places) if words else sorted(places, key=numbers.__getitem__))
+
+
+def check_known(places: Mapping[str, str], classes: Collection[str]) -> None:
+    """Raise ValueError if a label, given with the place of its first row, is not one of the classes."""
+    if (wrong := next((label for label in places if label not in classes), None)) is not None:
+        raise ValueError(
+            f"{places[wrong]}: the label is {wrong[:40]!r}, which is not one of the classes: expected one of "
+            f"{', '.join(map(repr, [*classes][:20]))}."
+        )
 
 
 def to_float(label: str) -> float | None:

@@ -106,8 +106,8 @@ def new_folder(
         splits = describe_splits(partial)
         paths = sorted(path for path in partial.iterdir() if path.is_file())
         files = {path.name: {"bytes": path.stat().st_size, "sha256": sha256(path)} for path in paths}
-        found = {"facts": dict(facts)} if facts else {}
-        write_header(partial, {"task": task, "settings": dict(settings), **found, "splits": splits, "files": files})
+        described = {"facts": dict(facts)} if facts else {}
+        write_header(partial, {"task": task, "settings": dict(settings), **described, "splits": splits, "files": files})
         try:
             # Takes the place of an empty folder as well.
             partial.replace(to)
@@ -129,10 +129,10 @@ def verify(
     """
     header = read_header(folder, task)
     files = Progress("checksums", len(header["files"]), unit="files").over(header["files"].items())
-    found = {name: _problem(folder / name, wanted) for name, wanted in files}
-    for name, problem in found.items():
+    problems = {name: _problem(folder / name, wanted) for name, wanted in files}
+    for name, problem in problems.items():
         report(name, problem)
-    for name, problem in found.items():
+    for name, problem in problems.items():
         if problem is not None:
             raise damaged(folder / name, problem, header["task"])
     for split in SPLITS:

@@ -1,6 +1,6 @@
 """One fine-tuning: its texts, its settings, its trainer and its results; `finetune` runs one, `search` runs several."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -9,12 +9,12 @@ from typing import Any
 import numpy as np
 import torch
 from safetensors.torch import load_model
-from transformers import EvalPrediction, PreTrainedTokenizerBase, set_seed
+from transformers import EvalPrediction, PreTrainedTokenizerBase
 
 from nystrom.attention.backend import check_backend_device
 from nystrom.integrations.bert_names import more_positions, positions_of
 from nystrom.integrations.saving import save_with_attention
-from nystrom_lab.config import FinetuneOptions, command_line
+from nystrom_lab.config import FinetuneOptions
 from nystrom_lab.data.language.labelled.glue import NUMBER_METRICS, LabelledTask, find_labelled, own_task
 from nystrom_lab.data.language.labelled.splits import LabelledData, read_labelled
 from nystrom_lab.measure.rows import Row
@@ -35,11 +35,12 @@ from nystrom_lab.training.finetune.finetune_settings import (
 from nystrom_lab.training.finetune.inference import logits_of
 from nystrom_lab.training.finetune.results import ResultRows, shown, write_predictions, write_submission
 from nystrom_lab.training.finetune.results import scores as metrics_of
-from nystrom_lab.training.hardware import is_main, processes
+from nystrom_lab.training.hardware import processes
+from nystrom_lab.training.life import Data, Kind
 from nystrom_lab.training.ranks import check_pieces
 from nystrom_lab.training.run_folder import RunFolder, written
 from nystrom_lab.training.run_progress import logged_with
-from nystrom_lab.training.run_trainer import RunResults, RunTrainer, run_to_the_end, training_arguments
+from nystrom_lab.training.run_trainer import RunResults, RunTrainer, training_arguments
 
 OWN = "own"
 
@@ -63,30 +64,32 @@ class LabelledInputs:
     words: tuple[str, ...]
 
 
-def read_texts(asked: FinetuneOptions, words: tuple[str, ...]) -> LabelledInputs:
+def read_texts(options: FinetuneOptions, words: tuple[str, ...]) -> LabelledInputs:
     """Read the texts of a fine-tuning.
 
     Raises:
         ValueError: Broken or missing texts or labels.
     """
-    task = chosen_task(asked)
-    found = read_labelled(asked.data, task, own=asked.task is None, kind=asked.labels, val_share=asked.val_share)
-    if asked.task is None and found.classes is None:
+    task = chosen_task(options)
+    data = read_labelled(options.data, task, own=options.task is None, kind=options.labels, val_share=options.val_share)
+    if options.task is None and data.classes is None:
         task = replace(task, metrics=NUMBER_METRICS)
-    return LabelledInputs(asked.task or OWN, task, found, ", ".join(str(path.resolve()) for path in asked.data), words)
+    return LabelledInputs(
+        options.task or OWN, task, data, ", ".join(str(path.resolve()) for path in options.data), words
+    )
 
 
-def chosen_task(asked: FinetuneOptions) -> LabelledTask:
+def chosen_task(options: FinetuneOptions) -> LabelledTask:
     """The task, with the columns that were given.
 
     Raises:
         ValueError: An unknown task, or columns or labels that the task already fixes.
     """
-    if asked.task is None:
-        return own_task(**asked.columns())
-    task = find_labelled(asked.task).with_fields(**asked.columns())
-    if asked.labels != "auto":
-        raise ValueError(f"labels is {asked.labels!r}, but {asked.task} has fixed labels: leave it out.")
+    if options.task is None:
+        return own_task(**options.columns())
+    task = find_labelled(options.task).with_fields(**options.columns())
+    if options.labels != "auto":
+        raise ValueError(f"labels is {options.labels!r}, but {options.task} has fixed labels: leave it out.")
     return task
 
 
@@ -94,13 +97,13 @@ def chosen_task(asked: FinetuneOptions) -> LabelledTask:
 _UNLABELLED = ("submission", "submission_mismatched")
 
 
-def settle(start: StartClassifier, labelled: LabelledInputs, asked: FinetuneOptions) -> FinetuneSettings:
+def settle(start: StartClassifier, labelled: LabelledInputs, options: FinetuneOptions) -> FinetuneSettings:
     """Resolve and check all settings that determine the result of a run.
 
     Raises:
         ValueError: An invalid value.
     """
-    longest, max_length = positions_of(start.config), asked.max_length
+    longest, max_length = positions_of(start.config), options.max_length
     if max_length is None:
         max_length = MAX_LENGTH if longest is None else min(MAX_LENGTH, longest)
     elif longest is not None and max_length > longest:
@@ -108,11 +111,11 @@ def settle(start: StartClassifier, labelled: LabelledInputs, asked: FinetuneOpti
             f"max_length is {max_length} but model {start.folder} has {longest} positions: "
             f"take fewer, or {more_positions(start.config, max_length, start.folder)}."
         )
-    check_pieces(asked.context_parallel, partial(blank_classifier, start))
-    check_backend_device(start.options.get("backend", "auto"), torch.device(asked.device))
+    check_pieces(options.context_parallel, partial(blank_classifier, start))
+    check_backend_device(start.options.get("backend", "auto"), torch.device(options.device))
     given: dict[str, Any] = (
-        vars(asked)
-        | in_steps(asked, len(labelled.data.splits["train"].texts))
+        vars(options)
+        | in_steps(options, len(labelled.data.splits["train"].texts))
         | {
             "task": labelled.name,
             "model": start.name,
@@ -124,39 +127,47 @@ def settle(start: StartClassifier, labelled: LabelledInputs, asked: FinetuneOpti
     return FinetuneSettings(**given, fingerprint=start.fingerprint, processes=processes())
 
 
-def run_once(
-    start: StartClassifier,
-    labelled: LabelledInputs,
-    settings: FinetuneSettings,
-    run: RunFolder,
-    *,
-    resume: bool,
-    score: bool = True,
-) -> RunTrainer:
-    """Train with these settings, in a folder that this process has locked.
+class FineTuning(Kind[FinetuneOptions, FinetuneSettings]):
+    """A fine-tuning on texts that are read.
 
     Args:
-        score: Evaluate the best checkpoint, and write its model, predictions and rows.
-
-    Returns:
-        The trainer, after its last step.
+        options: The options, with device and precision already resolved from "auto".
+        run: The folder of the run.
+        start: The model to start from.
+        labelled: The texts.
     """
-    data = labelled.data
-    digest = data.fingerprint()
-    run.check_data(digest)
-    set_seed(settings.seed)
-    pairs = data.splits["train"].pairs is not None
-    model = make_classifier(start, classes=data.classes, task=settings.task, pairs=pairs)
-    segments = start.segments and takes_segments(model) and pairs
-    splits = {
-        name: EncodedSplit(split, start.tokenizer, max_length=settings.max_length, segments=segments)
-        for name, split in data.splits.items()
-    }
-    if is_main():
-        run.start(settings, folder=labelled.folder, fingerprint=digest)
-    trainer = FinetuneTrainer(model, settings, labelled, splits, start.tokenizer, run)
-    run_to_the_end(trainer, resume=resume, command=command_line(labelled.words, settings.processes), score=score)
-    return trainer
+
+    def __init__(self, options: FinetuneOptions, run: RunFolder, start: StartClassifier, labelled: LabelledInputs):
+        super().__init__(options, run)
+        self.start, self.labelled = start, labelled
+
+    def settings(self) -> FinetuneSettings:
+        """Resolve the settings for the model and the texts."""
+        return settle(self.start, self.labelled, self.options)
+
+    def data(self, settings: FinetuneSettings) -> Data:
+        """The texts are read."""
+        return Data(self.labelled.folder, self.labelled.data.fingerprint())
+
+    def model(self, settings: FinetuneSettings) -> Any:
+        """Make the model, with a new head."""
+        data = self.labelled.data
+        pairs = data.splits["train"].pairs is not None
+        return make_classifier(self.start, classes=data.classes, task=settings.task, pairs=pairs)
+
+    def trainer(self, model: Any, settings: FinetuneSettings) -> RunTrainer[FinetuneSettings]:
+        """Encode the texts, and make the trainer."""
+        splits, tokenizer = self.labelled.data.splits, self.start.tokenizer
+        segments = self.start.segments and takes_segments(model) and splits["train"].pairs is not None
+        encoded = {
+            name: EncodedSplit(split, tokenizer, max_length=settings.max_length, segments=segments)
+            for name, split in splits.items()
+        }
+        return FinetuneTrainer(model, settings, self.labelled, encoded, tokenizer, self.run)
+
+    def words(self, settings: FinetuneSettings) -> Sequence[str]:
+        """The command that the texts were read for."""
+        return self.labelled.words
 
 
 class FinetuneTrainer(RunTrainer[FinetuneSettings]):

@@ -30,9 +30,11 @@ from nystrom_lab.measure.rows import read_rows, write_rows
 from nystrom_lab.training.finetune.classifier import StartClassifier, find_classifier
 from nystrom_lab.training.finetune.finetune_settings import FinetuneSettings
 from nystrom_lab.training.finetune.results import ResultRows
-from nystrom_lab.training.finetune.run import LabelledInputs, read_texts, run_once, settle
-from nystrom_lab.training.grid.slurm import Jobs, Work, alive_jobs, check_no_jobs
+from nystrom_lab.training.finetune.run import FineTuning, LabelledInputs, read_texts
+from nystrom_lab.training.grid.scheduler import Work
+from nystrom_lab.training.grid.slurm import Jobs, alive_jobs, check_no_jobs
 from nystrom_lab.training.hardware import processes, usable_device, usable_precision
+from nystrom_lab.training.life import execute
 from nystrom_lab.training.run_folder import RunFolder, alone
 from nystrom_lab.training.run_progress import no_file_bars
 from nystrom_lab.training.run_trainer import NotFinite
@@ -43,9 +45,10 @@ TABLE = "trials.tsv"
 
 
 class Trial(NamedTuple):
-    """A combination of values, the settings with them, and its folder."""
+    """A combination of values, the fine-tuning with them, its settings, and its folder."""
 
     values: Mapping[str, float]
+    kind: FineTuning
     settings: FinetuneSettings
     run: RunFolder
 
@@ -71,8 +74,8 @@ class Search:
         self.trials: dict[str, Trial] = {}
         for values in options.grid.trials():
             name = "_".join(f"{key}-{value}" for key, value in values.items())
-            settings = settle(start, labelled, options.changed(values))
-            self.trials[name] = Trial(values, settings, RunFolder(self.folder / TRIALS / name))
+            kind = FineTuning(options.changed(values), RunFolder(self.folder / TRIALS / name), start, labelled)
+            self.trials[name] = Trial(values, kind, kind.settings(), kind.run)
 
     def open(self, *, resume: bool) -> None:
         """Write what is searched into the folder, which is new, or holds this search, which is to continue.
@@ -113,16 +116,16 @@ class Search:
         Raises:
             ValueError: Another process is training it.
         """
-        values, settings, run = self.trials[name]
-        metric, resume = self.labelled.task.metrics[0], run.is_started
-        with run.held(settings, resume=resume, main=True):
-            try:
-                done = run_once(self.start, self.labelled, settings, run, resume=resume, score=False)
-            except NotFinite as error:
-                outcome = Outcome(metric, error=str(error))
-            else:
-                outcome = Outcome(metric, done.state.best_metric, done.state.best_global_step, done.seconds)
-            outcome.write(run)
+        values, kind, _, run = self.trials[name]
+        metric = self.labelled.task.metrics[0]
+        try:
+            trainer = execute(kind, resume=run.is_started, score=False)
+        except NotFinite as error:
+            outcome = Outcome(metric, error=str(error))
+        else:
+            assert trainer is not None, "a trial without an outcome is not finished"
+            outcome = Outcome(metric, trainer.state.best_metric, trainer.state.best_global_step, trainer.seconds)
+        outcome.write(run)
         print(f"{', '.join(f'{key} {value}' for key, value in values.items())}: {outcome}", flush=True)
 
     def scored(self) -> dict[str, Outcome]:
@@ -148,10 +151,9 @@ class Search:
         folder, labelled, best = self.folder, self.labelled, self.keep_best()
         if best is None:
             raise NotFinite(f"no trial in {folder} ended with finite numbers: search lower learning rates.")
-        values, settings, run = self.trials[best]
+        values, kind, _, run = self.trials[best]
         if not run.is_finished:
-            with run.held(settings, resume=True, main=True):
-                run_once(self.start, labelled, settings, run, resume=True)
+            execute(kind, resume=True)
         if not holds_same(folder / "best", run.best):
             run.check_best()
             with whole_folder(folder / "best") as partial:
@@ -161,7 +163,7 @@ class Search:
         lines = [["trial", *values, f"validation {metric}", "best step", "seconds", "best"]]
         for number, (name, (_, value, step, seconds, _)) in enumerate(self.scored().items()):
             assert value is not None
-            values, settings, _ = self.trials[name]
+            values, _, settings, _ = self.trials[name]
             facts = [f"{value:.4f}", step, f"{seconds:.0f}"]
             lines.append([*map(str, [number, *values.values(), *facts]), "*" if name == best else ""])
             make = ResultRows(settings, self.start.config, published=labelled.data.published, command=command)

@@ -1,40 +1,26 @@
-"""One run of `nystrom lra run`, in its own process, which ends when the parent process ends.
+"""A piece of work in its own process, which ends when the parent process ends.
 
-The fields of `nystrom_lab.config.TrainOptions` come as JSON on the command line. Standard input is a pipe; the
-parent holds its other end open and never writes to it: it closes when the parent ends, however it ends, and then this
-process stops immediately, since a run may be cut off anywhere. The process of the next parent waits until this one has
-released the run folder.
+The words are a function, as MODULE:NAME, and its arguments as JSON. Standard input is a pipe; the parent holds its
+other end open and never writes to it: it closes when the parent ends, however it ends, and then this process stops
+immediately, since a run may be cut off anywhere.
 """
 
+import importlib
 import json
 import os
 import sys
 import threading
-from collections.abc import Callable, Mapping
-from pathlib import Path
-from typing import Any
+from collections.abc import Callable
 
 # The exit code where no memory was left; the parent tries such a run again.
 OUT_OF_MEMORY = 75
-_WAIT_SECONDS = 120
 
 
 def main() -> int:
-    """Train, from the last checkpoint if there is one."""
+    """Do the work."""
     threading.Thread(target=end_with_parent, daemon=True).start()
-    return exit_code(lambda: train_run(json.loads(sys.argv[1])))
-
-
-def train_run(arguments: Mapping[str, Any]) -> None:
-    """Train a run, from its last checkpoint if there is one."""
-    from nystrom_lab.config import TrainOptions
-    from nystrom_lab.training.run_folder import RunFolder
-    from nystrom_lab.training.train import train
-
-    run = RunFolder(Path(arguments["to"]))
-    run.wait(_WAIT_SECONDS)
-    paths = {name: Path(arguments[name]) for name in ("data", "model") if arguments.get(name) is not None}
-    train(TrainOptions(**{**arguments, **paths, "to": run.path, "resume": run.is_started}))
+    module, _, name = sys.argv[1].partition(":")
+    return exit_code(lambda: getattr(importlib.import_module(module), name)(*json.loads(sys.argv[2])))
 
 
 def exit_code(work: Callable[[], object]) -> int:

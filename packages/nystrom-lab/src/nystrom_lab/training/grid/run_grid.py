@@ -25,9 +25,9 @@ from nystrom.checks import check_at_least
 from nystrom_lab.config import NO_SLURM, Device, Machine, Slurm, TrainOptions, Where
 from nystrom_lab.data.lra.facts import LRA
 from nystrom_lab.measure.rows import check_rows, cores
-from nystrom_lab.training.grid.child import train_run
-from nystrom_lab.training.grid.processes import Failure, Grid, Run
-from nystrom_lab.training.grid.slurm import Jobs, Work, check_no_jobs, queue
+from nystrom_lab.training.grid.processes import Processes
+from nystrom_lab.training.grid.scheduler import Failure, Work
+from nystrom_lab.training.grid.slurm import Jobs, check_no_jobs, queue
 from nystrom_lab.training.grid.table import TABLE, last_line, result_of, write_table
 from nystrom_lab.training.hardware import processes, usable_device, visible_gpus
 from nystrom_lab.training.presets import Preset, find_preset
@@ -38,6 +38,8 @@ from nystrom_lab.training.trials import SEARCH, TRIALS, outcome_of, read_search
 PresetName = Literal[
     "nystromformer", "nystromformer-1000", "skyformer", "skyformer-1000", "modern", "modern-small", "demo"
 ]
+# Until the process of an earlier command, which was killed, has let go of a run.
+_WAIT_SECONDS = 120
 # A task's preset, its data, and the settings of its runs by name.
 TaskPlan = tuple[Preset, Path, dict[str, Settings]]
 
@@ -154,30 +156,31 @@ def run_grid(asked: GridOptions) -> list[Failure]:
         if cluster is None:
             check_no_jobs(to)
         _prepare(to, plans, check_compile=asked.compile and usable == "cpu" and cluster is None)
-        runs = [
-            run_of(to, name, settings, folder, threads=threads, max_length=max_length)
+        works = [
+            Work(
+                name,
+                train_and_tabulate,
+                [str(to), training_arguments(to / name, settings, folder, threads=threads, max_length=max_length)],
+                partial(result_of, RunFolder(to / name)),
+            )
             for _, folder, planned in plans
             for name, settings in planned.items()
         ]
-        if cluster is not None:
-            return _train_in_jobs(cluster, runs)
-        gpus = visible_gpus() if usable == "cuda" else []
-        return Grid(to, jobs=jobs or 1, gpus=gpus).train(runs)
+        gpus = visible_gpus() if usable == "cuda" and cluster is None else []
+        write_table(to)
+        failures = (cluster or Processes(to, jobs=jobs or 1, gpus=gpus)).run(works)
+        write_table(to)
+        return failures
 
 
-def _train_in_jobs(cluster: Jobs, runs: Sequence[Run]) -> list[Failure]:
-    """Train each run in a job of its own."""
-    write_table(cluster.to)
-    works = []
-    for run in runs:
-        folder, arguments = RunFolder(cluster.to / run.name), [str(cluster.to), dict(run.arguments)]
-        works.append(Work(run.name, train_and_tabulate, arguments, partial(result_of, folder)))
-    return cluster.run(works)
+def train_and_tabulate(to: str, arguments: Mapping[str, Any]) -> None:
+    """Train a run, from its last checkpoint if there is one, and bring the table of the grid up to it."""
+    from nystrom_lab.training.train import train
 
-
-def train_and_tabulate(to: str, arguments: Mapping[str, object]) -> None:
-    """Train a run, and rewrite the table of the grid."""
-    train_run(arguments)
+    run = RunFolder(Path(arguments["to"]))
+    run.wait(_WAIT_SECONDS)
+    paths = {name: Path(arguments[name]) for name in ("data", "model") if arguments.get(name) is not None}
+    train(TrainOptions(**{**arguments, **paths, "to": run.path, "resume": run.is_started}))
     write_table(Path(to))
 
 
@@ -215,18 +218,19 @@ def run_name(task: str, method: str, preset: str, seed: int, model: Path | None,
     return "-".join([*parts, f"seed{seed}"])
 
 
-def run_of(to: Path, name: str, planned: Settings, data: Path, *, threads: int, max_length: int | None = None) -> Run:
-    """A run with all arguments of `train`."""
-    settings = replace(planned, threads=threads, data=data, to=to / name, max_length=max_length)
-    # The child resumes as its folder says; a grid takes prepared data, and its rows are accuracies of a test.
+def training_arguments(
+    run: Path, planned: Settings, data: Path, *, threads: int, max_length: int | None = None
+) -> dict[str, object]:
+    """All fields of `TrainOptions` for a run, as JSON values."""
+    settings = replace(planned, threads=threads, data=data, to=run, max_length=max_length)
+    # The process resumes as the folder says; a grid takes prepared data, and its rows are accuracies of a test.
     others = {"resume", "timeout", "context_parallel", "mask_share", *settings.columns()}
     arguments = {
         entry.name: str(value) if isinstance(value := getattr(settings, entry.name), Path) else value
         for entry in fields(TrainOptions)
         if entry.name not in others
     }
-    method = {"options": dict(settings.options), "conv_kernel_size": settings.conv_kernel_size or 0}
-    return Run(name, arguments | method)
+    return arguments | {"options": dict(settings.options), "conv_kernel_size": settings.conv_kernel_size or 0}
 
 
 def status_lines(to: Path) -> list[str]:

@@ -1,7 +1,6 @@
 """SLURM jobs, through submitit: one for each piece of work, whose name is that of the folder and the piece.
 
-    FOLDER/NAME.log      output of the job of a piece
-    FOLDER/.slurm/       submitit's own files
+    FOLDER/.slurm/    submitit's own files
 
 submitit stores pickles, and loading a pickle can run code: only the user can access its folder. A piece is a function
 of a module with plain arguments, which can resume; its own files show whether it is done, and `squeue` shows which jobs
@@ -15,16 +14,14 @@ import os
 import shutil
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
-from nystrom.whole_files import check_no_link
 from nystrom_lab.config import Slurm
-from nystrom_lab.training.grid.processes import Failure, open_log
-from nystrom_lab.training.grid.table import last_line
+from nystrom_lab.training.grid.scheduler import Failure, Scheduler, Work, open_log
 from nystrom_lab.training.run_folder import alone
 
 PRIVATE = ".slurm"
@@ -32,22 +29,6 @@ PRIVATE = ".slurm"
 _ENDED = {"COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "BOOT_FAIL", "OUT_OF_MEMORY", "DEADLINE"}
 _ENDED |= {"PREEMPTED", "GONE"}
 _GONE = ("-", "GONE")
-
-
-class Work(NamedTuple):
-    """A piece of work for one job.
-
-    Attributes:
-        name: Name of its log.
-        function: A function of a module.
-        arguments: Plain values.
-        result: Its result in words, by its files; "" if it is not done.
-    """
-
-    name: str
-    function: Callable[..., object]
-    arguments: Sequence[object]
-    result: Callable[[], str]
 
 
 class LoggedCall:
@@ -69,26 +50,33 @@ class LoggedCall:
         self.function(*arguments)
 
     def checkpoint(self, *arguments: object) -> Any:
-        """The same call again."""
+        """What submitit submits in place of this call: the same once more."""
         from submitit.helpers import DelayedSubmission
 
         return DelayedSubmission(self, *arguments)
 
 
-class Jobs:
+class Jobs(Scheduler):
     """The jobs of a folder.
 
     Args:
         to: The folder; all machines of the cluster see it.
+        options: Resources of each job.
         at_once: Maximum number of parallel jobs; None for as many as the cluster starts.
 
     Raises:
         ValueError: submitit is not installed, or SLURM is missing or rejects such a job.
     """
 
-    def __init__(self, to: Path, asked: Slurm, *, cpus: int, at_once: int | None, seconds: float = 10.0):
-        self.to, self.asked, self.at_once, self.seconds = to.resolve(), asked, at_once, seconds
-        self.flags = asked.flags(cpus)
+    interrupted = ". The jobs go on, and the same command waits for them; `scancel` ends them."
+
+    def __init__(self, to: Path, options: Slurm, *, cpus: int, at_once: int | None, seconds: float = 10.0):
+        super().__init__(to.resolve(), seconds)
+        self.options, self.at_once, self.flags = options, at_once, options.flags(cpus)
+        self.states: dict[str, tuple[str, str]] = {}
+        self.submitted: list[str] = []
+        self.over: set[str] = set()
+        self.silent = False
         if find_spec("submitit") is None:
             raise ValueError("on is 'slurm', but submitit is not installed: pip install 'nystrom-lab[cluster]'.")
         if missing := [word for word in ("sbatch", "squeue", "srun") if shutil.which(word) is None]:
@@ -102,88 +90,71 @@ class Jobs:
             said = "; ".join(line.removeprefix("sbatch: error: ") for line in test.stderr.splitlines() if line.strip())
             raise ValueError(f"SLURM refuses a job with {' '.join(flags)} ({said}): change the options --slurm.")
 
-    def run(self, works: Sequence[Work]) -> list[Failure]:
-        """Submit the pieces that are neither done nor in the queue, and wait for all.
-
-        Returns:
-            The pieces that are not done.
+    @contextmanager
+    def opened(self) -> Iterator[None]:
+        """Make the folder of submitit, and lock it; the jobs go on at the end.
 
         Raises:
-            ValueError: Another process is waiting for the jobs of this folder, or SLURM does not answer or rejects the
-                jobs.
+            ValueError: Another process is waiting for the jobs of this folder, or SLURM does not answer.
         """
         folder = self.to / PRIVATE
         folder.mkdir(mode=0o700, exist_ok=True)
         folder.chmod(0o700)
         with alone(folder, "command that waits for these jobs"):
-            states, left, new = queue(self.to), dict[str, Work](), list[Work]()
-            for work in works:
-                job, state = states.get(work.name, _GONE)
-                if result := work.result():
-                    print(f"{work.name}: finished before: {result}", flush=True)
-                    continue
-                left[work.name] = work
-                if state in _ENDED:
-                    check_no_link(self.to / f"{work.name}.log")
-                    new.append(work)
-                else:
-                    print(f"{work.name}: in job {job}", flush=True)
-            if new:
-                self._submit(new)
-            try:
-                return self._wait(left, len(works))
-            except KeyboardInterrupt:
-                print("\nThe jobs go on, and the same command waits for them; `scancel` ends them.")
-                raise
+            # Before any result is looked for: a piece that ends in between is not submitted again.
+            self.states, self.submitted, self.over = queue(self.to), [], set()
+            yield
 
-    def _submit(self, works: Sequence[Work]) -> None:
+    def has_room(self) -> bool:
+        """All jobs are submitted; the cluster starts as many as it should."""
+        return True
+
+    def start(self, work: Work) -> str:
+        """Submit a job, unless there is one.
+
+        Raises:
+            ValueError: SLURM rejects it.
+        """
+        job, state = self.states.get(work.name, _GONE)
+        if state not in _ENDED:
+            return f"in job {job}"
         import submitit
         from submitit.core.utils import FailedSubmissionError, UncompletedJobError
 
-        executor = submitit.SlurmExecutor(self.to / PRIVATE, max_num_timeout=self.asked.timeouts)
-        jobs: list[str] = []
-        for work in works:
-            # Each waits for the one that many places before it.
-            first = jobs[-self.at_once] if self.at_once and len(jobs) >= self.at_once else None
-            executor.update_parameters(
-                job_name=_prefix(self.to) + work.name,
-                time=self.asked.time,
-                signal_delay_s=min(90, 30 * self.asked.time),
-                dependency=first and f"afterany:{first}",
-                additional_parameters=self.flags,
-            )
-            call = LoggedCall(work.function, self.to / f"{work.name}.log")
-            try:
-                jobs.append(executor.submit(call, *work.arguments).job_id)
-            except (FailedSubmissionError, UncompletedJobError) as error:
-                raise ValueError(f"SLURM took no job of {self.to} ({' '.join(str(error).split())}).") from error
-            print(f"{work.name}: submitted as job {jobs[-1]}", flush=True)
+        # Each waits for the one that many places before it.
+        waits = self.at_once and len(self.submitted) >= self.at_once
+        executor = submitit.SlurmExecutor(self.to / PRIVATE, max_num_timeout=self.options.timeouts)
+        executor.update_parameters(
+            job_name=_prefix(self.to) + work.name,
+            time=self.options.time,
+            signal_delay_s=min(90, 30 * self.options.time),
+            dependency=f"afterany:{self.submitted[-self.at_once]}" if self.at_once and waits else None,
+            additional_parameters=self.flags,
+        )
+        try:
+            job = executor.submit(LoggedCall(work.function, self.log(work.name)), *work.arguments).job_id
+        except (FailedSubmissionError, UncompletedJobError) as error:
+            raise ValueError(f"SLURM took no job of {self.to} ({' '.join(str(error).split())}).") from error
+        self.submitted.append(job)
+        return f"submitted as job {job}"
 
-    def _wait(self, left: dict[str, Work], total: int) -> list[Failure]:
-        failures, ended, silent = list[Failure](), set[str](), False
-        while left:
-            time.sleep(self.seconds)
-            try:
-                states = queue(self.to)
-            except ValueError as error:
-                if not silent:
-                    print(f"{error} Waiting until it answers.", flush=True)
-                silent = True
-                continue
-            # Files of another machine may be seen late, so the second look at a job that ended counts.
-            before, silent = ended, False
-            ended = {name for name in left if states.get(name, _GONE)[1] in _ENDED}
-            for name, work in list(left.items()):
-                if result := work.result():
-                    del left[name]
-                    print(f"{name}: {result} ({total - len(left) - len(failures)} of {total})", flush=True)
-                elif name in ended & before:
-                    del left[name]
-                    log, (job, state) = self.to / f"{name}.log", states.get(name, _GONE)
-                    reason = ": ".join(filter(None, [f"job {job} ended with {state}", last_line(log)]))
-                    failures.append(Failure(name, reason, log))
-                    print(f"{name}: failed, {reason}", flush=True)
-        return failures
+    def ended(self, running: Mapping[str, Work]) -> list[Failure]:
+        """The pieces with a result, and those whose job has ended."""
+        try:
+            states = queue(self.to)
+        except ValueError as error:
+            if not self.silent:
+                print(f"{error} Waiting until it answers.", flush=True)
+            self.silent = True
+            return []
+        # Files of another machine may be seen late, so the second look at a job that ended counts.
+        before, self.silent = self.over, False
+        self.over = {name for name in running if states.get(name, _GONE)[1] in _ENDED}
+        return [
+            Failure(name, "job {} ended with {}".format(*states.get(name, _GONE)), self.log(name))
+            for name, work in running.items()
+            if name in self.over & before or work.result()
+        ]
 
 
 def queue(to: Path) -> dict[str, tuple[str, str]]:

@@ -49,6 +49,13 @@ def test_multinli(tmp_path):
     ]
 
 
+def test_a_split_without_any_gold_label_is_refused(tmp_path):
+    jsonl(tmp_path / "train.jsonl", ["-", "-"])
+    for task, own in ((TASKS["mnli"], False), (own_task(pair_field="sentence2"), True)):
+        with pytest.raises(ValueError, match=r"train.jsonl: all 2 labels are '-', so no row is left"):
+            read_labelled([tmp_path], task, own=own)
+
+
 def snli(folder):
     jsonl(folder / "snli_1.0_train.jsonl", [*KINDS, "-"] * 5)
     jsonl(folder / "snli_1.0_dev.jsonl", ["neutral", "-"])

@@ -46,7 +46,7 @@ def test_classes_that_the_draw_takes_from_training_are_said(tmp_path, capsys):
     rows = [(f"text {i}", f"c{i}" if i < 30 else f"c{i % 2}") for i in range(100)]
     to = prepare_text(write(tmp_path / "a.csv", ("text", "label"), rows), tmp_path / "to")
     unlearned = {*range(30)} - {*Text(to, "train").labels.tolist()}
-    assert f"({len(unlearned)} of 30 classes)" in capsys.readouterr().err
+    assert f"no training text has a label of {len(unlearned)} of the 30 classes." in capsys.readouterr().err
     assert unlearned
 
 

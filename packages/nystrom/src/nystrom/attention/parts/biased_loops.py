@@ -19,11 +19,11 @@ from nystrom.attention.parts.biased_blocks import (
     piece_of_each_place,
     weights_by_sides,
 )
-from nystrom.attention.parts.block_loops import Positions, run_blocks
+from nystrom.attention.parts.block_stretches import sizes_of
 from nystrom.attention.parts.clusters import Chosen
 from nystrom.attention.position_bias import RelativeBuckets
 from nystrom.autograd_modes import for_one_gradient, needs_graph, pull_back
-from nystrom.native import room_like, runs_natively
+from nystrom.native import Positions, room_like, run_blocks, runs_natively
 from nystrom.precision import at_least_float32
 from nystrom.shapes import score_scale
 
@@ -78,7 +78,8 @@ class _Loops(torch.autograd.Function):
     ) -> Tensor:
         out = room_like(q) if q.shape[-1] == v.shape[-1] else v.new_empty(*q.shape[:2], v.shape[-1])
         positions, chosen = _positions(settings, weight), Chosen(heavy, found, cluster)
-        run_blocks("blocks_forward", chosen, settings.options, positions=positions, q=q, k=k, v=v, out=out)
+        sizes = sizes_of(q, settings.options)
+        run_blocks("blocks_forward", chosen, *sizes, positions=positions, q=q, k=k, v=v, out=out)
         return out
 
     @staticmethod
@@ -100,7 +101,7 @@ class _Loops(torch.autograd.Function):
         of_q, of_k, of_v = (room_like(x) for x in (q, k, v))
         tensors = {"q": q, "k": k, "v": v, "out": out, "grad": grad, "of_q": of_q, "of_k": of_k, "of_v": of_v}
         positions = positions._replace(gradient=given)
-        run_blocks("blocks_backward", chosen, settings.options, positions=positions, **tensors)
+        run_blocks("blocks_backward", chosen, *sizes_of(q, settings.options), positions=positions, **tensors)
         given = given.unflatten(0, (-1, len(weight))).sum(dim=0)
         (of_weight,) = pull_back(lambda weight: _positions(settings, weight).numbers, (weight,), given)
         return None, of_q, of_k, of_v, of_weight, *nothing

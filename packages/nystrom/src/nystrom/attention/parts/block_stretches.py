@@ -21,13 +21,12 @@ from torch import Tensor
 from nystrom.attention.fused import bias_of
 from nystrom.attention.options import NearFarOptions
 from nystrom.attention.parts.band import add_windows, some_windows
-from nystrom.attention.parts.block_loops import run_blocks
 from nystrom.attention.parts.clusters import Chosen, cluster_sums, in_one_matrix, open_sizes, take_rows
 from nystrom.attention.parts.far_keys import attend_blocks, attend_with_bias, far_keys, keys_of_selecting_blocks
 from nystrom.attention.parts.outside_sums import OutsideSums
 from nystrom.attention.parts.stretches import cut, in_threads, num_parts
 from nystrom.autograd_modes import for_one_gradient, known_signature, needs_graph, pull_back
-from nystrom.native import room_like, runs_natively
+from nystrom.native import room_like, run_blocks, runs_natively
 from nystrom.shapes import cut_blocks, score_scale
 
 # Numbers in the copied keys of a stretch of blocks: at least _FEWEST, or half of what the keys themselves hold if that
@@ -110,6 +109,11 @@ class _Stretches:
         return keys, values, bias, left
 
 
+def sizes_of(q: Tensor, options: NearFarOptions) -> tuple[tuple[int, int, int], float]:
+    """The sizes and the scale, as `run_blocks` takes them."""
+    return (options.num_clusters, options.block_size, options.reach), score_scale(q, options.scale)
+
+
 class _Blocks(torch.autograd.Function):
     @staticmethod
     @known_signature
@@ -127,7 +131,7 @@ class _Blocks(torch.autograd.Function):
         out = room_like(q) if q.shape[-1] == v.shape[-1] else v.new_empty(*q.shape[:2], v.shape[-1])
         if runs_natively(q, k, v):
             chosen = Chosen(heavy, found, cluster)
-            run_blocks("blocks_forward", chosen, options, selected=selected, q=q, k=k, v=v, out=out)
+            run_blocks("blocks_forward", chosen, *sizes_of(q, options), selected=selected, q=q, k=k, v=v, out=out)
             return out
 
         def attend(rows: slice) -> None:
@@ -157,7 +161,7 @@ class _Blocks(torch.autograd.Function):
         of_q, of_k, of_v = (room_like(x) for x in (q, k, v))
         if runs_natively(q, k, v, grad):
             tensors = {"q": q, "k": k, "v": v, "out": out, "grad": grad, "of_q": of_q, "of_k": of_k, "of_v": of_v}
-            run_blocks("blocks_backward", chosen, options, selected=selected, **tensors)
+            run_blocks("blocks_backward", chosen, *sizes_of(q, options), selected=selected, **tensors)
             return of_q, of_k, of_v, *nothing
 
         def differentiate(rows: slice) -> None:

@@ -22,11 +22,11 @@ from torch import Tensor
 
 from nystrom.attention.fused import bias_of
 from nystrom.attention.options import NearFarOptions
-from nystrom.attention.parts.block_loops import select_by_loops
+from nystrom.attention.parts.block_stretches import sizes_of
 from nystrom.attention.parts.clusters import Chosen, cluster_sizes, cluster_sums, take_rows
 from nystrom.attention.parts.far_keys import FarKeys, far_keys
 from nystrom.attention.parts.order import first_in_order, in_order
-from nystrom.native import runs_in_stretches, runs_natively
+from nystrom.native import run_blocks, runs_in_stretches, runs_natively
 from nystrom.shapes import cut_blocks, score_scale
 
 # Queries whose mean stands for them, and candidates for each key that is selected.
@@ -60,7 +60,9 @@ def select_keys(
     The tokens are those of `far_keys.attend_blocks`; `real` says which of them are.
     """
     if runs_natively(q, k, v):
-        return select_by_loops(q, k, v, real, chosen, options)
+        selected = q.new_empty(len(q), q.shape[1] // options.block_size, options.num_selected, dtype=torch.long)
+        run_blocks("blocks_select", chosen, *sizes_of(q, options), selected=selected, real=real, q=q, k=k, v=v)
+        return selected
     keys, (means, counted) = _keys(k, v, chosen, options), _means(q, real, options)
     if not runs_in_stretches(q, k, v):
         return _select(k, keys, means, counted, 0, options)

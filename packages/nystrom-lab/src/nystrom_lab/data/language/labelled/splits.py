@@ -25,7 +25,7 @@ from nystrom_lab.data.language.labelled.glue import LabelledTask
 from nystrom_lab.data.language.labelled.rows import decoded, spoilt_rows
 from nystrom_lab.data.sources.held_out import SHARE, check_share, digest_of, hash_of, hold_out
 from nystrom_lab.data.sources.labelled_files import find_labelled_texts
-from nystrom_lab.data.sources.labels import LabelKind, counted, own_classes, to_float
+from nystrom_lab.data.sources.labels import LabelKind, check_known, counted, own_classes, to_float
 from nystrom_lab.data.sources.source import Source
 
 _SEED = 0
@@ -164,11 +164,7 @@ def _labels(rows: _Rows, task: LabelledTask, classes: tuple[str, ...] | None) ->
     if task.classes is not None:
         indices |= {str(index): index for index in range(len(classes))}
         indices |= {word: indices[name] for word, name in task.spellings.items()}
-    if (wrong := next((label for label in rows.places if label not in indices), None)) is not None:
-        raise ValueError(
-            f"{rows.places[wrong]}: the label is {wrong!r}, which is not one of the classes: expected one of "
-            f"{', '.join(map(repr, list(indices)[:20]))}."
-        )
+    check_known(rows.places, indices)
     return [indices[label] for label in rows.labels]
 
 
@@ -213,6 +209,9 @@ def _complete(labelled: LabelledData, where: str, val_share: float | None) -> La
 def _check_apart(labelled: LabelledData, where: str) -> None:
     """Report texts that are both in training and evaluation, and raise if two splits are identical."""
     splits = labelled.splits
+    learned = {*(splits["train"].labels or ())}
+    if labelled.classes is not None and (missing := len(labelled.classes) - len(learned)):
+        labelled.remarks.append(f"no training text has a label of {missing} of the {len(labelled.classes)} classes")
     train = {*splits["train"].rows()}
     for name, split in splits.items():
         if name == "train" or split.labels is None:

@@ -79,9 +79,9 @@ def prepare_listops(
             named).
     """
     to = Path(to).expanduser().resolve()
-    asked = {"test": test, "val": val, "train": train, "seed": seed}
-    asked |= {"min_length": min_length, "max_length": max_length, "max_depth": max_depth, "max_args": max_args}
-    given = {name: value for name, value in asked.items() if value is not None}
+    options = {"test": test, "val": val, "train": train, "seed": seed}
+    options |= {"min_length": min_length, "max_length": max_length, "max_depth": max_depth, "max_args": max_args}
+    given = {name: value for name, value in options.items() if value is not None}
     check_at_least("--workers", 1 if workers is None else workers, 1)
     if source is None and not check_counts:
         raise ValueError("--no-check-counts is given, but without --from there are no files to count: leave it out.")

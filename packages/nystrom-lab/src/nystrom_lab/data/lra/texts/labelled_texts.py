@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from nystrom.checks import check_at_least
 from nystrom.temporary import temporary_file
 from nystrom_lab.data.sources.held_out import SHARE, check_any_seed, check_share, digest_of, hash_of, hold_out
-from nystrom_lab.data.sources.labels import counted, own_classes
+from nystrom_lab.data.sources.labels import check_known, counted, own_classes
 from nystrom_lab.data.sources.source import LabelledRow, Source
 from nystrom_lab.data.store.prepared_folder import holds, new_folder
 from nystrom_lab.data.store.token_files import SPLITS, read_facts, write_pieces
@@ -39,13 +39,14 @@ class Gathered:
         self._known: dict[bytes, int] = {}
         self._codes: dict[str, int] = {}
         self._places: dict[str, str] = {}
+        self._scored: dict[str, str] = {}
         self._cut = array("B")
 
     def add(self, row: LabelledRow) -> None:
         """Add a sample."""
         row.check_texts()
         self._labels.append(self._codes.setdefault(row.label, len(self._codes)))
-        self._places.setdefault(row.label, row.place)
+        (self._places if row.split == "train" else self._scored).setdefault(row.label, row.place)
         digests = []
         for text in row.texts:
             self._cut.append(len(text) > self._max_length)
@@ -71,15 +72,16 @@ class Gathered:
         """The names of the classes, and the class of each sample.
 
         Raises:
-            ValueError: The labels are none; see `own_classes`.
+            ValueError: The labels are none, see `own_classes`; or no training sample has one of them.
         """
-        names = own_classes(self._places, rows=len(self._labels))
+        names = own_classes(self._places, rows=self._splits.count(SPLITS.index("train")))
         if names is None:
-            label, place = next(iter(self._places.items()))
+            label = next(label for label in self._places if not float(label).is_integer())
             raise ValueError(
-                f"{place}: the labels are numbers such as {label!r}, and training on bytes learns classes: name the "
-                "classes by words or whole numbers, or predict numbers with `nystrom finetune`."
+                f"{self._places[label]}: the labels are numbers such as {label!r}, and training on bytes learns "
+                "classes: name these by words or whole numbers, or predict numbers with `nystrom finetune`."
             )
+        check_known(self._scored, names)
         index = np.array([names.index(label) for label in self._codes], dtype=np.min_scalar_type(len(names) - 1))
         return [*names], index[np.array(self._labels, dtype=np.int64)]
 
@@ -187,9 +189,9 @@ def prepare_texts(
     check_at_least("--max-length", max_length, 1)
     # Where val is test by rule, a share for val breaks the rule on purpose.
     val_is_test = source.val_is_test and held_out.val_share is None
-    there = (*source.splits, "val") if val_is_test else source.splits
+    shares = held_out.shares((*source.splits, "val") if val_is_test else source.splits)
     settings = {"origin": source.kind, "max_length": max_length, "seed": held_out.seed, "skip_empty": skip_empty}
-    settings |= {f"{split}_share": share for split, share in held_out.shares(there).items()}
+    settings |= {f"{split}_share": share for split, share in shares.items()}
     settings |= source.settings()
     if holds(to, task=task, settings=settings):
         differences = read_facts(to, task=task)["differences"] if check_counts else []
@@ -209,11 +211,10 @@ def prepare_texts(
             else:
                 gathered.add(row)
         names, labels = gathered.classes()
-        shares = held_out.shares(there)
         splits = gathered.draw(shares)
         if val_is_test:
             splits["val"] = splits["test"]
-        remarks = [*source.remarks, *_unlearned(names, labels, splits, drawn=bool(shares))]
+        remarks = [*source.remarks, *_unlearned(names, labels, splits)]
         if skipped:
             remarks.append(f"{skipped:,} rows have an empty text and are left out")
         differences = _differences(source, splits, labels, names, shares)
@@ -255,26 +256,20 @@ def _origin(split: str, val_is_test: bool, shares: Mapping[str, float]) -> str:
 
 
 def _unlearned(
-    names: list[str], labels: NDArray[np.unsignedinteger], splits: Mapping[str, NDArray[np.int64]], *, drawn: bool
+    names: list[str], labels: NDArray[np.unsignedinteger], splits: Mapping[str, NDArray[np.int64]]
 ) -> list[str]:
     """A notice where all texts of some classes were drawn for another split.
 
     Raises:
-        ValueError: A split is empty, or the source has no training texts of some classes, or fewer than two are left.
+        ValueError: A split is empty, or fewer than two classes are left.
     """
     if empty := [split for split, numbers in splits.items() if not numbers.size]:
         raise ValueError(f"{empty[0]} has none of the {labels.size} samples: add texts.")
     trained = np.bincount(labels[splits["train"]], minlength=len(names))
     missing = [name for name, count in zip(names, trained, strict=True) if not count]
-    if not missing:
-        return []
-    shown = ", ".join(map(repr, missing[:8]))
-    if drawn and len(missing) < len(names) - 1:
-        return [f"no training text has the label {shown} ({len(missing)} of {len(names)} classes)"]
-    raise ValueError(
-        f"no training text has the label {shown} (all labels: {', '.join(map(repr, names[:20]))}): correct the labels, "
-        "or add training texts of that class."
-    )
+    if len(missing) > len(names) - 2:
+        raise ValueError(f"no training text has the label {missing[0]!r}, after the draw: add texts of that class.")
+    return [f"no training text has a label of {len(missing)} of the {len(names)} classes"] if missing else []
 
 
 def _differences(

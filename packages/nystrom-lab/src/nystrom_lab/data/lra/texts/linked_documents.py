@@ -59,14 +59,14 @@ class Pair(NamedTuple):
 
 def find_linked(folder: Path) -> LinkedFiles | None:
     """The files of documents and links in a folder; None if it does not hold both."""
-    found = {}
+    paths = {}
     for kind, names in (("documents", DOCUMENTS), ("links", LINKS)):
         files = [file for file in sorted(folder.iterdir()) if is_row_file(file) and _stem(file) in names]
         if len(files) > 1:
             raise ValueError(f"{folder} holds {' and '.join(file.name for file in files)}: leave one of them.")
         if files:
-            found[kind] = files[0]
-    return LinkedFiles(**found) if len(found) == 2 else None
+            paths[kind] = files[0]
+    return LinkedFiles(**paths) if len(paths) == 2 else None
 
 
 def linked_source(

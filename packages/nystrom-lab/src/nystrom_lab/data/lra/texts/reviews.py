@@ -48,7 +48,8 @@ def prepare_text(
         to: Folder to create. If it already holds this data set, it is reused.
         max_length: Bytes to keep of each text.
         text_field: Column or field of the texts. Default: text, sentence, review, content or Source, ignoring case.
-        label_field: Column or field of the labels. Default: label, class, Target or sentiment.
+        label_field: Column or field of the labels. Default: label, class, Target, sentiment, gold_label, is_duplicate,
+            Quality or score.
         imdb: The files hold the IMDB reviews, so val is the test split and the counts are checked; the folder aclImdb
             and its archive always do.
         val_share: Share of the training texts that becomes val where the source has none; a tenth if not given.
