@@ -3,10 +3,11 @@
 A field is described once, and its description is its help. Command lines, arguments of Python functions, arguments of
 the processes of a grid, run.json, the rows of results and the commands recorded in them are made from these classes.
 
-A preset is the default: it has the same base classes as the options of its command, and `train_options` and
-`pretrain_options` take from it what the user does not change. A field that is None follows from the model, the texts or
-the other fields, and has its value in the settings of a run, a subclass of the options and of `Resolved`. A field that
-is not compared says where or how something is run, and not what comes out: run.json does not have it.
+A preset is the default: it has the same base classes as the options of its command, and
+`nystrom_lab.training.run_settings.train_options` takes from it what the user does not change. A field that is None
+follows from the model, the texts or the other fields, and has its value in the settings of a run, a subclass of the
+options and of `Resolved`. A field that is not compared says where or how something is run, and not what comes out:
+run.json does not have it.
 """
 
 import json
