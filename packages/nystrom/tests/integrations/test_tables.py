@@ -47,7 +47,7 @@ def unregistered():
 
 
 def config_of(name):
-    return tabpfn.ARCHITECTURES[name].parse_config({**SIZES[name], "max_num_classes": 3, "num_buckets": 5})[0]
+    return tabpfn.ARCHITECTURES[name].parse_config({**SIZES[name], "max_num_classes": 10, "num_buckets": 5})[0]
 
 
 @pytest.fixture(params=SIZES)
@@ -121,16 +121,17 @@ def test_a_cache_is_compressed_once_and_its_contexts_go_with_it(model, dtype, mo
     assert backend.contexts.bytes_kept() == 0
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("model", ["tabpfn_v3_5"], indirect=True)
 @pytest.mark.parametrize("mode", ["fit_with_cache", "fit_preprocessors"])
-def test_a_classifier_on_breast_cancer_predicts_the_same(model, mode, monkeypatch):
-    from sklearn.datasets import load_breast_cancer
+@pytest.mark.parametrize("table", ["breast_cancer", "digits"])
+def test_a_classifier_of_a_table_predicts_the_same(model, table, mode, monkeypatch):
+    from sklearn import datasets
     from tabpfn import ModelSpecs, TabPFNClassifier
     from tabpfn.constants import ModelVersion
     from tabpfn.inference_config import InferenceConfig
 
-    x, y = load_breast_cancer(return_X_y=True)
+    x, y = getattr(datasets, f"load_{table}")(return_X_y=True)
+    x, y = x[:600], y[:600]
     specs = ModelSpecs(model, config_of("tabpfn_v3_5"), InferenceConfig.get_default("multiclass", ModelVersion.V2_5))
 
     def predict():
