@@ -50,7 +50,8 @@ def errors_of(request, run_on_ranks, tmp_path_factory, worker_id):
     """The errors of each check of a file: all that are selected run in one group, for all workers."""
     chosen = defaultdict(list)
     for item in request.session.items:
-        if "check" in (given := getattr(getattr(item, "callspec", None), "params", {})):
+        given = getattr(getattr(item, "callspec", None), "params", {})
+        if {"checks", "size", "check"} <= given.keys():
             chosen[given["checks"], given["size"]].append(given["check"])
 
     @functools.cache

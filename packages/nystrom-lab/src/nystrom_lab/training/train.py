@@ -76,11 +76,11 @@ def train(options: TrainOptions) -> Path:
         num_positions=data_positions(preset, data) if max_length is None else max_length,
         start=start,
     )
-    execute(Training(settings, run, preset), resume=settings.resume)
+    execute(TrainRun(settings, run, preset), resume=settings.resume)
     return run.path
 
 
-class Training(Kind[Settings, Settings]):
+class TrainRun(Kind[Settings, Settings]):
     """A training on a task.
 
     Args:

@@ -19,7 +19,7 @@ from nystrom_lab.training.finetune.finetune_settings import (
     check_extent,
     model_name,
 )
-from nystrom_lab.training.finetune.run import OWN, FineTuning, LabelledInputs, chosen_task, read_texts
+from nystrom_lab.training.finetune.run import OWN, FinetuneRun, LabelledInputs, chosen_task, read_texts
 from nystrom_lab.training.grid.slurm import Jobs
 from nystrom_lab.training.hardware import is_main, usable_device, usable_precision
 from nystrom_lab.training.life import execute, leaving_the_group
@@ -126,4 +126,4 @@ def finetune_model(options: FinetuneOptions, run: RunFolder, labelled: LabelledI
             else:
                 search_in_jobs(options, start, labelled, cluster)
             return
-        execute(FineTuning(options, run, start, labelled), resume=options.resume)
+        execute(FinetuneRun(options, run, start, labelled), resume=options.resume)

@@ -127,7 +127,7 @@ def settle(start: StartClassifier, labelled: LabelledInputs, options: FinetuneOp
     return FinetuneSettings(**given, fingerprint=start.fingerprint, processes=processes())
 
 
-class FineTuning(Kind[FinetuneOptions, FinetuneSettings]):
+class FinetuneRun(Kind[FinetuneOptions, FinetuneSettings]):
     """A fine-tuning on texts that are read.
 
     Args:

@@ -30,7 +30,7 @@ from nystrom_lab.measure.rows import read_rows, write_rows
 from nystrom_lab.training.finetune.classifier import StartClassifier, find_classifier
 from nystrom_lab.training.finetune.finetune_settings import FinetuneSettings
 from nystrom_lab.training.finetune.results import ResultRows
-from nystrom_lab.training.finetune.run import FineTuning, LabelledInputs, read_texts
+from nystrom_lab.training.finetune.run import FinetuneRun, LabelledInputs, read_texts
 from nystrom_lab.training.grid.scheduler import Work
 from nystrom_lab.training.grid.slurm import Jobs, alive_jobs, check_no_jobs
 from nystrom_lab.training.hardware import processes, usable_device, usable_precision
@@ -48,7 +48,7 @@ class Trial(NamedTuple):
     """A combination of values, the fine-tuning with them, its settings, and its folder."""
 
     values: Mapping[str, float]
-    kind: FineTuning
+    kind: FinetuneRun
     settings: FinetuneSettings
     run: RunFolder
 
@@ -74,7 +74,7 @@ class Search:
         self.trials: dict[str, Trial] = {}
         for values in options.grid.trials():
             name = "_".join(f"{key}-{value}" for key, value in values.items())
-            kind = FineTuning(options.changed(values), RunFolder(self.folder / TRIALS / name), start, labelled)
+            kind = FinetuneRun(options.changed(values), RunFolder(self.folder / TRIALS / name), start, labelled)
             self.trials[name] = Trial(values, kind, kind.settings(), kind.run)
 
     def open(self, *, resume: bool) -> None:

@@ -62,11 +62,11 @@ def pretrain(options: PretrainOptions) -> Path:
     folder = options.to or Path("runs") / f"pretrain-{options.preset}-{shown}-seed{options.seed}"
     run, device = RunFolder(Path(folder)), usable_device(options.device)
     options = replace(options, to=run.path, device=device, precision=usable_precision(options.precision, device))
-    execute(Pretraining(options, run), resume=run.is_resumed(options.resume))
+    execute(PretrainRun(options, run), resume=run.is_resumed(options.resume))
     return run.path
 
 
-class Pretraining(Kind[PretrainOptions, PretrainingSettings]):
+class PretrainRun(Kind[PretrainOptions, PretrainingSettings]):
     """A pretraining on masked words and sentence order.
 
     Args:
