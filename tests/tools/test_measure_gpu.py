@@ -215,7 +215,7 @@ SMALL = {
     "write_model_errors": {"lengths": (32,), "sizes": EncoderSizes(**ENCODER, vocabulary=50)},
 }
 for step in STEPS:
-    module, _, name = step.calls.partition(":")
+    module, name = [*step.calls.split(":"), ""][:2]
     if name in SMALL:
         # Few landmarks, since the interpreter takes minutes for many.
         methods = tuple(re.sub("-[0-9]+$", "-8", each) for each in step.given.get("methods", ()))
@@ -241,7 +241,7 @@ sys.exit(pytest.main(["--collect-only", "-q", "-m", "gpu or not gpu", "-W", "def
 @pytest.mark.skipif(torch.cuda.is_available(), reason="every step would run")
 def test_no_step_needs_a_package_that_a_machine_with_a_gpu_may_lack():
     pytest.importorskip("triton")
-    packages = (modules_of(PACKAGES.split()) | {"nystrom", "nystrom_lab", "tests", "tools"}) - ABSENT
+    packages = (modules_of(PACKAGES.split()) | {"nystrom", "nystrom_lab", "nystrom_papers", "tests", "tools"}) - ABSENT
     more = {"TRITON_INTERPRET": "1", "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "PYTEST_ADDOPTS": "-p no:cacheprovider"}
     done = subprocess.run(
         [sys.executable, "-c", CODE, " ".join(packages)], capture_output=True, text=True, cwd=ROOT, env=ENV | more

@@ -33,6 +33,13 @@ SMALL = {"tasks": ["listops"], "methods": ["softmax"], "seeds": [0], "preset": "
 NAME = "listops-softmax-demo-seed0"
 
 
+def options_of(**changes):
+    """The options of a small grid by name, those of its presets in `changes`."""
+    named = SMALL | {"evaluate_every": 5, "device": "cpu"} | changes
+    of_preset = {name: named.pop(name) for name in {*named} & {entry.name for entry in fields(Arena)}}
+    return {**named, "changes": of_preset}
+
+
 @pytest.fixture(scope="module")
 def root(tmp_path_factory) -> Path:
     """A folder of data sets, with a small version of the demo's ListOps."""
@@ -45,9 +52,7 @@ def root(tmp_path_factory) -> Path:
 @pytest.fixture(scope="module")
 def grid(root) -> Callable[..., list]:
     def run(to: Path, **changes) -> list:
-        named = SMALL | {"to": to, "data": root, "evaluate_every": 5, "device": "cpu"} | changes
-        of_preset = {name: named.pop(name) for name in {*named} & {entry.name for entry in fields(Arena)}}
-        return run_grid(GridOptions(**named, changes=of_preset))
+        return run_grid(GridOptions(to=to, data=root, **options_of(**changes)))
 
     return run
 
@@ -149,8 +154,8 @@ def test_rows_that_lost_their_end_are_named(whole, grid, tmp_path):
 def test_a_killed_grid_ends_its_runs_and_continues_to_the_same_result(whole, grid, root, tmp_path, capsys):
     code = f"""
 from pathlib import Path
-from nystrom_lab.training.grid.run_grid import run_grid
-run_grid(**{SMALL!r}, evaluate_every=5, device="cpu", to=Path({str(tmp_path)!r}), data=Path({str(root)!r}))
+from nystrom_lab.training.grid.run_grid import GridOptions, run_grid
+run_grid(GridOptions(to=Path({str(tmp_path)!r}), data=Path({str(root)!r}), **{options_of()!r}))
 """
     with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.DEVNULL) as parent:
         try:
