@@ -442,7 +442,7 @@ def test_the_command_heals_and_needs_texts(bert, texts, tmp_path, capsys):
     assert main([*words, "--texts", str(texts)]) == 0
     assert "Error of the last hidden states" in capsys.readouterr().out
     (row, *_) = read_rows(tmp_path / "made-run" / "rows.csv")
-    assert row.command.startswith("nystrom heal bert --to made --steps 2 --batch-size 4")
+    assert row.command.startswith("nystrom heal bert --to made --texts texts.txt --steps 2 --batch-size 4")
     assert "--texts texts.txt" in row.command
     assert (tmp_path / "made-run" / "error.png").stat().st_size > 1000
 

@@ -22,6 +22,7 @@ def test_a_killed_run_continues_to_the_same_result(whole, small_run, data, tmp_p
     script.write_text(f"""
 import time
 from pathlib import Path
+from nystrom_lab.training.run_settings import train_options
 from nystrom_lab.training.train import train
 from nystrom_lab.training.arena import EncoderTrainer
 inner = EncoderTrainer.training_step
@@ -30,9 +31,9 @@ def training_step(self, *given):
         time.sleep(1)
     return inner(self, *given)
 EncoderTrainer.training_step = training_step
-train("listops", options={{"num_landmarks": 8}}, preset="demo", data=Path({str(data)!r}),
-      to=Path({str(tmp_path / "killed")!r}), steps=12, warmup_steps=2, batch_size=8,
-      evaluate_every=3, log_every=1, device="cpu", threads=1)
+train(train_options("listops", options={{"num_landmarks": 8}}, preset="demo", data=Path({str(data)!r}),
+                    to=Path({str(tmp_path / "killed")!r}), steps=12, warmup_steps=2, batch_size=8,
+                    evaluate_every=3, log_every=1, device="cpu", threads=1))
 """)
     with subprocess.Popen(
         [sys.executable, str(script)], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
