@@ -30,13 +30,12 @@ def test_nothing_else_in_the_project_writes_files():
 
 def test_what_is_temporary_is_made_where_leftovers_are_removed():
     root = PACKAGES.parent
-    files = [path for folder in (PACKAGES, root / "tools", root / "examples") for path in folder.glob("**/*.py")]
-    assert len(files) > 500
+    # An installation from a folder leaves a copy of the sources in `build` beside them.
+    files = [*PACKAGES.glob("*/src/**/*.py"), *root.glob("tools/**/*.py"), *root.glob("examples/**/*.py")]
+    assert len(files) > 400
     words = ("tempfile", "mkdtemp", "mkstemp", "TemporaryDirectory")
     found = [
-        str(path.relative_to(root))
-        for path in files
-        if "tests" not in path.parts and any(word in path.read_text(encoding="utf-8") for word in words)
+        str(path.relative_to(root)) for path in files if any(word in path.read_text(encoding="utf-8") for word in words)
     ]
     assert found == ["packages/nystrom/src/nystrom/temporary.py"]
 

@@ -10,4 +10,4 @@ laboratory = importlib.util.module_from_spec(SPEC)
 SPEC.loader.exec_module(laboratory)
 
 data, pairs, mlm = laboratory.data, laboratory.pairs, laboratory.mlm
-drawn, drawn_roughly, around_step = laboratory.drawn, laboratory.drawn_roughly, laboratory.around_step
+drawn, drawn_roughly = laboratory.drawn, laboratory.drawn_roughly

@@ -136,6 +136,11 @@ def test_without_nystrom_papers_its_commands_are_not_listed_and_say_so(capsys, m
         monkeypatch.delitem(COMMANDS, name)
     assert main(["--help"]) == 0
     assert "reproduce" not in capsys.readouterr().out
-    for words in (["reproduce", "table-1"], ["bench", "efficiency", "--to", "x"], ["lra", "table"]):
+    for words in (
+        ["reproduce", "table-1"],
+        ["bench", "efficiency", "--to", "x"],
+        ["lra", "table"],
+        ["measuring", "--help"],
+    ):
         assert main(words) == 2
         assert "needs nystrom-papers: pip install nystrom-papers." in capsys.readouterr().err

@@ -72,7 +72,7 @@ def predict(model, **more):
 def test_with_an_entry_for_each_row_it_predicts_as_tabpfns_own_attention(model):
     expected = predict(model)
     # Columns attend, too: to a few tokens, which also are fewer than these rows.
-    register(from_rows=TRAIN, num_entries=12 * TRAIN)
+    register(from_rows=TRAIN, from_queries=1, num_entries=12 * TRAIN)
     with recorded_attention_backends() as calls:
         out = predict(model)
     assert [each for each in calls if each is not None]
@@ -87,7 +87,7 @@ def test_fewer_rows_and_gradients_are_left_to_tabpfn(model):
     expected = predict(model)
     register(from_rows=TRAIN + TEST + 100, num_entries=6)
     assert torch.equal(predict(model), expected)
-    register(from_rows=1, num_entries=6)
+    register(from_rows=1, from_queries=1, num_entries=6)
     with recorded_attention_backends() as calls:
         model(torch.randn(TRAIN + TEST, 1, 4), torch.zeros(TRAIN, 1), task_type="multiclass")
     assert set(calls) == {None}
@@ -106,9 +106,10 @@ def test_a_cache_is_compressed_once_and_its_contexts_go_with_it(model, dtype, mo
             return model(test, labels, task_type="multiclass", kv_cache=cache, x_is_test_only=True)
 
     expected = ask(cache)
-    register(from_rows=TRAIN, num_entries=12 * TRAIN)
+    register(from_rows=TRAIN, from_queries=1, num_entries=12 * TRAIN)
     backend = registered_attention_backends()[0]
     first = ask(cache)
+    # int8 keys are the same for both; float32 rounding of softmax in another order, through two layers.
     assert_close(first, expected, rtol=1e-4, atol=1e-5)
     of_layers = len(made)
     assert of_layers >= len(cache.kv)
@@ -141,7 +142,7 @@ def test_a_classifier_of_a_table_predicts_the_same(model, table, mode, monkeypat
         return torch.from_numpy(classifier.fit(x[::2], y[::2]).predict_proba(x))
 
     expected, made = predict(), count_contexts(monkeypatch)
-    register(from_rows=250, num_entries=6 * 300)
+    register(from_rows=250, from_queries=512, num_entries=6 * 300)
     assert_close(predict(), expected, rtol=0, atol=1e-5)
     assert made
 
@@ -173,9 +174,10 @@ def sharp(rows=64, heads=4, shared=2, scale=30.0):
 def test_a_tolerance_gives_exact_attention_where_the_context_is_too_far():
     q, k, v = sharp()
     expected = call(q, k, v)
-    register(from_rows=1, num_entries=12)
+    register(from_rows=1, from_queries=1, num_entries=12)
     assert (call(q, k, v) - expected).norm() > 0.3 * expected.norm()
-    register(from_rows=1, num_entries=12, tolerance=0.05)
+    register(from_rows=1, from_queries=1, num_entries=12, tolerance=0.05)
+    # float32 rounding of scores of some hundreds, which the other order of sums moves by 1e-5 of themselves.
     assert_close(call(q, k, v), expected, rtol=1e-4, atol=1e-5)
     entry = KVCacheEntry(k, v).quantize()
     quantized = call(q, None, None, quantized_kv=entry)
@@ -185,7 +187,7 @@ def test_a_tolerance_gives_exact_attention_where_the_context_is_too_far():
 
 def test_a_prediction_depends_neither_on_the_first_call_nor_on_the_rows_beside_it():
     q, k, v = sharp(scale=2.0)
-    register(from_rows=1, num_entries=12)
+    register(from_rows=1, from_queries=1, num_entries=12)
     entry = KVCacheEntry(k, v).quantize()
     alone = call(q[:, :3], None, None, quantized_kv=entry)
     other = KVCacheEntry(k, v).quantize()
@@ -193,9 +195,21 @@ def test_a_prediction_depends_neither_on_the_first_call_nor_on_the_rows_beside_i
     assert_close(call(q, None, None, quantized_kv=other)[:, :3], alone)
 
 
+def test_few_queries_are_exact_unless_their_keys_are_cached_in_int8():
+    q, k, v = sharp(scale=2.0)
+    entry = KVCacheEntry(k, v).quantize()
+    expected, cached = call(q, k, v), call(q, None, None, quantized_kv=entry)
+    # Each of two heads of keys is asked by two heads of 600 queries.
+    register(from_rows=64, from_queries=1201, num_entries=12)
+    assert torch.equal(call(q, k, v), expected)
+    assert not torch.equal(call(q, None, None, quantized_kv=entry), cached)
+    register(from_rows=64, from_queries=1200, num_entries=12)
+    assert not torch.equal(call(q, k, v), expected)
+
+
 def test_values_of_other_rows_are_not_answered_from_an_earlier_context():
     q, k, v = sharp(scale=2.0)
-    register(from_rows=1, num_entries=12 * 64)
+    register(from_rows=1, from_queries=1, num_entries=12 * 64)
     call(q, k, v)
     assert_close(call(q, k, 2 * v), 2 * call(q, k, v))
 
@@ -206,7 +220,7 @@ def test_what_a_context_cannot_take_is_left_to_tabpfn_with_one_warning(monkeypat
 
     q, k, v = sharp(scale=1.0)
     expected = call(q, k, v)
-    register(from_rows=1, num_entries=12)
+    register(from_rows=1, from_queries=1, num_entries=12)
     monkeypatch.setattr("nystrom.integrations.row_contexts.near_far_context", refuse)
     with pytest.warns(UserWarning, match="TabPFN's own attention takes calls that nystrom cannot: no"):
         assert torch.equal(call(q, k, v), expected)
@@ -227,6 +241,7 @@ def test_registering_again_replaces_and_unregistering_twice_is_harmless():
     ("options", "message"),
     [
         ({"from_rows": 0}, "from_rows is 0; expected a whole number of at least 1"),
+        ({"from_queries": 0}, "from_queries is 0; expected a whole number of at least 1"),
         ({"num_entries": 1}, "num_entries is 1; expected a whole number of at least 2"),
         ({"tolerance": -1}, "tolerance is -1; expected None, or a number of at least 0"),
     ],
@@ -270,7 +285,7 @@ def test_tabicl_attends_through_contexts_within_the_block(tabicl_model, monkeypa
     made = count_contexts(monkeypatch)
     x, y = table(TRAIN + TEST)
     expected = tabicl_model(x, y, **full_precision())
-    with replace_tabicl(from_rows=TRAIN, num_entries=12 * TRAIN):
+    with replace_tabicl(from_rows=TRAIN, from_queries=1, num_entries=12 * TRAIN):
         out = tabicl_model(x, y, **full_precision())
     assert made
     assert_close(out, expected, rtol=1e-5, atol=1e-5)
@@ -285,7 +300,7 @@ def test_tabicls_cached_rows_are_compressed_once(tabicl_model, monkeypatch):
     asked = {"X_test": table(TEST, seed=2)[0], "use_cache": True, "store_cache": False, **full_precision()}
     expected = tabicl_model.forward_with_cache(**asked)
     made = count_contexts(monkeypatch)
-    with replace_tabicl(from_rows=TRAIN, num_entries=12 * TRAIN):
+    with replace_tabicl(from_rows=TRAIN, from_queries=1, num_entries=12 * TRAIN):
         first = tabicl_model.forward_with_cache(**asked)
         assert_close(first, expected, rtol=1e-5, atol=1e-5)
         count = len(made)

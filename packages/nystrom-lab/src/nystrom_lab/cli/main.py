@@ -50,8 +50,11 @@ def _answer(words: list[str]) -> int:
         print(f"nystrom {__version__}")
         return 0
     question = " ".join(word for word in words if word not in ("-h", "--help"))
-    if question not in GROUPS and not any(name.startswith(question) for name in COMMANDS):
-        if question.startswith(PAPERS) and not any(name.startswith(PAPERS) for name in COMMANDS):
+    starts = GROUPS[question][1] if question in GROUPS else question
+    if not any(name.startswith(starts) for name in COMMANDS):
+        if (question in GROUPS or question.startswith(PAPERS)) and not any(
+            name.startswith(PAPERS) for name in COMMANDS
+        ):
             raise ValueError(f"{question!r} needs nystrom-papers: pip install nystrom-papers.")
         raise ValueError(f"there is no command {question!r}.{_hint(words)} See nystrom --help.")
     print(_overview(question))
@@ -140,7 +143,7 @@ _OWN = {
     "methods": "models:list_methods",
 }
 COMMANDS = {name: f"nystrom_lab.cli.{place}" for name, place in _OWN.items()} | {
-    each.name: each.value for each in entry_points(group="nystrom.commands")
+    each.name: each.value for each in entry_points(group="nystrom.commands") if each.name not in _OWN
 }
 # What a group is called, and how the names of its commands begin; each command is in one group.
 GROUPS = {

@@ -17,8 +17,6 @@ from nystrom.attention.options import check_tolerance
 from nystrom.attention.parts.error_estimate import within_tolerance
 from nystrom.checks import check_at_least
 
-# Below so many queries of keys that are not kept, exact attention costs no more than the context.
-_FEWEST = 512
 _DTYPES = torch.float32, torch.float64, torch.float16, torch.bfloat16
 
 
@@ -30,6 +28,9 @@ class RowContexts:
 
     Args:
         from_rows: Keys from which a call goes through a context.
+        from_queries: Queries of each head of keys from which a call does so, unless its keys are known to be kept: to
+            compress keys costs as much as exact attention for many queries. Fewer pay where the same keys are asked by
+            many calls.
         num_entries: Entries of a context: a sixth of them heavy keys, the others clusters.
         tolerance: Estimated relative error from which a head attends exactly in a call; None for never.
 
@@ -37,22 +38,27 @@ class RowContexts:
         ValueError: A number below its least.
     """
 
-    def __init__(self, *, from_rows: int, num_entries: int, tolerance: float | None):
+    def __init__(self, *, from_rows: int, from_queries: int, num_entries: int, tolerance: float | None):
         check_at_least("from_rows", from_rows, 1)
+        check_at_least("from_queries", from_queries, 1)
         check_at_least("num_entries", num_entries, 2)
         check_tolerance(tolerance)
-        self.from_rows, self.num_entries, self.tolerance = from_rows, num_entries, tolerance
+        self.from_rows, self.from_queries = from_rows, from_queries
+        self.num_entries, self.tolerance = num_entries, tolerance
         self._kept = WeakTensorKeyDictionary()
 
     def serve(self, queries: int, rows: int | None, dtype: torch.dtype, device: torch.device, *, kept: bool) -> bool:
-        """Whether a call of these sizes goes through a context; `kept` says that its keys will be asked again.
+        """Whether a call goes through a context, by its queries of each head of keys and its rows.
 
         Calls whose gradient may be asked, and those that a compiler traces, do not.
+
+        Args:
+            kept: Whether the keys are known to be asked again.
         """
         return (
             rows is not None
             and rows >= self.from_rows
-            and (kept or queries >= _FEWEST)
+            and (kept or queries >= self.from_queries)
             and dtype in _DTYPES
             and device.type in ("cpu", "cuda")
             and not torch.is_grad_enabled()

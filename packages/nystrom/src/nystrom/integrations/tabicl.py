@@ -19,12 +19,12 @@ _TRIED = ("2.2.0",)
 
 @contextmanager
 def replace_tabicl(
-    *, from_rows: int = 8192, num_entries: int = 768, tolerance: float | None = None
+    *, from_rows: int = 8192, from_queries: int = 2048, num_entries: int = 768, tolerance: float | None = None
 ) -> Iterator[RowContexts]:
     """Within the block, all models of TabICL attend to many rows through a context of a few entries.
 
     The arguments are those of `nystrom.integrations.tabpfn.register`. Contexts of cached keys are kept as long as the
-    block and the keys.
+    block and the keys; TabICL caches them as they are, so that `from_queries` says which predictions use them.
 
     Raises:
         ModuleNotFoundError: tabicl is not installed.
@@ -36,7 +36,7 @@ def replace_tabicl(
         raise ModuleNotFoundError("replace_tabicl needs tabicl: pip install tabicl==2.2.0", name="tabicl") from error
     if (there := version("tabicl")) not in _TRIED:
         raise ValueError(f"tabicl is {there}; expected {' or '.join(_TRIED)}, whose private function was tried.")
-    contexts = RowContexts(from_rows=from_rows, num_entries=num_entries, tolerance=tolerance)
+    contexts = RowContexts(from_rows=from_rows, from_queries=from_queries, num_entries=num_entries, tolerance=tolerance)
     own = attention.sdpa_with_flattened_batch
 
     def attend(

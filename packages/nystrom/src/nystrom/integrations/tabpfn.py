@@ -7,7 +7,7 @@
 
 `register` adds a backend to the public registry of tabpfn (`tabpfn.architectures.shared.attention_backends`, from
 version 8.3; tried with 9.2.0). It takes calls with at least `from_rows` keys; all others, calls with gradients and
-compiled ones stay TabPFN's own. Keys and values that tabpfn caches, int8 ones too, are compressed once, and their
+compiled ones stay TabPFN's own. Keys and values that tabpfn caches, quantized or not, are compressed once, and their
 context is kept until tabpfn lets them go.
 """
 
@@ -32,7 +32,8 @@ class _Backend:
 
     def is_preferred(self, spec: Any) -> bool:
         kept = spec.quantized_kv_dtype is not None
-        return self.contexts.serve(spec.seq_len_q, spec.seq_len_kv, spec.dtype, spec.device, kept=kept)
+        queries = spec.seq_len_q * spec.num_heads // spec.num_kv_heads
+        return self.contexts.serve(queries, spec.seq_len_kv, spec.dtype, spec.device, kept=kept)
 
     def run(
         self, q_BSHD: Tensor, k_BSJD: Tensor | None, v_BSJD: Tensor | None, *, quantized_kv: Any = None, **_: Any
@@ -59,11 +60,15 @@ class _Backend:
             return scaled_dot_product_attention(q_BSHD, k_BSJD, v_BSJD, quantized_kv=quantized_kv, backend=None)
 
 
-def register(*, from_rows: int = 8192, num_entries: int = 768, tolerance: float | None = None) -> None:
+def register(
+    *, from_rows: int = 8192, from_queries: int = 2048, num_entries: int = 768, tolerance: float | None = None
+) -> None:
     """Let TabPFN attend to many rows through a context of a few entries, in this process, until `unregister`.
 
     Args:
         from_rows: Training rows from which attention goes through a context.
+        from_queries: Queries of each head of keys from which it does, unless tabpfn's cache is quantized, as it is by
+            default. With `kv_cache_precision="auto"` name fewer, such as 512: the same keys are asked by many calls.
         num_entries: Entries of a context: a sixth are rows, the others means of clusters of rows.
         tolerance: Estimated relative error from which a head attends exactly in a call; None for never.
 
@@ -77,7 +82,9 @@ def register(*, from_rows: int = 8192, num_entries: int = 768, tolerance: float 
         raise ModuleNotFoundError(
             "nystrom.integrations.tabpfn needs tabpfn from version 8.3: pip install 'tabpfn>=8.3'", name=error.name
         ) from error
-    backend = _Backend(RowContexts(from_rows=from_rows, num_entries=num_entries, tolerance=tolerance))
+    backend = _Backend(
+        RowContexts(from_rows=from_rows, from_queries=from_queries, num_entries=num_entries, tolerance=tolerance)
+    )
     unregister()
     register_attention_backend(backend)
 

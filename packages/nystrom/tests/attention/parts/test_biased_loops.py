@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch.testing import assert_close
 
-from nystrom import RelativeBuckets, near_far_attention
+from nystrom import Alibi, RelativeBuckets, near_far_attention
 
 pytestmark = [
     pytest.mark.usefixtures("of_a_cpu"),
@@ -79,3 +79,18 @@ def test_what_records_a_graph_takes_the_plain_form():
     for ours, theirs in zip((out, *again), found, strict=True):
         assert_close(ours, theirs, rtol=1e-9, atol=1e-11)
     assert all(x.requires_grad for x in again)
+
+
+@pytest.mark.parametrize("kind", [RelativeBuckets, Alibi])
+def test_second_derivatives_with_a_bias_are_those_of_finite_differences(kind):
+    source = torch.Generator().manual_seed(0)
+    q, k, v = (torch.randn(1, 2, 24, 4, dtype=torch.float64, generator=source, requires_grad=True) for _ in range(3))
+    weight = torch.rand((2, 8) if kind is RelativeBuckets else 2, dtype=torch.float64, generator=source)
+    sizes = {"block_size": 4, "reach": 1, "num_heavy": 2, "num_clusters": 3, "exact_up_to": 0}
+
+    def attend(q, k, v, weight):
+        bias = RelativeBuckets(weight, 6) if kind is RelativeBuckets else Alibi(weight)
+        return near_far_attention(q, k, v, bias=bias, **sizes)
+
+    # Differences of gradients in float64, at steps of 1e-6.
+    assert torch.autograd.gradgradcheck(attend, (q, k, v, weight.requires_grad_()), atol=1e-6, fast_mode=True)
