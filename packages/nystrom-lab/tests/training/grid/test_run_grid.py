@@ -35,7 +35,7 @@ NAME = "listops-softmax-demo-seed0"
 
 def options_of(**changes):
     """The options of a small grid by name, those of its presets in `changes`."""
-    named = SMALL | {"evaluate_every": 5, "device": "cpu"} | changes
+    named = SMALL | ({} if "model" in changes else {"evaluate_every": 5}) | {"device": "cpu"} | changes
     of_preset = {name: named.pop(name) for name in {*named} & {entry.name for entry in fields(Arena)}}
     return {**named, "changes": of_preset}
 
@@ -52,7 +52,7 @@ def root(tmp_path_factory) -> Path:
 @pytest.fixture(scope="module")
 def grid(root) -> Callable[..., list]:
     def run(to: Path, **changes) -> list:
-        return run_grid(GridOptions(to=to, data=root, **options_of(**changes)))
+        return run_grid(GridOptions(to=to, **options_of(**{"data": root} | changes)))
 
     return run
 
@@ -119,7 +119,7 @@ def test_a_grid_of_another_length_starts_from_an_encoder(grid, root, whole, tmp_
     )
     best = tmp_path / "first" / "best"
     asked = {"methods": ["nystrom"], "preset": None, "model": best, "max_length": 600, "steps": 2, "batch_size": 4}
-    assert grid(tmp_path / "runs", data=tmp_path, evaluate_every=None, **asked) == []
+    assert grid(tmp_path / "runs", data=tmp_path, **asked) == []
     [run] = (path.parent for path in (tmp_path / "runs").glob("*/rows.csv"))
     assert run.name == "listops-nystrom-demo-pretrained-600-seed0"
     settings = json.loads((run / "run.json").read_text())["settings"]
@@ -128,7 +128,7 @@ def test_a_grid_of_another_length_starts_from_an_encoder(grid, root, whole, tmp_
     assert "--max-length 600" in command
     assert "--model best" in command
     # It continues as the same run.
-    assert grid(tmp_path / "runs", data=tmp_path, evaluate_every=None, **asked) == []
+    assert grid(tmp_path / "runs", data=tmp_path, **asked) == []
 
 
 def test_what_is_finished_is_skipped(whole, grid, capsys):
