@@ -32,7 +32,7 @@ def faster_from(method, file="long-inputs.csv"):
         for row in read_rows(ROOT / "results" / file)
         if row.quantity == "forward time" and row.fact("of") in ("", "encoder")
     }
-    lengths = sorted(n for name, n in times if name == method)
+    lengths = sorted(n for name, n in times if name == method and n)
     slower = [n for n in lengths if times[method, n] > 0.95 * times["softmax", n]]
     return f"{min(n for n in lengths if n > max(slower)):,}"
 
