@@ -50,7 +50,7 @@ def for_one_gradient(backward: F) -> F:
         try:
             return backward(*inputs)
         except RuntimeError as error:
-            # Of an operator, or of a loop of our own.
+            # An operator of torch raises the first message, a compiled loop of ours the second.
             if not any(
                 words in str(error) for words in ("Batching rule not implemented", "Cannot access data pointer")
             ):

@@ -87,10 +87,10 @@ class _Blocks(ctypes.Structure):
 class Positions(NamedTuple):
     """A bias of positions, as native.cpp's `Positions` has it."""
 
-    numbers: Tensor  # Of each head (h, x)
+    numbers: Tensor  # (h, x): the bias of each head by distance
     furthest: int
     beside: int
-    gradient: Tensor | None = None  # Of the numbers, for each row of the queries, which is written
+    gradient: Tensor | None = None  # Gradient of the numbers for each row of the queries, an output
 
 
 class Status(NamedTuple):

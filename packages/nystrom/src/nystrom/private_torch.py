@@ -9,12 +9,12 @@ from typing import TypeVar
 
 import torch
 from torch._C import _are_functorch_transforms_active as is_transformed  # Inside vmap, grad or another of torch.func
-from torch._C import _current_graph_task_id as graph_task  # Of the backward pass that runs; negative outside of one
+from torch._C import _current_graph_task_id as graph_task  # Id of the backward pass that runs; negative outside of one
 from torch._C import _get_tracing_state as tracing_state  # None outside of torch.jit.trace
 from torch._C import _len_torch_dispatch_stack as count_modes  # Modes that see each operator
 from torch._C._autograd import _get_current_graph_task_keep_graph as keeps_graph  # retain_graph of the pass that runs
 from torch._C._autograd import _top_saved_tensors_default_hooks as saved_tensors_hooks
-from torch._C._functorch import is_legacy_batchedtensor as is_batched_gradient  # By is_grads_batched
+from torch._C._functorch import is_legacy_batchedtensor as is_batched_gradient  # Made by is_grads_batched
 from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack as outside_transforms
 from torch._subclasses.fake_tensor import FakeTensor  # A tensor without numbers
 from torch.autograd import forward_ad

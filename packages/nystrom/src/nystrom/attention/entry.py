@@ -17,7 +17,7 @@ from nystrom.precision import cast_for_autocast, narrowed, without_autocast
 from nystrom.private_torch import is_forward_mode, is_transformed, tracing_state
 from nystrom.shapes import Group, Masks, check_inputs, check_same_tokens, is_number, zero_masked
 
-# Of the GPUs that the kernels were measured on, an H100 and an H200.
+# Compute capability of the GPUs that the kernels were measured on, an H100 and an H200.
 _MEASURED_CAPABILITY = (9, 0)
 _OF_TORCH = re.compile(r"forward (mode )?AD")
 _PACKED = "cu_seqlens is given, and packed sequences attend to themselves: pass queries and keys of the same tokens"
@@ -132,7 +132,7 @@ def picks_triton(options: Any, q: Tensor, k: Tensor, v: Tensor) -> bool:
         return options.backend == "triton"
     if max(q.shape[-1], v.shape[-1]) > options.measured_width or not _is_measured(q.device):
         return False
-    # What is exported runs elsewhere, where the operators of the kernels may not be known.
+    # An exported model runs elsewhere, where the operators of the kernels may not be registered.
     if torch.compiler.is_exporting() or is_transformed() or is_forward_mode():
         return False
     return all(x.device == q.device and x.dtype == torch.bfloat16 for x in (q, k, v))

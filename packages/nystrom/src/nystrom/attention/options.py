@@ -615,7 +615,7 @@ _OF_THE_PACKAGE = {
     "mask": "key_padding_mask=~mask, which is True for padding",
     "return_attn": "need_weights=True with weight_queries",
 }
-# What a layer's call took once, and is called itself.
+# Arguments that a layer's call no longer takes, and the call that replaces each.
 _CALLED_THEMSELVES = {"context": "context(query)", "cache": "cache(x)"}
 
 

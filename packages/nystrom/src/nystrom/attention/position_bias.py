@@ -24,7 +24,7 @@ from torch import Tensor
 from nystrom.checks import check_at_least, check_flag
 from nystrom.shapes import check_tensor
 
-# What `check_same_tokens` says of cross-attention.
+# The error of `check_same_tokens` for cross-attention.
 SELF_BIAS = "bias is one of positions, which is self-attention: leave it out of cross-attention"
 
 

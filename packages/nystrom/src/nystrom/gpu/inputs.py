@@ -69,7 +69,7 @@ class StageInputs(ProgramInputs):
     conv: Slot | None  # (h, taps) Kernel of the skip, or None
     keep: Slot | None  # (b, s) Real keys as bytes, or None
     query_keep: Slot | None  # (b, n) Real queries as bytes, or None
-    plan: LandmarkPlan | None  # Where landmarks come from; None means equal segments of all tokens
+    plan: LandmarkPlan | None  # The source of landmarks; None means equal segments of all tokens
     masked: bool  # Whether sequences may be short, or hold padding tokens
     gaussian: bool  # Whether the Gaussian kernel replaces softmax
     # (b, h, d) Subtracted from all tokens before distances are computed, or None. This changes no distance, and saves

@@ -62,7 +62,7 @@ class Tiles:
     walk_stages: int = 1  # The same where each token has a result, and landmarks stay in shared memory
 
 
-# What a device and `trying` decide about launches.
+# Launches depend on the multiprocessors and shared memory of the device, and on the tiles of `trying`.
 Target = tuple[int, int, Tiles | None]
 
 

@@ -54,10 +54,10 @@ class Slot(NamedTuple):
     """A tensor of a program."""
 
     memory: int  # Number of the tensor of a call that holds it: the inputs, then the results; -1 is the workspace
-    offset: int  # Where it begins there, in bytes
-    shape: tuple[int, ...]  # Its shape
-    strides: tuple[int, ...]  # Its strides, in elements
-    dtype: torch.dtype  # Its dtype
+    offset: int  # First byte in that memory
+    shape: tuple[int, ...]  # Shape of the tensor
+    strides: tuple[int, ...]  # Strides, in elements
+    dtype: torch.dtype  # Dtype of the tensor
 
     def stride(self) -> tuple[int, ...]:
         """Its strides, in elements."""
@@ -193,7 +193,7 @@ class _Launch:
         if stream is None:
             kernel[(self._programs, 1, 1)](*args)
         else:
-            # What that does, without hooks.
+            # The launch of Triton's own call, without its hooks.
             kernel.run(self._programs, 1, 1, stream, kernel.function, kernel.packed_metadata, None, None, None, *args)
 
     def _keep(self, kernel: Any) -> None:

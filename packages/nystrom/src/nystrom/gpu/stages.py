@@ -51,7 +51,7 @@ def landmarks(x: StageInputs, table: Slot, share: Slot) -> None:
         table,
         share,
         x.sizes,
-        # Of the constants it needs few: the others must not compile it again.
+        # The stage needs few of the constants: a change of another one must not compile it again.
         plain(D=x.q.shape[-1], ACC=x.acc, BLOCK_N=max(16, AVERAGED // blocks.block_d), BLOCK_D=blocks.block_d),
     )
 

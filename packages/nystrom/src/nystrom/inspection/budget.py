@@ -130,7 +130,7 @@ class _Search:
                 times = time_methods(calls[0], candidates, progress.update)
         self.taken, self.times = times, times.seconds
         by_time = sorted(candidates, key=lambda each: self.times[each.name])
-        # What is dearer than exact attention is never better.
+        # A candidate slower than exact attention is never better.
         most = next((place for place, each in enumerate(by_time, start=1) if each.method == EXACT), len(by_time))
         self.able = by_time[:most]
         others = [each for each in self.able if each.method != EXACT] if self.most else []
@@ -242,7 +242,7 @@ class _Search:
             if candidate.method != EXACT:
                 choice: dict[int | None, Candidate] = {None: SOFTMAX, layer: candidate}
                 error = compare_models(self.model, self.batches, self.exact, choice, progress.update).error
-            # What is not finite is chosen where there is nothing else.
+            # A candidate with an error that is not finite is chosen only if there is no other.
             if ladder and math.isinf(ladder[-1][1]):
                 ladder.pop()
             if not ladder or error**2 < ladder[-1][1]:

@@ -85,7 +85,7 @@ class MethodSample:
 
     error: Sample  # Squared errors of the output over squared norms
     variation: Sample | None  # Total variation of the rows, over ones; None where the method gives no rows
-    residual: Float[Tensor, " h"] | None  # Of the m x m inverse, for each head; None if the method has none
+    residual: Float[Tensor, " h"] | None  # Residual of the m x m inverse, for each head; None if the method has none
 
 
 @dataclass(frozen=True)
@@ -93,8 +93,8 @@ class LayerSample:
     """A layer on one sequence."""
 
     size: int  # Real queries
-    facts: RowFacts  # Of exact attention
-    methods: dict[str, MethodSample]  # By name
+    facts: RowFacts  # Facts of exact attention
+    methods: dict[str, MethodSample]  # Key: the method's name
 
 
 def sample_layer(

@@ -47,7 +47,7 @@ _MADE = {
 class Told(NamedTuple):
     """What the mask of a layer says."""
 
-    # Real keys, one row for all queries or one per query; None if all are. What is not boolean is not of `make_mask`.
+    # Real keys, one row for all queries or one per query; None if all are. Only masks of `make_mask` are boolean.
     mask: Tensor | None
     # The number of each token's packed sequence; None if each row of the batch is one sequence
     numbers: Int[Tensor, "b n"] | None
@@ -216,7 +216,7 @@ def _sees_all(function: Callable[..., Any]) -> bool:
 
 
 def _is_made_by(function: Callable[..., Any], maker: Callable[..., Any]) -> bool:
-    # By its code: a compiler knows no qualified name.
+    # Compare code objects: torch.compile cannot trace a function's qualified name.
     return getattr(function, "__code__", None) in _MADE[maker]
 
 

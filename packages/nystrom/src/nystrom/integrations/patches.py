@@ -78,7 +78,7 @@ def patch_transformers() -> None:
         finish(self)
         _finish(self)
 
-    # As the options above: an attribute for transformers, that checkers do not know.
+    # An attribute for transformers that type checkers do not know, like the options above.
     setattr(PreTrainedConfig, "_attn_implementation", property(named.fget, set_names))  # noqa: B010
     PreTrainedModel.set_attn_implementation = change_names
     PreTrainedModel.__init__, PreTrainedModel.post_init = init, post_init

@@ -23,7 +23,7 @@ from nystrom.integrations.bert_names import more_positions
 from nystrom.private_torch import skip_code
 from nystrom.shapes import is_number
 
-# What transformers' models call their tables of learned positions.
+# Names of the tables of learned positions in transformers' models.
 _TABLES = ("position_embeddings", "position_embedding", "wpe")
 
 

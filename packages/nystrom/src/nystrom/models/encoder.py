@@ -131,7 +131,7 @@ class EncoderPreTrainedModel(PreTrainedModel):
         root = find_folder(pretrained_model_name_or_path, kwargs)
         folder = root / (kwargs.get("subfolder") or "")
         if kwargs.get("config") is None:
-            # What is wrong with it is reported first: it says what kind of model the folder holds.
+            # Report a fault of config.json first: it says what kind of model the folder holds.
             EncoderConfig.get_config_dict(root, subfolder=kwargs.get("subfolder") or "")
         downloaded = not Path(pretrained_model_name_or_path).is_dir() and kwargs.get("revision") is None
         check_weights(folder, variant=kwargs.get("variant"), downloaded=downloaded)

@@ -55,7 +55,7 @@ def count_bytes() -> Iterator[Traffic]:
     try:
         yield traffic
     finally:
-        # By identity: two counts may be equal.
+        # Compare by identity: two counts may be equal.
         _counting[:] = [other for other in _counting if other is not traffic]
 
 

@@ -82,7 +82,7 @@ def take_first(ranks: Ranks, tokens: Tokens, x: Float[Tensor, "b h n d"], m: int
 def segment_means(ranks: Ranks, tokens: Tokens, x: Float[Tensor, "b h n d"], m: int) -> Float[Tensor, "b h m d"]:
     """`nystrom.landmarks.segment_means` of the real tokens of all ranks; at most m tokens are their own means."""
     if tokens.whole and tokens.total % m == 0 and tokens.lengths[ranks.rank]:
-        # What is exchanged is the same in both ways, so ranks may choose differently.
+        # Both ways exchange the same tensors, so ranks may choose differently.
         return _joined_means(ranks, *_equal_segments(x, tokens.start, tokens.total // m, m))[0]
     count = tokens.count[:, None]
     segment = torch.where(tokens.keep, tokens.order * count.clamp(max=m) // count.clamp(min=1), m)

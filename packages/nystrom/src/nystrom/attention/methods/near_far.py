@@ -71,7 +71,7 @@ from nystrom.shapes import (
     zero_masked,
 )
 
-# What `check_same_tokens` says where nothing declares cross-attention.
+# The error of `check_same_tokens` for a call that does not declare cross-attention.
 _NEEDS_SAME_TOKENS = (
     "near_far counts positions, and without key_keep or query_keep takes queries and keys for the same tokens: pass "
     "key_keep for cross-attention (all True where all keys are real)"

@@ -213,7 +213,7 @@ def _nystrom(
     if skip is not None:
         check_kernel(v, skip)
     if options.pinv == "exact" and skip is None and v.dtype == torch.float16:
-        # What the inverse multiplies may pass the largest float16, also where the result does not.
+        # Products with the inverse can overflow float16 even if the result does not.
         wide = _nystrom(q.float(), k.float(), v.float(), keep, query_keep, options, generator, None)
         return narrowed(wide, v.dtype)
     m, scale = options.num_landmarks, options.scale

@@ -70,7 +70,7 @@ def attend_with_positions(
         positions, real, _, _ = from_first_real(keep, size)
         places = take_rows(places.expand(len(keep), -1, -1), positions)
     if not places.is_floating_point():
-        # Of numbers, only differences count.
+        # Only differences of position numbers count.
         places = torch.arange(t, device=q.device)[None, :, None]
     settings = OfAllHeads(bias, options, score_scale(q, options.scale))
     weight = at_least_float32(bias.weight[0]).to(q.dtype)

@@ -66,7 +66,7 @@ class _ByHeads(torch.autograd.Function):
         made = [room_like(x) if need else None for x, need in zip(tensors, ctx.needs_input_grad[2:], strict=True)]
         parts, keeps = ctx.parts, keeps_graph()
         if not keeps:
-            # As torch frees what it saved.
+            # Torch frees its saved tensors here; so do we.
             del ctx.parts
 
         def some(part: tuple[slice, list[Tensor], GradientEdge]) -> None:

@@ -20,7 +20,7 @@ from nystrom.landmarks import MIDDLE_TOKENS
 ROUNDINGS = tl.constexpr(16)
 # An order is the weight's logarithm in steps of 1 / STEPS, then the place.
 STEPS, PLACES, FURTHEST = tl.constexpr(2**10), tl.constexpr(2**30), tl.constexpr(2.0**22)
-# That of a key that is not real is this plus its place; no key is ABSENT. Both are below all others.
+# Order of a padded token: NOT_REAL plus its place. ABSENT marks an empty slot. Both sort below every real key.
 NOT_REAL, ABSENT = tl.constexpr(1 - 2**63), tl.constexpr(-(2**63))
 _SOME, _PRECISION = tl.constexpr(MIDDLE_TOKENS), tl.constexpr(FLOAT32_PRECISION)
 # Tokens that a program ranks at a time.

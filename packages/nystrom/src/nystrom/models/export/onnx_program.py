@@ -191,7 +191,7 @@ def _check_onnx(model: EncoderPreTrainedModel, opset: int | None, *, runs: bool)
             raise ValueError(f"ONNX needs the package {package}, which is not installed: pip install 'nystrom[onnx]'.")
     if model.dtype != torch.float32:
         raise ValueError(f"the model is in {model.dtype}; expected torch.float32: call model.float() first.")
-    # Of the modules rather than the config, whose layers may each have a method of their own.
+    # Read the modules rather than the config: each layer may have a method of its own.
     for heads in (module for module in model.modules() if isinstance(module, AttentionHeads)):
         options = heads.options
         if getattr(options, "pinv", "iterative") != "iterative":
