@@ -713,7 +713,7 @@ class Resolved(Steps, RunOptions):
         }
         first = {name: first[own] for own, name in self.recorded().items() if own in first}
         before = {**json.loads(json.dumps(first)), **before}
-        # Of earlier versions: one that changed no weight, and a mean of the weights, which a run may not have had.
+        # Ignore two settings of version 0.3: track_error, which changed no weight, and ema where it was off.
         before = {name: value for name, value in before.items() if name != "track_error" and (name != "ema" or value)}
         models, changed = (now["weights"], before["weights"]), list[str]()
         if all(isinstance(model, str) for model in models):
@@ -768,7 +768,7 @@ def asked_words(given: Any, *, options: str = "options.") -> list[str]:
     return option_words(named)
 
 
-# What a command that reproduces a run says even where it is the default, which another version may change.
+# A command that reproduces a run names these even at their default, which another version may change.
 _ALWAYS = ("preset", "seed", "batch_size", "learning_rate", "device", "precision")
-# Of where and when it runs.
+# Options of where and when a run takes place.
 _WHERE = ("resume", "jobs", "on", "slurm")

@@ -103,6 +103,6 @@ def _of_heads(row: Row, values: Estimate | Tensor, place: tuple[int, int]) -> It
     all_of = values if isinstance(values, Estimate) else Estimate(values, values, values)
     for head, (value, low, high) in enumerate(zip(*(part.tolist() for part in all_of), strict=True)):
         ends = {"low": low, "high": high} if isinstance(values, Estimate) else {}
-        # Of exact attention, which the inspection has checked, all is finite.
+        # The inspection has checked that exact attention is finite.
         note = "" if row.method == EXACT or math.isfinite(value) else _OVERFLOWS
         yield replace(row, value=value, note=note, **ends).with_facts(layer=layer, head=head, r=sampled)

@@ -85,7 +85,7 @@ def arguments_of(
     parameters = {key: each for key, each in parameters_of(kind).items() if key not in without}
     own = {key: each.default for key, each in parameters.items() if each.default is not each.empty}
     defaults = {**own, **defaults}
-    # What must be given comes first.
+    # Required options come first.
     shown = sorted(parameters, key=defaults.__contains__)
     types, docs = {**get_type_hints(kind, include_extras=True), **types}, _docs(kind)
 
@@ -145,7 +145,7 @@ def _check_paths(given: Mapping[str, Any], names: Mapping[str, str]) -> None:
             if not isinstance(path, Path):
                 continue
             if key in OUTPUTS:
-                # What is there already may be of the same command, which says so.
+                # An output that exists may be of the same command, which reports it.
                 if not os.path.lexists(path):
                     check_place(path)
                 continue
@@ -283,7 +283,7 @@ def attention_of(model: str) -> str:
     try:
         named = read_json(config).get("attention", "nystrom")
     except (OSError, ValueError):
-        # What is wrong with the model is said when it is read.
+        # The command that reads the model reports what is wrong with it.
         return "nystrom"
     return named if isinstance(named, str) else "nystrom"
 
@@ -315,7 +315,7 @@ def _wrong(event: Any) -> str:
     if tokens := getattr(event, "tokens", ()):
         return f"Unrecognized options: {', '.join(tokens)}"
     if (argument := getattr(event, "argument", None)) is None:
-        # What a class of options itself refuses.
+        # The class of options refused its values itself.
         return getattr(event, "message", "").strip(" .")
     # A value of another kind stands in tyro's message alone: 'x', or ['x', 'y'].
     message = getattr(event, "message", repr(getattr(event, "value", None)))

@@ -20,7 +20,7 @@ import nystrom
 import nystrom_lab
 from nystrom.printable import printable
 
-# What tqdm writes for a bar: a return and then text, or moves of the cursor alone.
+# tqdm writes a bar as a return and then text, or as moves of the cursor alone.
 _OF_BAR = re.compile(r"(\r[^\x00-\x1f\x7f-\x9f]*)+|\n*(\x1b\[A)*")
 _OURS = [Path(str(module.__file__)).parent for module in (nystrom, nystrom_lab)]
 
@@ -88,7 +88,7 @@ def standing_streams(*, lasting: bool) -> Iterator[None]:
     while (free := os.open(os.devnull, os.O_RDWR)) <= 2:
         pass
     os.close(free)
-    # What somebody put in their place stays.
+    # A stream that another program put in their place stays.
     if before[0] is sys.__stdout__:
         sys.stdout = _Stream(before[0], 1, lasting=lasting)  # pyright: ignore[reportAttributeAccessIssue]
     if before[1] is sys.__stderr__:
@@ -97,7 +97,7 @@ def standing_streams(*, lasting: bool) -> Iterator[None]:
         yield
     finally:
         for stream in (sys.stdout, sys.stderr):
-            # What cannot be printed was told, or comes after a worse fault.
+            # The fault of this output was reported, or a worse one came before it.
             with suppress(OSError):
                 stream.flush()
         sys.stdout, sys.stderr = before

@@ -83,7 +83,7 @@ class Row:
     m: int | None = None
     dtype: str = "float32"
     seed: int | None = None
-    # What is not given of the rest is of this machine, as of now.
+    # The fields below default to this machine and the current date.
     device: str = field(default_factory=lambda: cpu_name())
     torch: str = field(default_factory=lambda: _torch_version())
     commit: str = field(default_factory=lambda: _commit())

@@ -34,7 +34,7 @@ from nystrom_lab.training.tasks import Model, Splits, find_task
 class EncoderTrainer(RunTrainer[Settings]):
     """Trains one model by settings, in one run folder."""
 
-    # What is logged, and its name in the curves and lines.
+    # Logged quantities, and their names in the curves and lines.
     logged = QUANTITIES
 
     def __init__(

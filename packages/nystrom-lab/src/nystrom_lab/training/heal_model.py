@@ -124,7 +124,7 @@ class HealRun(Kind[HealOptions, HealSettings]):
         """Make the trainer, of fewer steps where an interrupted run had stopped learning."""
         stopped = _stopped_after(self.run, settings.before_last_stage) if self.run.is_started else None
         if stopped is not None:
-            # Its last checkpoint is written, and its results are not.
+            # The stage's last checkpoint is written, and its results are not.
             settings = replace(settings, steps=stopped, warmup_steps=0)
         return HealTrainer(model, settings, self.made, self.train, self.held_out, self.collate, self.run)
 
@@ -413,7 +413,7 @@ class HealTrainer(RunTrainer[HealSettings]):
         figure = self.run.path / "error.png"
         draw_over_minutes(self.run.curves, figure, "held-out error")
         files = {**self.run.drawn, "error": figure}
-        # On a busy machine minutes say little. Of a run that was interrupted it is that of its last process.
+        # On a busy machine minutes say little. After an interruption this is the time of the last process alone.
         rows.append(row("processor time", time.process_time(), "s"))
         return RunResults(rows, row, f"{said} (best after step {self.state.best_global_step})", files)
 

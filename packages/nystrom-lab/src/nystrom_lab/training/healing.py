@@ -40,7 +40,7 @@ from nystrom_lab.training.finite import NotFinite
 # Weight w of the distance of embeddings, which is about half the square of their relative error.
 _WEIGHT = 4.0
 _RANK = 16
-# Of queries and keys, by the names that the models of transformers give them; in some the values are with them.
+# Projections of queries and keys, by their names in transformers' models; some of them also hold the values.
 _QUERIES_KEYS = ("query", "key", "q_proj", "k_proj", "q_lin", "k_lin", "q", "k")
 _QUERIES_KEYS += ("qkv", "Wqkv", "qkv_proj", "c_attn", "query_key_value", "in_proj", "att_proj")
 _LANGUAGE = ("MaskedLM", "PreTraining", "CausalLM", "LMHeadModel")
@@ -163,7 +163,7 @@ class Healing(nn.Module):
         finally:
             for hook in hooks:
                 hook.remove()
-        # Of value 0, and with these gradients: so the backward pass of the Trainer, and of DDP, is one of a few sums.
+        # The sum is 0 and has these gradients: the backward pass of the Trainer, and of DDP, is then one of a few sums.
         moved = sum(((weight - weight.detach()) * gradient).sum() for weight, gradient in gradients.items())
         return torch.stack(losses).sum() + moved
 

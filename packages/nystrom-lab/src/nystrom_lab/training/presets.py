@@ -40,7 +40,7 @@ DEPARTURES = (
     "pooling of real tokens alone, a denominator in linear attention, no dropped attention weights, a learning rate "
     "that begins and ends at 0"
 )
-# That of Skyformer's own method.
+# A departure of Skyformer's own method.
 DRAWN_BY_SEGMENTS = "landmarks of Skyformer drawn one from each segment instead of independently"
 
 

@@ -354,7 +354,7 @@ def versions() -> dict[str, str]:
 
 SETTINGS = "run.json"
 _STATE = "trainer_state.json"
-# What only a run that goes on from a checkpoint reads; of the best one, the weights are used.
+# Files that only a resumed run reads; the best checkpoint is used for its weights.
 _FOR_TRAINING = (".pt", ".pth", ".bin", _STATE)
 
 
@@ -398,7 +398,7 @@ def strangeness(checkpoint: Path, step: int) -> str:
     if not run.is_file():
         return ""
     if entry := written.get(f"../{SETTINGS}"):
-        # As earlier versions had it, of the file as they wrote it.
+        # Version 0.3 stored the checksum of run.json with its own indentation.
         texts = (run.read_bytes(), (json.dumps(_read(run), indent=1) + "\n").encode())
         same = entry[1] in (None, *(hashlib.sha256(text).hexdigest() for text in texts))
         return "" if same else f"{run} is not the file that it was written with"

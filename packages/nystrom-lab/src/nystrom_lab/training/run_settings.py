@@ -126,12 +126,12 @@ class Settings(Resolved, TrainOptions):
     def words(self) -> list[str]:
         """The words after `nystrom` that start this run by itself."""
         named: dict[str, object] = {"attention": self.attention, "preset": self.preset, "seed": self.seed}
-        # What a preset has takes its value written out, be it True or, of a method's option, None.
+        # An option that the preset sets has its value written out, be it True or, for a method's option, None.
         for name, value in self.changes().items():
             if value is not None or name.startswith("options."):
                 named[name] = value if isinstance(value, tuple) else str(value)
         named |= {name: value for name in ("accumulation", "context_parallel") if (value := getattr(self, name)) != 1}
-        # What is not given is None, False or 0.
+        # An option that was not passed is None, False or 0.
         others = ("precision", "device", "threads", "compile", "data", "text_field", "label_field", "pair_field", "to")
         named |= {name: getattr(self, name) or None for name in (*others, "model", "mask_share")}
         if not LRA[self.task].any_size:

@@ -52,7 +52,7 @@ from nystrom_lab.training.run_progress import QUANTITIES, RunProgress
 from nystrom_lab.whole_folders import whole_folder
 
 S = TypeVar("S", bound=Resolved)
-# By their names in transformers.
+# Our names of schedules, and transformers'.
 _SCHEDULES = {"linear": "linear", "cosine": "cosine", "constant": "constant_with_warmup", "rsqrt": "inverse_sqrt"}
 # Samples that the mean and variance of pooled tokens are measured on, at most.
 MEASURED = 512
@@ -188,7 +188,7 @@ class RunTrainer(Trainer, Generic[S]):
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         """Log, with the time and memory of training so far; time lost in an interruption does not count."""
         if "loss" in logs:
-            # Where the Trainer clips by the norm it logs the norm itself, from before that.
+            # A Trainer that clips by the norm logs the norm itself, from before the clipping.
             logs.setdefault("grad_norm", self.gradient_norm)
         logs |= {"seconds": self.seconds, "megabytes": self.megabytes}
         super().log(logs, start_time)

@@ -91,7 +91,7 @@ def model_type(folder: Path) -> str | None:
     return read_json(folder / "config.json").get("model_type") if (folder / "config.json").is_file() else None
 
 
-# Of an encoder, by their names in presets and in `EncoderConfig`.
+# Sizes of an encoder, by their names in presets and in `EncoderConfig`.
 _SIZES = (
     "hidden_size",
     "num_hidden_layers",

@@ -104,7 +104,7 @@ def hold_out(batches: Sequence[T]) -> tuple[Sequence[T], Sequence[T]]:
 
 def tokens_of(prose: Prose, tokenizer: PreTrainedTokenizerBase) -> Int[Tensor, " tokens"]:
     """All tokens of a text, without special tokens."""
-    # By paragraphs: a tokenizer is slow on very long texts, and warns about those beyond its model's length.
+    # Tokenize by paragraphs: a tokenizer is slow on very long texts, and warns about those beyond its model's length.
     paragraphs = [part for part in prose.text.split("\n") if part.strip()]
     encoded: Any = tokenizer(paragraphs, add_special_tokens=False, truncation=False, verbose=False)
     return torch.tensor([number for paragraph in encoded["input_ids"] for number in paragraph])

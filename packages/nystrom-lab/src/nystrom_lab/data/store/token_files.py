@@ -124,7 +124,7 @@ def _is_count(value: object) -> bool:
 
 TOKENS = (np.uint8, np.uint16, np.uint32)
 LABELS = (np.uint8, np.uint16)
-# What numpy 2.4.6 raises for a file that is no array, or for one with a wrong byte in its header.
+# Errors of numpy 2.4.6 for a file that is no array, or for one with a wrong byte in its header.
 NO_ARRAY = (ValueError, TypeError, SyntaxError, TokenError, EOFError)
 
 

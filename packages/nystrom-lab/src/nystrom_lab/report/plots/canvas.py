@@ -86,7 +86,7 @@ METHOD_LOOKS: dict[str, Look] = {
 
 def method_look(name: str) -> Look:
     """How a method looks, by its name in rows; additions, as in "nystrom-64" or "nystrom, 4000", do not count."""
-    # By hand, since the regular expression of this takes time quadratic in the length of a name.
+    # Split by hand: a regular expression would take time quadratic in the length of a name.
     words = re.split(r",| \(", name, maxsplit=1)[0].removesuffix("+skip").split("-")
     while len(words) > 1 and words[-1].isdecimal():
         words.pop()

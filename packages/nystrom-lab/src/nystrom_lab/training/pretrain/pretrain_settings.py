@@ -45,7 +45,7 @@ def _methods(length: int) -> Mapping[str, MethodSetting]:
 
 def _demo_methods(length: int) -> Mapping[str, MethodSetting]:
     return {
-        # As many tokens to a landmark, and to a projection, as in the paper.
+        # The paper has as many tokens to a landmark, and to a projection.
         "nystrom": MethodSetting({"num_landmarks": 32}, conv_kernel_size=33),
         "linformer": linformer(128, length),
     }
@@ -164,7 +164,7 @@ def find_pretraining(name: str) -> PretrainingPreset:
     return PRETRAINING[name]
 
 
-# Of the encoder, by their names in `EncoderConfig`.
+# Sizes of the encoder, by their names in `EncoderConfig`.
 SIZES: tuple[str, ...] = ("num_hidden_layers", "hidden_size", "num_attention_heads", "intermediate_size")
 
 

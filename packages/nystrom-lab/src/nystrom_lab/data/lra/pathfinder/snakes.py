@@ -24,7 +24,7 @@ Levels = NDArray[np.uint8]
 
 # Dashes that are drawn at a pivot before the snake is abandoned.
 DASH_TRIES = 3
-# Where two footprints (each up to 255) meet, they sum to at most 1.5 times that: only their edges overlap.
+# Two footprints that meet (each up to 255) sum to at most 1.5 times 255: only their edges overlap.
 OVERLAP = 382
 # A footprint may cover this much of a pixel at the edges: four fifths of a full one.
 EDGE = OVERLAP - 204
