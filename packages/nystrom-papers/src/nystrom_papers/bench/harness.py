@@ -99,7 +99,7 @@ def reason(error: Exception) -> str:
     return str(error).partition("\n")[0].rstrip(".") or type(error).__name__
 
 
-# What a call that a machine cannot make raises.
+# Errors of a call that the machine cannot make.
 UNABLE = (RuntimeError, ValueError, *kernel_errors())
 
 

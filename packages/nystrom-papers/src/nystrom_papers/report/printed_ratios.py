@@ -76,7 +76,7 @@ SKYFORMER_TABLE_2 = {
     method: {task: Cost(_GIGABYTES[method][i], _HOURS[method][i]) for i, task in enumerate(_TASKS)} for method in _HOURS
 }
 
-# By study, then by what, method and column: a length or a task.
+# Keys: the study, then the quantity, the method and the column (a length or a task).
 PRINTED_RATIOS: dict[str, dict[tuple[str, str, str], float]] = {
     "efficiency": {
         (what, method, str(n)): ratio

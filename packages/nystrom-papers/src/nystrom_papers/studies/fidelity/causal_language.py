@@ -331,7 +331,7 @@ def _times(n: int) -> Iterable[Row]:
     yield from time_passes(calls, given, ROUNDS, beside=EXACT, what="exact", n=n, facts=facts, seed=0)
 
 
-# What the rows say.
+# Claims on the rows.
 
 
 def _by_position(after: str, title: str, rows: pd.DataFrame) -> list[Table]:

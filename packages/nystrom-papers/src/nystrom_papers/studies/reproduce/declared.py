@@ -27,13 +27,13 @@ if TYPE_CHECKING:
 
 _FIELDS = ("quantity", "method", "value", "unit", "low", "high", "repeats", "n", "m", "dtype", "seed", "device", "note")
 
-# What a rule finds: True, False, or None where the rows cannot tell, and the numbers that decide, in a sentence.
+# Verdict of a rule: True, False, or None where the rows cannot tell, and the numbers that decide, in a sentence.
 Found = tuple[bool | None, str]
 Rule = Callable[[pd.DataFrame], Found]
 # Values of a column that are shown, in order; a mapping gives their names.
 Names = Mapping[str, Collection[Any]]
 Pick = Callable[[Sequence[float]], float]
-# As the value of a column: the largest that is there, such as the longest n.
+# This value of a column stands for the largest that the rows have, such as the longest n.
 LONGEST = "the largest"
 
 
@@ -44,7 +44,7 @@ class NotMeasured(ValueError):
 def frame_of(rows: Sequence[Row]) -> pd.DataFrame:
     """The rows as a frame."""
     lines = [{**{name: getattr(row, name) for name in _FIELDS}, "row": row, **row.facts} for row in rows]
-    # Of objects: lengths stay whole numbers where some rows have none.
+    # dtype=object keeps integers where some rows lack a value.
     frame = pd.DataFrame(
         lines, columns=list(dict.fromkeys([*_FIELDS, "row", *(k for line in lines for k in line)])), dtype=object
     )

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 P = ParamSpec("P")
 Size = Literal["small", "paper"]
 TrainedIn = Literal["float32", "bfloat16"]
-# By name, "" for the main one.
+# Figures by name, "" for the main one.
 Figures: TypeAlias = "Mapping[str, Figure]"
 NO_PAPER = "no paper has it"
 

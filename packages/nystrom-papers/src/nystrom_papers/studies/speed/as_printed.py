@@ -43,7 +43,7 @@ from nystrom_papers.studies.reproduce.known import UNKNOWN, Known, holds_for_sha
 from nystrom_papers.studies.reproduce.study import Part, Plan, Setting, Study, in_words
 
 _FUSED = "softmax"
-# What verdicts call the two forms of exact attention.
+# Names of the two forms of exact attention in verdicts.
 _EXACT = {BASE: "materialised softmax", _FUSED: "fused exact attention"}
 _TABLE_1_METHODS = (BASE, _FUSED, "linformer-256", "longformer-257", "nystrom-64", "nystrom-32", "near_far")
 
@@ -127,7 +127,7 @@ def _framed(study: str, rows: Sequence[Row]) -> pd.DataFrame:
         "" if math.isnan(theirs) else f"{'–' if math.isnan(ours) else f'{ours:.1f}'} / {theirs:.1f}"
         for ours, theirs in zip(times, printed, strict=True)
     ]
-    # What is compared with a printed ratio.
+    # The quantity, if the paper prints its ratio.
     frame["compared"] = [what if ratio else "" for what, ratio in zip(frame["what"], frame["times"], strict=True)]
     return frame
 
