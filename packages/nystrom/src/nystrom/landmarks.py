@@ -123,7 +123,7 @@ def uniform(
     `draws` are the positions within the segments, in [0, 1), shared by the batch; None uses `even_draws`.
 
     Raises:
-        ValueError: As `segment_means`.
+        ValueError: The cases of `segment_means`.
     """
     _check(x, m, keep)
     keep = all_real(x) if keep is None else keep
@@ -156,7 +156,7 @@ def kmeans(
     A cluster that becomes empty in one of Lloyd's `steps` keeps its centre.
 
     Raises:
-        ValueError: As `segment_means`, or a negative number of steps.
+        ValueError: The cases of `segment_means`, or a negative number of steps.
     """
     _check(x, m, keep)
     check_at_least("steps", steps, 0)
@@ -176,7 +176,7 @@ def kmeans(
 def nearest_centres(x: Float[Tensor, "b n d"], centres: Float[Tensor, "b m d"]) -> Int[Tensor, "b n"]:
     """The nearest centre of each token, computed in chunks of tokens: nothing of size n x m is stored.
 
-    Of nearly equally near centres the first wins: their distances differ by rounding, which depends on padding.
+    The first of nearly equally near centres wins: their distances differ by rounding, which depends on padding.
     """
     # argmin |x - c|^2 = argmin |c|^2 / 2 - x.c; relative to the mean of the centres, fewer digits cancel.
     middle = centres.mean(dim=1, keepdim=True)

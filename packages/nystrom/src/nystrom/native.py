@@ -44,7 +44,7 @@ class Rows(ctypes.Structure):
 
     @classmethod
     def of(cls, x: Tensor | None) -> "Rows":
-        """Of a tensor, which must outlive the call."""
+        """The rows of a tensor, which must outlive the call."""
         if x is None:
             return cls(None, 0, 0, 0, 1)
         if x.ndim == 3:
@@ -156,7 +156,7 @@ def run(name: str, arguments: ctypes.Structure, rows: int, *inputs: Tensor, repe
 
 @functools.cache
 def _of_torch() -> object:
-    """What calls a function on the threads of torch's operators, if that is GNU's OpenMP."""
+    """The call that runs a function on the threads of torch's operators, if they are GNU OpenMP's."""
     return getattr(ctypes.CDLL(None), "GOMP_parallel", None) if os.name == "posix" else None
 
 
@@ -197,7 +197,7 @@ def run_blocks(
 ) -> None:
     """Call a loop of `native.cpp` over the blocks of each head of near_far, whose tokens are whole blocks.
 
-    It writes into the memory of `out`, of the gradients, or of `selected`. What is chosen are heavy keys, which of them
+    It writes into the memory of `out`, of the gradients, or of `selected`. `chosen` are heavy keys, which of them
     exist, and the cluster of each key; the sizes are the number of clusters, the queries of a block, and its reach.
     """
     x, chosen = {name: dense(x) for name, x in tensors.items()}, [packed(each) for each in chosen]

@@ -66,7 +66,7 @@ def skip_code(code: CodeType) -> None:
 def constant_of_graphs(function: F) -> F:
     """Let a compiler call a function once and keep its result, as torch.compiler.assume_constant_result does.
 
-    That would import the compiler.
+    The function itself would import the compiler.
     """
     function._dynamo_marked_constant = True  # pyright: ignore[reportFunctionMemberAccess]
     return function

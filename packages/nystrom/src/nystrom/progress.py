@@ -28,7 +28,7 @@ class Progress:
     Args:
         what: The work, in a few words.
         total: Amount of work; None if it is not known.
-        unit: What is counted, such as "files"; "B" for bytes, shown in megabytes.
+        unit: Unit of the work, such as "files"; "B" for bytes, shown in megabytes.
         initial: Amount that was done before.
     """
 

@@ -1,4 +1,4 @@
-"""What all methods share around their own computation: checks, dtypes, padding, empty inputs, the choice of kernels."""
+"""The work around each method's computation: checks, dtypes, padding, empty inputs, the choice of kernels."""
 
 import re
 from collections.abc import Callable, Iterator
@@ -41,7 +41,7 @@ def attend(
 ) -> Float[Tensor, "b h n e"]:
     """Run `core(q, k, v, keep, query_keep, *rest)` on checked inputs, with the masks of keys and queries.
 
-    The core sees padding tokens as zeros and the dtype that autocast asks for, with autocast switched off. Its result
+    The core sees padding tokens as zeros and the dtype that autocast asks for, with autocast switched off. The result
     is zeroed at padding queries and cast to the dtype of the values. With a `group`, `nystrom.parallel` runs the
     method.
 

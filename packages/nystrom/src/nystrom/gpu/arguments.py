@@ -1,4 +1,4 @@
-"""What kernels are given, in few bundles: tokens, sizes, and the constants that they are compiled for."""
+"""Arguments of kernels, in few bundles: tokens, sizes, and the constants that they are compiled for."""
 
 from dataclasses import dataclass, fields
 from typing import Any, NamedTuple
@@ -63,7 +63,7 @@ class _Compiled:
 
 @dataclass(frozen=True)
 class Constants(_Compiled):
-    """What a kernel is compiled for; in a kernel `C.D` is a constant."""
+    """The constants that a kernel is compiled for; in a kernel `C.D` is a constant."""
 
     D: Any  # Width of queries and keys
     E: Any  # Width of values

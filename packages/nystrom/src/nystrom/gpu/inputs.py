@@ -1,4 +1,4 @@
-"""What all stages share: tensors, sizes, and the constants that kernels are specialised to."""
+"""Inputs that all stages share: tensors, sizes, and the constants that kernels are specialised to."""
 
 from dataclasses import dataclass
 from functools import cached_property
@@ -38,7 +38,7 @@ class ProgramInputs:
 
     @property
     def device(self) -> torch.device:
-        """Where they run."""
+        """The device of the kernels."""
         return self.program.device
 
     def scratch(self, *shape: int) -> Slot:
@@ -64,7 +64,7 @@ class ProgramInputs:
 
 @dataclass(frozen=True)
 class StageInputs(ProgramInputs):
-    """What all stages share."""
+    """Tensors, plan and sizes, which all stages share."""
 
     conv: Slot | None  # (h, taps) Kernel of the skip, or None
     keep: Slot | None  # (b, s) Real keys as bytes, or None
@@ -106,7 +106,7 @@ class StageInputs(ProgramInputs):
         return LandmarkSizes(h, b * h, n, self.k.shape[2], self.m, self.rows)
 
     def constants(self, **changes: Any) -> Constants:
-        """What kernels are compiled for, apart from the changes."""
+        """The constants that kernels are compiled for, with these changes."""
         return self._constants(**{"GAUSSIAN": self.gaussian, **changes})
 
     def walked(self, *, skip: bool = False) -> dict[str, Any]:

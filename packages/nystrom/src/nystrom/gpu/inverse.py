@@ -224,7 +224,7 @@ def inverse_blocks_backward(
 
 @triton.jit
 def _through_start(a, of_a, of_z, divisors, divisor_grads, bh, M, BLOCK_M: tl.constexpr):
-    """As `_start_backward`, for matrices in memory: `of_z` holds the gradient of the initial value."""
+    """`_start_backward` for matrices in memory: `of_z` holds the gradient of the initial value."""
     columns, norm_1, norm_inf = _norms(a, M, BLOCK_M)
     divisor = norm_1 * norm_inf if divisors is None else tl.load(divisors + bh)
     along, many = tl.full((), 0, a.dtype.element_ty), tl.full((), 0, a.dtype.element_ty)

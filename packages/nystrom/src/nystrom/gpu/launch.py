@@ -67,7 +67,7 @@ Target = tuple[int, int, Tiles | None]
 
 
 def target_of(device: torch.device) -> Target:
-    """What launches on a device are fitted to, apart from their inputs."""
+    """The facts that launches on a device are fitted to, apart from their inputs."""
     return multiprocessors(device), shared_memory(device), _TRIED[-1] if _TRIED else None
 
 

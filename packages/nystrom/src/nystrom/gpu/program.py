@@ -33,7 +33,7 @@ PROGRAMS = 256
 
 
 class GivenTensor(NamedTuple):
-    """What decides how a tensor is read: two that agree in this can be used by the same program."""
+    """The facts by which a program reads a tensor: it can use any two that agree in them."""
 
     shape: torch.Size
     strides: tuple[int, ...]
@@ -43,7 +43,7 @@ class GivenTensor(NamedTuple):
 
 
 def key_of(*tensors: Tensor | None) -> tuple[GivenTensor | None, ...]:
-    """What a program is built for."""
+    """The cache key of a program: shape, strides, dtype, device and alignment of each tensor."""
     return tuple(
         None if x is None else GivenTensor(x.shape, x.stride(), x.dtype, x.device, x.data_ptr() % _WHOLE == 0)
         for x in tensors
@@ -60,7 +60,7 @@ class Slot(NamedTuple):
     dtype: torch.dtype  # Dtype of the tensor
 
     def stride(self) -> tuple[int, ...]:
-        """Its strides, in elements."""
+        """The strides, in elements."""
         return self.strides
 
     @property

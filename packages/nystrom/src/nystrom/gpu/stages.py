@@ -20,7 +20,7 @@ from nystrom.gpu.program import Slot
 
 
 class Small(NamedTuple):
-    """What is kept between the passes, beside the tokens."""
+    """Tensors kept between the passes, beside the tokens."""
 
     table: Slot  # (b, h, rows, d) The landmarks
     share: Slot  # (b, h, rows) The reciprocal of each one's number of tokens

@@ -32,7 +32,7 @@ def head_effects(
 
     Args:
         model: In evaluation mode.
-        exact: What the model made of the batches with exact attention.
+        exact: Results of the model for the batches with exact attention.
         choice: The method of each layer by its number; under None that of all others.
         tick: Is called after each batch.
     """

@@ -217,7 +217,7 @@ def longest_input(config: Any) -> int | None:
 
 
 def more_positions(config: Any, length: int, folder: object = "FOLDER") -> str:
-    """What gives a model more positions, in words that end a sentence."""
+    """A command that gives a model more positions, in words that end a sentence."""
     if getattr(config, "model_type", "") not in _LENGTHENED:
         return "take a model that has more"
     return f"make more with `nystrom convert {folder} --to OTHER --max-position-embeddings {length}`"

@@ -3,7 +3,7 @@
 One row of real keys serves all queries. Unsupported patterns raise an error that names them; local layers get a mask
 per pair of tokens, for exact attention. See `nystrom.integrations.attention_interface`.
 
-What a model asked for must reach the layer, which transformers hands nothing but the tensor. So its type says it:
+A layer must know which mask its model asked for, and transformers hands it only the tensor. The tensor's type says it:
 
 | | every token sees | causal |
 |---|---|---|
@@ -45,7 +45,7 @@ _MADE = {
 
 
 class Told(NamedTuple):
-    """What the mask of a layer says."""
+    """The contents of a layer's mask."""
 
     # Real keys, one row for all queries or one per query; None if all are. Only masks of `make_mask` are boolean.
     mask: Tensor | None
@@ -56,7 +56,7 @@ class Told(NamedTuple):
 
 
 def read_mask(mask: Tensor | None) -> Told:
-    """What a mask of `make_mask`, or of the caller, says."""
+    """Read a mask of `make_mask`, or of the caller."""
     if mask is None:
         return Told(None, None, None)
     if mask.dtype == torch.bool:
@@ -187,7 +187,7 @@ class _Pattern(NamedTuple):
 
 
 def _pattern(function: Callable[..., Any]) -> _Pattern | None:
-    """What a mask function says of tokens; None for any other pattern, such as blocks or windows."""
+    """The pattern of a mask function; None for any other pattern, such as blocks or windows."""
     if function is causal_mask_function:
         return _Pattern(causal=True)
     if _sees_all(function):
@@ -221,7 +221,7 @@ def _is_made_by(function: Callable[..., Any], maker: Callable[..., Any]) -> bool
 
 
 def _cells(function: Callable[..., Any]) -> list[Any]:
-    """What a closure holds: transformers composes mask functions as closures."""
+    """The contents of a closure: transformers composes mask functions as closures."""
     cells = [cell.cell_contents for cell in getattr(function, "__closure__", None) or ()]
     return [part for cell in cells for part in (cell if isinstance(cell, tuple) else (cell,))]
 

@@ -77,8 +77,8 @@ def load_model(
         The model, and transformers' report of missing and unexpected weights.
 
     Raises:
-        ValueError: As `read_model_config` and `check_weights`, a class that is no model of this type, or weights that
-            do not fit.
+        ValueError: The cases of `read_model_config` and `check_weights`, a class that is no model of this type, or
+            weights that do not fit.
     """
     config = read_model_config(folder) if config is None else config
     if isinstance(config, EncoderConfig):

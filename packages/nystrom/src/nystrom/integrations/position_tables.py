@@ -78,7 +78,7 @@ def rows_of(table: nn.Embedding) -> int:
 
 
 def table_of(model: nn.Module) -> str | None:
-    """Where a model itself has its table of positions; None where it has none, or a model inside it has it."""
+    """The name of a model's own table of positions; None if it has none, or a model inside it has it."""
     for name, child in model.named_children():
         if name in _TABLES and isinstance(child, nn.Embedding):
             return name

@@ -260,7 +260,7 @@ class EncoderConfig(PreTrainedConfig):
             **kwargs: Replacements for fields, as passed on by a model's `from_pretrained`.
 
         Raises:
-            ValueError: As for the class.
+            ValueError: The cases of the class.
         """
         check_no_option(kwargs)
         content = as_own(dict(config_dict), kwargs, "the configuration")

@@ -1,7 +1,7 @@
 """Positions of a rank's tokens among those of all ranks.
 
 Each rank holds a piece of every sequence: the pieces follow one another in the order of the ranks, and may have any
-size, including zero. As in `nystrom.landmarks`, only the order of real tokens matters: their numbering (`order`)
+size, including zero. Only the order of real tokens matters, as in `nystrom.landmarks`: their numbering (`order`)
 continues from one piece to the next.
 """
 

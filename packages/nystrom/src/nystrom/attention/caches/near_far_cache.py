@@ -24,7 +24,7 @@ class NearFarCache(nn.Module):
     """The tokens that a layer has read, as a cache; made by `MultiheadAttention.new_cache`.
 
     Save and load it by its state dict, move it with `to`, and reorder its sequences with `reorder`. It has no gradient.
-    All sequences of a batch have read the same number of tokens, all of them real. Its dtype is float32 at least.
+    All sequences of a batch have read the same number of tokens, all of them real. The dtype is float32 at least.
 
     Raises:
         ValueError: Invalid sizes, or options that causal attention does not support.

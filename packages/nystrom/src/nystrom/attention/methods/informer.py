@@ -1,6 +1,6 @@
 r"""Informer's ProbSparse attention: exact for the u queries that need it, the mean of the values for the rest.
 
-A query whose scores are all equal attends to all keys equally. Its distance from that is measured by
+A query whose scores are all equal attends to all keys equally. Distance from equal attention is measured by
 $$M(q_i) = \max_{j \in S} c\, q_i^\top k_j - \frac{1}{|S|} \sum_{j \in S} c\, q_i^\top k_j, \qquad c = 1 / \sqrt d,$$
 over a sample S of the keys. The u queries with the largest M, in each head, get exact attention over all real keys, in
 one fused call of u queries; the others get the mean of the real values. The selection carries no gradient. If two

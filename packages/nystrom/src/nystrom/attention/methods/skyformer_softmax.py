@@ -139,7 +139,7 @@ def _middle(
     scale: float,
     options: SkyformerSoftmaxOptions,
 ) -> tuple[Float[Tensor, "b h m f"], Float[Tensor, "b h m 1"], Float[Tensor, "b h m e"]]:
-    """What the queries sum over the landmarks: values, then the denominator, relative to a size; its logarithm, less
+    """Sums of the queries over the landmarks: values, then the denominator, relative to a size; its logarithm, less
     that of the landmark's own factor; and the landmarks' own results.
     """
     means, logs = softmax_and_logsumexp(landmarks, k, v, keep=keep, scale=scale)

@@ -217,7 +217,7 @@ def nearest_cluster(
 ) -> Int[Tensor, "b h s"]:
     """The nearest non-empty centre of each token, a stretch of tokens at a time.
 
-    Of nearly equally near centres the last wins: their distances differ by rounding, which depends on padding.
+    The last of nearly equally near centres wins: their distances differ by rounding, which depends on padding.
     """
     (b, h, s), m = x.shape[:3], centres.shape[2]
     # argmin |x - c|^2 = argmax x.c - |c|^2 / 2

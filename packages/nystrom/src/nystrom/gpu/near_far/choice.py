@@ -48,7 +48,7 @@ def can_choose(width: int, dtype: torch.dtype) -> bool:
 
 
 class ChoiceOptions(NamedTuple):
-    """What heavy keys and clusters are chosen for."""
+    """Sizes by which heavy keys and clusters are chosen."""
 
     means: int  # Mean queries whose attention decides which keys are heavy; a power of two, at most 16
     g: int  # Heavy keys

@@ -63,7 +63,7 @@ def _count(counts, b, tokens):
 
 @triton.jit
 def _positions(places, b, ranks, live, tokens):
-    """Where the tokens of the given ranks are."""
+    """Positions of the tokens of the given ranks."""
     positions = ranks
     if places is not None:
         positions = tl.load(places + b * tl.full((), tokens, tl.int64) + ranks, mask=live, other=0)
