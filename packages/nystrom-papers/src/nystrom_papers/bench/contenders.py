@@ -71,7 +71,7 @@ class Ours:
     more: Callable[[int], Mapping[str, object]] = lambda n: {}
 
     def options(self, number: int, n: int) -> dict[str, object]:
-        """Its options for a number, 0 for none, and n tokens."""
+        """The method's options for a number, 0 for none, and n tokens."""
         return {**size_options(self.method, number or None), **self.more(n)}
 
     def options_at(self, number: int, n: int) -> dict[str, object]:

@@ -41,7 +41,7 @@ def reproduce_study(words: list[str]) -> None:
             name: Name of the study, from --list.
             list: Print the studies: what each shows, its source, what it needs, its minutes, and whether it was run.
             all: Run every study that needs no training and can run here, and write the page of all of them, index.md.
-                Those that train are run by their names; the page shows them once they were.
+                Studies that train are run by their names; the page shows them once they were.
             size: "small", minutes on two cores, or "paper", the paper's setting in full.
             model: Folder of an encoder in Hugging Face format. Default: all-MiniLM-L6-v2 of nystrom[real].
             texts: Text files, may be compressed. Default: the Python language reference.
@@ -135,7 +135,7 @@ def report_gathered(words: list[str]) -> None:
 
         Args:
             file: File of rows, of this study or of several.
-            study: Its name.
+            study: Name of the study.
             table: Number of a single table to print, from 1. Default: all.
             verdicts: Also print the claims, and whether the rows agree with them.
             figure: File for the study's first figure, .png or .svg. Default: no figure.

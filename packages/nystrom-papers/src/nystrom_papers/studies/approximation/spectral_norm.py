@@ -160,8 +160,8 @@ def printed_form(
 
     $\tilde D^{-1} \tilde A V$ with $\tilde A = \mathrm{SM}(Q, L)\, \mathrm{SM}(L, L)^+\, \mathrm{SM}(L, K)$ and
     $\tilde D = \mathrm{diag}(\tilde A \mathbf 1)$. By Lemma 1 the exponentials are Gaussians times a factor for each
-    token. The factors of the landmarks cancel against the inverse, and those of the queries against $\tilde D$. Those
-    of the keys are taken relative to the largest, so that nothing overflows.
+    token. The factors of the landmarks cancel against the inverse, and those of the queries against $\tilde D$. The
+    factors of the keys are taken relative to the largest, so that nothing overflows.
 
     Args:
         q: Queries.

@@ -1,8 +1,8 @@
-r"""What a study declares beside its measurements: tables, figures and claims, objects that read a frame of its rows.
+r"""Declarations of a study beside its measurements: tables, figures and claims, objects that read a frame of its rows.
 
 A frame is a `pandas.DataFrame` with a line for each row: its columns are the fields of the row, its facts, and "row",
 the row itself. A row without a spread has its value as both ends of it; a fact that a row does not have is "". The
-column "number" counts the layers of a model from 1. Where a declaration names a text with fields in braces, such as
+column "number" counts the layers of a model from 1. If a declaration names a text with fields in braces, such as
 "{method}, {weights}", the text is made for each row from its columns.
 """
 
@@ -166,11 +166,11 @@ class Pivot:
     """A table, or one for each title that its rows give.
 
     Attributes:
-        title: Its title.
+        title: Title.
         index: Texts of the leading columns that name a line, by their heads.
         columns: The other columns.
         names: The values of a column that are shown, in the order of the lines, and their names.
-        missing: What a cell without a row holds.
+        missing: Text of a cell without a row.
         left: Leading columns that hold words; None means all of the index.
     """
 
@@ -221,8 +221,8 @@ class Lines:
         levels: Values that the lines are compared with, dotted in each panel.
         x_label: Name of the horizontal axis.
         y_label: Name of the vertical axis.
-        band: What the spread of a row is; "" for no bands.
-        scale: What values are multiplied by, 100 for per cent.
+        band: Meaning of a row's spread; "" for no bands.
+        scale: Factor of the values, 100 for per cent.
         options: Further arguments of `nystrom_lab.report.plots.lines.draw_lines`.
     """
 

@@ -26,10 +26,10 @@ def all_within(
 
     Args:
         quantity: The quantity.
-        knows: What is known of a row.
+        knows: A function that gives how precisely a row's number is known.
         text: How a row is told, from its columns.
         limit: The limit of a row; infinite for a row that is told and decides nothing.
-        between: What stands between two rows.
+        between: Text between two rows.
         **where: Values of other columns.
     """
 
@@ -49,7 +49,7 @@ def all_ratios(
 
     Args:
         quantity: The quantity.
-        knows: What is known of a row.
+        knows: A function that gives how precisely a row's number is known.
         text: How a size is told, from its number `at`, both rows and their `ratio`.
         ours: The method.
         theirs: The other.

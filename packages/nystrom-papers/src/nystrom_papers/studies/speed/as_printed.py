@@ -7,13 +7,13 @@ r"""The two papers' tables of time and memory, measured on this machine and comp
 - Table 2 of Skyformer: one training step of each task (`nystrom_papers.bench.training`), instead of 50,000 steps
   with their evaluations.
 
-As in the papers, both are compared by ratios to exact attention that stores its n x n matrix, `softmax-materialised`.
+Both are compared, as in the papers, by ratios to exact attention that stores its n x n matrix, `softmax-materialised`.
 Fused exact attention, `softmax` (`scaled_dot_product_attention`), stores no such matrix, and is what a user would
 replace today. A claim about exact attention is therefore decided separately against each of the two, for time and for
 memory; beside the fused form, which the papers did not have, it is this library's own. near_far is measured too, but no
 claim rests on it.
 
-What was not run for lack of time or memory is left out of the order and of the lengths. A claim about every task needs
+A call not run for lack of time or memory is left out of the order and of the lengths. A claim about every task needs
 all tasks.
 
 Source: Xiong et al. (2021), arXiv:2102.03902, Table 1; Chen et al. (2021), arXiv:2111.00035, section 5 and Table 2.
@@ -137,7 +137,7 @@ def _number(value: float) -> str:
 
 
 def _tables(head: str, call: str = "") -> list[Pivot]:
-    """Of memory, then of time: the numbers, and how many times less than exact attention with its matrix."""
+    """Tables of memory, then of time: the numbers, and how many times less than exact attention with its matrix."""
     return [
         Pivot(title=f"{call}{title}", index={"method": "{method}"}, columns=[numbers])
         for what, unit in (("memory", "MB"), ("time", "ms"))

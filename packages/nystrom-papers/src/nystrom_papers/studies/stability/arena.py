@@ -26,7 +26,7 @@ PRESET = "skyformer"
 
 @dataclass(frozen=True)
 class ArenaTask:
-    """Where the samples of a task come from.
+    """The source of a task's samples.
 
     Without a folder the samples are generated in that of the study, in these sizes.
     """
@@ -37,7 +37,7 @@ class ArenaTask:
 
     @property
     def name(self) -> str:
-        """Its name in settings and rows."""
+        """The name in settings and rows."""
         drawn = f"drawn, to {self.sizes.max_length} tokens"
         return f"{self.task} ({drawn if self.folder is None else self.folder.name})"
 
