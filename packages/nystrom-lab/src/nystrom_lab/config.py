@@ -68,7 +68,7 @@ class Steps:
 
 @dataclass(frozen=True, kw_only=True)
 class Loop(Steps):
-    """What a preset sets besides.
+    """Further options that a preset sets.
 
     Attributes:
         dropout: Dropout on the hidden states.
@@ -131,7 +131,7 @@ class Optimizer:
 
 @dataclass(frozen=True, kw_only=True)
 class Regularity:
-    """What keeps a model from learning its samples by heart.
+    """Options that keep a model from learning its samples by heart.
 
     Attributes:
         label_smoothing: Label smoothing in training: the share spread evenly over the classes.
@@ -148,12 +148,12 @@ class Regularity:
 
 @dataclass(frozen=True, kw_only=True)
 class Arena(Loop, Regularity, Optimizer, Parts):
-    """What a preset of the Long Range Arena sets, and a user may change."""
+    """Options that a preset of the Long Range Arena sets, and a user may change."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Machine:
-    """What a model is computed on.
+    """The machine that computes a model.
 
     Attributes:
         precision: "auto" is bfloat16 autocast on an accelerator that has it, and float32 elsewhere.
@@ -530,12 +530,13 @@ class HealOptions(ConvertOptions, RunOptions):
     """Convert a model, and let its attention learn from the exact model; a model that became worse is not kept.
 
     Attributes:
-        source: As for a conversion; of another model of transformers, a decoder too, the attention alone is replaced.
+        source: A model that can be converted; in another model of transformers, a decoder too, the attention alone is
+            replaced.
         to: Folder for the new model. Checkpoints, curves and rows go to the folder TO-run beside it.
         texts: Files or folders of texts to heal on: plain text, or rows with a column of texts; may be compressed.
         text_field: Column of the texts. Default: the usual names.
-        learn: What learns: "queries-keys"; "attention", the attention blocks; "all" weights of the layers, which needs
-            steps of the whole; or "adapters" of low rank on these, by PEFT, which are added to the weights at the end.
+        learn: Weights that learn: "queries-keys"; "attention", the attention blocks; "all" weights of the layers, which
+            needs steps of the whole; or "adapters" of low rank on these, by PEFT, added to the weights at the end.
         whole: Share of the steps, the last ones, in which the whole model learns; before, each layer learns alone.
         length: Tokens at which a text is cut. Default: the longest input of the new model, but at most 8,192.
         shortest: Tokens of the shortest text to use. Default: a quarter of length.

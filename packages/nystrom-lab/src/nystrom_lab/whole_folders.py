@@ -1,6 +1,6 @@
 """Folders that are created atomically: filled under a temporary name (`nystrom.temporary`), and renamed.
 
-What has the name of a new folder already is never removed. If it holds the same files (by the sums in `complete.json`,
+A file or folder that already has the name is never removed. If it holds the same files (by the sums in `complete.json`,
 see `nystrom.sums`) it stays as it is, with whatever a user has added; otherwise it is renamed to `data-before`.
 """
 

@@ -61,7 +61,7 @@ def arguments_of(
 ) -> dict[str, Any]:
     """The arguments of a command line, by the signature and docstring of a function or a class of options.
 
-    tyro reads the words. What must be given comes first, and a class's own fields before those of its bases.
+    tyro reads the words. Required options come first, and a class's own fields before those of its bases.
 
     Args:
         kind: The function or class, which is not called.
@@ -307,7 +307,7 @@ def _docs(kind: Callable[..., Any]) -> dict[str, str]:
 
 
 def _wrong(event: Any) -> str:
-    """What is wrong with a command line, by tyro's event; "" for what tyro says itself."""
+    """The fault of a command line, by tyro's event; "" if tyro's own message says it."""
     if missing := getattr(event, "missing_arguments", ()):
         items = [(each.arg.get_invocation_text()[1], each.arg.field.helptext) for each in missing]
         texts = [f"{name} ({' '.join(text.split()).strip('.')})" if text else name for name, text in items]

@@ -35,7 +35,7 @@ class Fault(NamedTuple):
     """How a command ends.
 
     Attributes:
-        line: What is wrong, and what to do.
+        line: The fault, and what to do.
         code: The exit code.
     """
 

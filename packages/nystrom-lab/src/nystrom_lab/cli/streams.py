@@ -4,7 +4,7 @@ A command that writes files continues when its output is closed: `nystrom finetu
 other command ends as soon as it cannot print.
 
 Whatever is printed goes through these streams, which escape control characters: names of files, and what a file holds,
-must not control a terminal. What draws, bars of progress and the styles of tables and help, does.
+must not control a terminal. Bars of progress, and the styles of tables and help, do control it.
 """
 
 import os

@@ -46,10 +46,10 @@ class Row:
 
     Attributes:
         study: Name of the study, such as "efficiency"; `nystrom reproduce` fills in its own.
-        quantity: What was measured, such as "forward time".
+        quantity: Measured quantity, such as "forward time".
         method: The method that was measured, such as "nystrom-64".
         value: The number; NaN if it was not measured.
-        unit: Its unit, such as "ms"; "" for a pure number.
+        unit: Unit, such as "ms"; "" for a pure number.
         low: Lower end of the spread; None if there is none. The study defines the spread.
         high: Upper end of the spread.
         repeats: Number of measurements.
@@ -196,7 +196,7 @@ def other_setting(path: Path, name: str, came: object, wanted: object) -> ValueE
 
 
 def _measurement(row: Row) -> tuple[Row, tuple[tuple[str, str], ...]]:
-    """What was measured and how, without the result."""
+    """The measurement of a row without its result."""
     bare = replace(row, value=0.0, low=None, high=None, torch="", commit="", date="", note="", facts={})
     return bare, tuple(sorted(row.facts.items()))
 

@@ -1,8 +1,8 @@
 """The results of an inspection in words: for which layers a method works, and what to change at what cost.
 
 A method serves a layer well if the mean relative error of its heads is at most a tenth, and badly if it is above three
-tenths; these are rules of thumb. What decides is the error of the hidden states after the last layer, and the share of
-predictions that change. Times are medians over turns. Where the advice depends on which of two methods is faster, and
+tenths; these are rules of thumb. The error of the hidden states after the last layer decides, and the share of
+predictions that change. Times are medians over turns. If the advice depends on which of two methods is faster, and
 the turns leave that open, the text says so instead (`nystrom.interleaved_timing`).
 """
 
@@ -205,7 +205,7 @@ def _open_orders(rows: Sequence[Row], names: Sequence[str]) -> dict[tuple[str, s
 
 
 def _cost(time: float, first: str, times: Mapping[str, float], *, told: bool) -> str:
-    """What an alternative costs, and whether exact attention in all layers would cost less, if the turns told that."""
+    """The cost of an alternative, and whether exact attention in all layers would cost less, if the turns told that."""
     slower = ", slower than exact attention here" if told and time > times["softmax"] else ""
     return f"at {time / times[first]:.2f} times the time of {first}{slower}"
 
@@ -217,7 +217,7 @@ def _listed(layers: Sequence[int]) -> str:
 
 
 def _advice(rows: Sequence[Row], errors: dict[str, dict[int, tuple[float, float, float]]]) -> list[str]:
-    """What to do about the first method, with the other methods as alternatives."""
+    """Advice about the first method, with the other methods as alternatives."""
     hidden, times = _by_method(rows, HIDDEN), _by_method(rows, TIME)
     first = next(iter(errors))
     badly = [layer for layer, error in errors[first].items() if not error[0] <= BADLY]

@@ -158,7 +158,7 @@ class EncoderTrainer(RunTrainer[Settings]):
         return RunResults(rows, partial(result_row, model.config, provenance=provenance), text, self.run.drawn)
 
     def provenance(self, command: str) -> Provenance:
-        """Where its results are measured."""
+        """The provenance of the results."""
         settings = self.settings
         return Provenance(settings.device, settings.precision, settings.seed, setting_facts(settings), command)
 

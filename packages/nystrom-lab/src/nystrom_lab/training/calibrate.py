@@ -28,8 +28,8 @@ def convert_calibrated(request: ConvertOptions, texts: Sequence[Path]) -> tuple[
         The conversion, and a line that names the heads and the errors of the hidden states.
 
     Raises:
-        ValueError: As for the conversion, a plan in addition, too little text, or a model without one method for all
-            layers.
+        ValueError: The cases of a conversion; a plan in addition, too little text, or a model without one method for
+            all layers.
     """
     if request.plan is not None:
         raise ValueError(

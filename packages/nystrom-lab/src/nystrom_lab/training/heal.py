@@ -20,7 +20,7 @@ def heal(options: HealOptions) -> Path:
     A run can be interrupted at any time and continued by the same command with `resume`.
 
     Returns:
-        The folder of the new model. Its card names the error on the held-out texts before and after; rows, curves and
+        The folder of the new model. The card names the error on the held-out texts before and after; rows, curves and
         checkpoints are in the folder of the run beside it.
 
     Raises:

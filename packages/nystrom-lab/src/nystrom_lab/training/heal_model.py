@@ -358,7 +358,7 @@ class HealTrainer(RunTrainer[HealSettings]):
         write_whole(card, f"{text}\n{self._told(healed)}")
 
     def _told(self, healed: "Healed") -> str:
-        """What the card says."""
+        """The healing's part of the model card."""
         settings, texts = self.settings, ", ".join(path.name for path in self.settings.texts)
         return (
             "## Healed\n\n"
@@ -426,12 +426,12 @@ class Score(NamedTuple):
 
 
 class Healed(NamedTuple):
-    """What a healing reached.
+    """The results of a healing.
 
     Attributes:
-        before: Of the conversion.
-        after: Of the best checkpoint.
-        seconds: Of training, with the measurements.
+        before: Score of the conversion.
+        after: Score of the best checkpoint.
+        seconds: Seconds of training, with the measurements.
         steps: How many steps there were.
     """
 

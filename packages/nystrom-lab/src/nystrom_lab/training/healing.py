@@ -55,8 +55,8 @@ class Errors(NamedTuple):
     """How far the converted model is from the exact one, for each text of a batch.
 
     Attributes:
-        error: Of the last hidden states, relative to their norm.
-        distance: Of the pooled embeddings, or of the logits.
+        error: Error of the last hidden states, relative to their norm.
+        distance: Distance of the pooled embeddings, or of the logits.
     """
 
     error: Tensor
@@ -70,8 +70,8 @@ class Healing(nn.Module):
 
     Args:
         student: The converted model.
-        folder: Its folder, which may say how a sentence encoder pools.
-        learn: What learns, see `HealOptions`.
+        folder: Folder of the model, which may say how a sentence encoder pools.
+        learn: The weights that learn, see `HealOptions`.
         mask: The mask token of the tokenizer; None if it has none.
 
     Raises:
@@ -119,7 +119,7 @@ class Healing(nn.Module):
         return super()._apply(fn, recurse)
 
     def state_dict(self, *args: Any, **kwargs: Any) -> dict[str, Tensor]:
-        """What learns."""
+        """The trainable weights."""
         return {name: weight.detach() for name, weight in self.learned.items()}
 
     def load_state_dict(self, state_dict: Mapping[str, Tensor], strict: bool = True, assign: bool = False) -> Any:

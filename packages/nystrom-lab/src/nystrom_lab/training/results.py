@@ -23,7 +23,7 @@ _SAID_ELSEWHERE = ("steps", "evaluate_every", "log_every")
 
 
 class Provenance(NamedTuple):
-    """Where a result was measured.
+    """The provenance of a result.
 
     Attributes:
         device: "cpu" or "cuda".

@@ -59,7 +59,7 @@ class RunFolder:
     """The folder of one run.
 
     Args:
-        path: Its path; it need not exist yet.
+        path: Path of the folder; it need not exist yet.
     """
 
     def __init__(self, path: Path):
@@ -199,7 +199,7 @@ class RunFolder:
         """Whether a run that is resumed is finished; says so, and its files stay as they are.
 
         Raises:
-            ValueError: Its model is damaged.
+            ValueError: The run's model is damaged.
         """
         if not resume or not self.is_finished:
             return False
@@ -247,7 +247,7 @@ class RunFolder:
         """Remove the checkpoint that was being written when the run ended.
 
         Raises:
-            ValueError: Its place is a link.
+            ValueError: A link has the checkpoint's place.
         """
         check_no_link(self.unfinished)
         shutil.rmtree(self.unfinished, ignore_errors=True)
@@ -321,7 +321,7 @@ def written(path: Path, remedy: str) -> Iterator[None]:
     """Convert any failure to write a file to one kind of error; other errors are passed on.
 
     Args:
-        remedy: What to do once it can be written.
+        remedy: The action for the user once the file can be written.
 
     Raises:
         NotWritten: The system, torch or safetensors could not write it.
@@ -380,7 +380,7 @@ def state_of(checkpoint: Path) -> dict[str, Any]:
 
 
 def fault_of(checkpoint: Path, step: int, *, weights: bool = False) -> str:
-    """What is wrong with a checkpoint, or with its weights alone; "" if it is of its run, and unchanged."""
+    """The fault of a checkpoint, or with its weights alone; "" if it is of its run, and unchanged."""
     return find_fault(checkpoint, besides=_FOR_TRAINING if weights else ()) or strangeness(checkpoint, step)
 
 

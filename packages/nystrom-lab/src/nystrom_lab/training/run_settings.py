@@ -63,7 +63,7 @@ def lengthened(preset: Preset, max_length: int) -> Preset:
 class Settings(Resolved, TrainOptions):
     """Everything that determines the result of a run, except the data.
 
-    Its `max_length` is None for the positions of the preset.
+    `max_length` is None for the positions of the preset.
 
     Attributes:
         share_projections: Whether all layers share the weights of the method.
@@ -198,8 +198,8 @@ def train_options(
 ) -> TrainOptions:
     """The options of a run: those of a preset, or of the encoder that the run starts from, and changes to them.
 
-    What follows from a change and is not given follows it: warm-up and intervals the steps, and the share of the width
-    that is rotated the kind of positions.
+    Options that were not passed follow the changes on which they depend: warm-up and intervals the steps, and the share
+    of the width that is rotated the kind of positions.
 
     Args:
         preset: Default: that of the model's run, or nystromformer.

@@ -63,7 +63,7 @@ class RunResults(NamedTuple):
     """The results of a run.
 
     Attributes:
-        rows: Its scores as rows.
+        rows: Scores as rows.
         row: Makes a row of a quantity, a value and a unit.
         text: The scores in words.
         files: Files besides the model and the rows, by what they are.
@@ -271,7 +271,7 @@ class RunTrainer(Trainer, Generic[S]):
         raise NotImplementedError
 
     def logged_at(self, step: int) -> dict[str, float]:
-        """What the evaluation after a step found, the last one if there were several."""
+        """The scores of the evaluation after a step, the last one if there were several."""
         return [entry for entry in self.state.log_history if entry["step"] == step and "eval_loss" in entry][-1]
 
     def curves(self) -> list[Point]:

@@ -22,7 +22,7 @@ Wanted = Mapping[str, Sequence[str]]
 
 @dataclass(frozen=True, kw_only=True)
 class TextColumns:
-    """Where files hold labelled texts.
+    """Columns of labelled texts in files.
 
     Attributes:
         texts: Names of the column of the texts, or of the first of each pair.

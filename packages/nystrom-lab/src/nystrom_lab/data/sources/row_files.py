@@ -12,7 +12,7 @@ Texts are read as bytes. In CSV and tsv they are taken unchanged, valid UTF-8 or
 a file is dropped. JSON is UTF-8 by its definition, so other bytes in JSON lines are an error.
 
 A row has at most 20 MB. One that cannot be read raises an error that names the file and line: a row is never skipped,
-unless the caller counts it. That is why Python's own csv and json read these. The readers of pyarrow 26.0.1 name no
+unless the caller counts it. For this reason Python's own csv and json read these. The readers of pyarrow 26.0.1 name no
 line; of CSV they put all that follows a quote without its end into one text and say nothing, and end a row at a
 carriage return inside a field of tsv; of JSON lines they make times of texts that look like one.
 """

@@ -166,7 +166,7 @@ def write_pieces(
 
     Args:
         tokens: Pieces of the tokens of all sequences; they may come while they are written.
-        offsets: Where each sequence begins, and the end of the last.
+        offsets: First token of each sequence, and the end of the last.
         members: Sequences of each sample, if it has several.
     """
     _write(_path(folder, split, "tokens"), dtype, (int(offsets[-1]),), tokens)

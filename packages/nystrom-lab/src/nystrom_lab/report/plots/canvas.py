@@ -1,4 +1,4 @@
-"""What all figures share: colours, markers, the canvas and the formats.
+"""The look of all figures: colours, markers, the canvas and the formats.
 
 Colours are distinguishable by colour-blind readers, and each comes with a marker for print in grey. Figures are drawn
 with matplotlib's own canvases: no window is opened, and no state is shared with a caller's figures.

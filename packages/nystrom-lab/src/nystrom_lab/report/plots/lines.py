@@ -45,8 +45,8 @@ def draw_lines(
         panels: Rows by the title of their panel.
         over: The place of a row on the horizontal axis; None for a method without such a size: it is a level line.
         y_label: Name of the vertical axis, with the unit.
-        band: What `low` and `high` are, for the legend, such as "quartiles over heads and texts"; "" for no bands.
-        line: What `value` is, where there are bands.
+        band: Meaning of `low` and `high`, for the legend, such as "quartiles over heads and texts"; "" for no bands.
+        line: Meaning of `value`, if there are bands.
         log_x: Whether the horizontal axis is logarithmic; then it has a number for each size.
         share_y: Whether panels side by side share the vertical axis.
         limits: Ends of the vertical axes; None means those of the values.

@@ -33,7 +33,7 @@ def scores(logits: Numbers, labels: Numbers, metrics: Sequence[Metric], *, class
     """The metrics by name, and the loss.
 
     Args:
-        logits: Of each text, one for each class, or one number.
+        logits: For each text one logit for each class, or one number.
     """
     guess, truth = predicted(logits, classes=classes), np.asarray(labels)
     found = {metric: float(_METRICS[metric](truth, guess)) for metric in metrics}

@@ -48,7 +48,7 @@ TaskPlan = tuple[Preset, Path, dict[str, Settings]]
 class GridOptions(Machine):
     """Train every method on every task with every seed; the same command continues interrupted runs.
 
-    What is not changed has the preset's values. Runs with other settings need another folder; several sizes
+    Other options have the preset's values. Runs with other settings need another folder; several sizes
     of a method can share one.
 
     Attributes:

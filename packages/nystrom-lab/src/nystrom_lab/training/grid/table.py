@@ -31,7 +31,7 @@ def result_of(run: RunFolder) -> str:
     """The results of a run, such as "test 35.2%, validation 36.0%, 700 steps, 78 s, 812 MB"; "" if it has none.
 
     Raises:
-        ValueError: Its file of rows lacks one that each run has.
+        ValueError: The run's file of rows lacks one that each run has.
     """
     if not run.is_finished:
         return ""

@@ -1,8 +1,8 @@
 r"""Scores of a model on masked words and the order of sentences.
 
-Of the N masked words of all instances together, the loss is $\ell = -\frac1N \sum \log p(\text{word})$, the accuracy
-the share whose largest score is that of the word behind the mask, and the perplexity $e^\ell$; of the order, loss and
-accuracy are means over instances. Only masked tokens are scored.
+For the N masked words of all instances together, the loss is $\ell = -\frac1N \sum \log p(\text{word})$, the accuracy
+the share whose largest score is that of the word behind the mask, and the perplexity $e^\ell$; loss and accuracy of
+the order are means over instances. Only masked tokens are scored.
 """
 
 import math

@@ -1,6 +1,6 @@
 """The model that a pretraining starts from: a BERT or RoBERTa, a Nyströmformer, or a run of this library.
 
-Its weights are kept. A different attention method replaces its own, a new skip convolution of the values starts at
+The weights are kept. A different attention method replaces its own, a new skip convolution of the values starts at
 zero, additional positions repeat its table, and missing heads are new.
 """
 

@@ -6,8 +6,8 @@ of 32 x 32, 160,000 / 20,000 / 20,000.
 
 The draw depends on the seed alone. Pictures come in chunks of a size that only `size` decides, chunk i from the i-th
 child of `numpy.random.SeedSequence(seed)`, whichever process draws it. The first ones form the test split, the next the
-validation split, the rest the training split, so more training data leave the other two unchanged. Of every two
-consecutive pictures one is of class 1.
+validation split, the rest the training split, so more training data leave the other two unchanged. One of every two
+consecutive pictures is of class 1.
 
 Source: Tay et al. (2021), arXiv:2011.04006; Linsley et al. (2018), arXiv:1805.08315.
 Departs from the published data: the draw has a seed; the classes are balanced.

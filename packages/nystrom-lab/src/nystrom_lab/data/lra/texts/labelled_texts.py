@@ -1,6 +1,6 @@
 """Labelled texts as a data set of the arena: texts in a scratch file, a few numbers for each in memory.
 
-A text is cut to its first `max_length` bytes. Its label is read as `nystrom_lab.data.sources.labels` says.
+A text is cut to its first `max_length` bytes. The label is read as `nystrom_lab.data.sources.labels` says.
 """
 
 import sys
