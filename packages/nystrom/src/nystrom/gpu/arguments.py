@@ -27,7 +27,7 @@ class LandmarkSizes(NamedTuple):
 
 
 class NearFarSizes(NamedTuple):
-    """The same for near_far."""
+    """Sizes that near_far's kernels are given."""
 
     H: int  # Heads
     BH: int  # Sequences times heads
@@ -41,7 +41,7 @@ class NearFarSizes(NamedTuple):
 
 
 class ChoiceSizes(NamedTuple):
-    """The same for the choice of heavy keys and clusters."""
+    """Sizes of the choice of heavy keys and clusters."""
 
     H: int  # Heads
     BH: int  # Sequences times heads
@@ -86,7 +86,7 @@ class Constants(_Compiled):
 
 @dataclass(frozen=True)
 class ChoiceConstants(_Compiled):
-    """The same for the choice of heavy keys and clusters; what a kernel does not need keeps its default."""
+    """Constants of the choice of heavy keys and clusters; a kernel leaves those that it does not need."""
 
     D: Any  # Width of queries and keys
     BLOCK_D: Any  # At least D

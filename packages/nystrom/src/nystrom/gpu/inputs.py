@@ -96,7 +96,7 @@ class StageInputs(ProgramInputs):
 
     @property
     def low(self) -> torch.dtype:
-        """The same; 8 bits of fraction cannot hold weights of the Gaussian kernel."""
+        """Dtype of weights in products; 8 bits of fraction cannot hold weights of the Gaussian kernel."""
         return torch.float32 if self.gaussian and self.q.dtype == torch.bfloat16 else super().low
 
     @cached_property

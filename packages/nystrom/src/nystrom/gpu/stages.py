@@ -322,5 +322,5 @@ def _summing(x: StageInputs) -> dict[str, int]:
 
 
 def _walking(x: StageInputs) -> dict[str, int]:
-    """The same where each token has a result."""
+    """Warps and stages of kernels in which each token has a result."""
     return {"num_warps": x.tiles().warps, "num_stages": x.tiles().walk_stages}

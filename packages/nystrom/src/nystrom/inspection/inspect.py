@@ -72,7 +72,7 @@ class Inspection:
     Attributes:
         candidates: The methods, in the order asked for.
         layers: The layers that methods can serve, in their order.
-        left: Names of layers that keep exact attention whatever the method, such as local ones.
+        left: Names of layers that keep exact attention with every method, such as local ones.
         whole: Results of the whole model by method, without exact attention; empty if the caller did not ask for them.
         mended: For each method the layers that it serves badly, and the whole model with these exact; without
             methods that serve all layers badly, or none.

@@ -11,7 +11,7 @@ A layer must know which mask its model asked for, and transformers hands it only
 | number of each token's packed sequence, a column (b, 1, n, 1) | int64 | int32 |
 | pairs of a local layer, a window or a chunk (b, 1, n, s) | bool | int8 |
 
-A column is no mask that a caller makes, (b, 1, 1, s) or (b, 1, n, s) of whatever dtype.
+A column is no mask that a caller makes, (b, 1, 1, s) or (b, 1, n, s) of any dtype.
 """
 
 import inspect
@@ -206,7 +206,7 @@ def _pattern(function: Callable[..., Any]) -> _Pattern | None:
 
 
 def _sees_all(function: Callable[..., Any]) -> bool:
-    """Whether a mask function says True whatever the indices: as it takes none, or as one part of a union."""
+    """Whether a mask function is True for all indices: it takes none, or one part of its union does."""
     if function is bidirectional_mask_function:
         return True
     if _is_made_by(function, or_masks):

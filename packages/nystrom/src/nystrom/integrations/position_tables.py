@@ -57,7 +57,7 @@ class PositionCheck:
             return
         if ids is not None and table.padding_idx is not None:
             if torch.compiler.is_compiling():
-                # Which tokens are padding is not known then.
+                # A compiler does not know which tokens are padding.
                 return
             n = int((ids != table.padding_idx).sum(dim=1).max())
         if n > most:
@@ -102,7 +102,7 @@ def watch_positions(part: nn.Module) -> list[Any]:
 
 @contextmanager
 def watched_positions(part: nn.Module) -> Iterator[None]:
-    """The same while a context lasts."""
+    """`watch_positions` while a context lasts."""
     handles = watch_positions(part)
     try:
         yield

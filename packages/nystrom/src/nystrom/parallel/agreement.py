@@ -74,7 +74,7 @@ def agree(
 
 
 def _device(ranks: Ranks) -> torch.device:
-    """The device for tensors that the group sends: of the same kind on all ranks, whatever their inputs."""
+    """The device for tensors that the group sends: of the same kind on all ranks, regardless of their inputs."""
     # Such as "cuda:nccl" or "cpu:gloo,cuda:nccl".
     kinds = [part.partition(":")[0] for part in str(dist.get_backend_config(ranks.group)).split(",")]
     if "cuda" in kinds and "cpu" not in kinds:

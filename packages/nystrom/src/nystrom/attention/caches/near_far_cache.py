@@ -150,7 +150,7 @@ class NearFarCache(nn.Module):
     def get_extra_state(self) -> dict[str, Any]:
         """The options that it was made with; loading a state with different options raises."""
         state = {**asdict(self.options), "num_heads": self.num_heads}
-        # It has none.
+        # A cache has no exact heads.
         del state["exact_heads"]
         return state
 

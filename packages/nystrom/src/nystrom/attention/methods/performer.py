@@ -137,7 +137,7 @@ def draw_projection(
     """
     device = device if generator is None else generator.device
     blocks = -(-num_features // head_dim)
-    # In float32 whatever torch's default is, so that draws are the same under all of them.
+    # In float32 regardless of torch's default, so that draws are the same under all of them.
     drawn = {"generator": generator, "device": device, "dtype": torch.float32}
     normal = torch.randn(blocks, head_dim, head_dim, **drawn)
     norms = torch.randn(num_features, head_dim, **drawn).norm(dim=-1, keepdim=True)

@@ -141,7 +141,7 @@ class _LandmarkSums(torch.autograd.Function):
 def _attention(
     q: Tensor, landmarks: Tensor, middle: Tensor, keep: Tensor | None, scale: float
 ) -> Float[Tensor, "b h n e"]:
-    """The same by operations that have all derivatives."""
+    """The sums by operations that have all derivatives."""
     return softmax_rows(q, landmarks, keep=keep, scale=scale) @ middle
 
 

@@ -1,6 +1,6 @@
 """The identity of a saved model, in one line: a sum of each part that another model would differ in.
 
-A training, a healing, whatever continues them, and their rows name the model that they start from by this line,
+A training, a healing, a command that continues them, and their rows name the model that they start from by this line,
 `weights-configuration-tokenizer-pooling`: 16 hexadecimal digits of a SHA-256 sum, then 8 for each other part. A part
 without files is empty, and empty parts at the end are left out. Names and contents of the files count, the card and the
 folder's own name do not.

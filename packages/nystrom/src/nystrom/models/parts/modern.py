@@ -50,7 +50,7 @@ _NUMBERS = 2**18
 class ShortConvolution(nn.Module):
     """The convolution with K odd taps; `weight` has the layout of `nn.Conv1d(w, w, K, groups=w)`."""
 
-    # It reads neighbouring tokens, which other ranks may hold: see `nystrom.parallel.models`.
+    # The convolution reads neighbouring tokens, which other ranks may hold: see `nystrom.parallel.models`.
     over_ranks = False
 
     def __init__(self, width: int, kernel_size: int):
