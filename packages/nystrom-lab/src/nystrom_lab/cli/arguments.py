@@ -118,7 +118,7 @@ def arguments_of(
             raise UsageError(f"{line}. See nystrom {name} --help.")
 
     with ExitStack() as stack:
-        # Not of tyro's public interface: without it tyro prints its own box, and exits.
+        # This hook is not part of tyro's public interface: without it tyro prints its own box, and exits.
         if (told := getattr(getattr(tyro, "_errors", None), "on_parse_error", None)) is not None:
             stack.enter_context(told(refuse))
         # Help has styles on a terminal.

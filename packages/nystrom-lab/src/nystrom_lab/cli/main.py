@@ -161,5 +161,5 @@ FIRST = (
 )
 # How the commands of nystrom-papers begin.
 PAPERS = ("reproduce", "lra table", "lra curves", "bench", "report")
-# They write files even if none is named, and so continue when their output is closed.
+# Commands that write files even if none is named, and so continue when their output is closed.
 LASTING = {"train", "pretrain", "finetune", "lra run", "reproduce", "bench efficiency", "bench model", "bench training"}

@@ -78,7 +78,7 @@ class _Styled:
 
 @contextmanager
 def standing_streams(*, lasting: bool) -> Iterator[None]:
-    """Give a command streams that it can print to, whatever their state.
+    """Give a command streams that it can print to, regardless of their state.
 
     Args:
         lasting: Whether the command continues when it cannot print.

@@ -82,7 +82,7 @@ def _pretraining_of(words: list[str], attention: str) -> dict[str, Any]:
     from nystrom_lab.training.pretrain.pretrain_settings import PRETRAINING, SIZES, loop_values
 
     if (base := PRETRAINING.get(word_after("--preset", words, PretrainOptions.preset))) is None or base.lengthens:
-        # It is refused, or the model that it needs decides.
+        # The preset is refused later, or the model that it needs decides.
         return {}
     values = loop_values(base, *_steps_of(words, base.steps))
     values |= {name: getattr(base, name) for name in ("length", *SIZES)}

@@ -22,7 +22,7 @@ _ALLOCATOR = (
     "PYTORCH_CUDA_ALLOC_CONF",
     "PYTORCH_ALLOC_CONF",
 )
-# Bytes that the modules of a layer take, whatever its width: measured with 200 and 1,000 layers without weights.
+# Bytes that the modules of a layer take, regardless of its width: measured with 200 and 1,000 layers without weights.
 _MODULES = 50_000
 
 

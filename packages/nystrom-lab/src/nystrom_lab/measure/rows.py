@@ -152,7 +152,7 @@ def append_rows(path: Path, rows: Iterable[Row]) -> None:
 def write_rows(path: Path, rows: Iterable[Row]) -> None:
     """Write rows as a CSV file, after those of other measurements that it holds; its folder is created if missing.
 
-    Rows that differ in nothing but their numbers, torch version, commit, date and note are of one measurement. Only one
+    Rows that differ only in their numbers, torch version, commit, date and note are of one measurement. Only one
     process at a time may write so to a file.
 
     Raises:

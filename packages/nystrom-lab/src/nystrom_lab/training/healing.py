@@ -86,7 +86,7 @@ class Healing(nn.Module):
         self.dtype = student.dtype
         student = student.float().eval()
         names = list(check_attention(student, two_tokens(student)).layers)
-        # No part of this module: it neither learns nor is saved.
+        # In a tuple, so that nn.Module does not register the teacher: it is neither trained nor saved.
         self._teacher = (_exact(student).requires_grad_(False),)
         self._blocks = [(_block(name), _layer(name)) for name in dict.fromkeys(names)]
         kind = type(student).__name__

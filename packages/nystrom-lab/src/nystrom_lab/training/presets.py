@@ -206,7 +206,7 @@ def _of_modern(length: int) -> Mapping[str, MethodSetting]:
         "performer": MethodSetting({"num_features": 128}),
         "reformer": reformer(length),
         "longformer": MethodSetting({"window": 129}),
-        # There are no queries and keys to turn.
+        # The model has no queries and keys to rotate.
         NO_ATTENTION: MethodSetting(position_kind="none"),
     }
 
@@ -267,7 +267,7 @@ SKYFORMER = replace(
     best_after=0.2,
     clip_value=1.0,
 )
-# Without the parts of the authors' code.
+# Encoders without the parts of the authors' code.
 PLAIN = replace(NYSTROMFORMER, design="transformers")
 
 # A first look at each task: few steps on short sequences, for a few minutes on two cores. With initial weights and

@@ -307,7 +307,7 @@ class RunFolder:
 
     @property
     def is_started(self) -> bool:
-        """Whether there is a run."""
+        """Whether run.json exists."""
         return (self.path / SETTINGS).is_file()
 
     @property

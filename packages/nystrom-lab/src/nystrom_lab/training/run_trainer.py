@@ -122,7 +122,7 @@ class RunTrainer(Trainer, Generic[S]):
             preprocess_logits_for_metrics=judge and (lambda logits, labels: judge(check_outputs(logits), labels)),
             callbacks=[RunCallback(self), RunProgress(quantities)],
         )
-        # It prints numbers as quoted strings.
+        # PrinterCallback prints numbers as quoted strings; RunProgress replaces it.
         self.remove_callback(PrinterCallback)
 
     def get_train_dataloader(self) -> DataLoader:

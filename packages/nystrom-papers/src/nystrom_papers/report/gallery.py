@@ -102,7 +102,7 @@ def _counted(summaries: Sequence[Summary]) -> str:
 
 
 def _once(summaries: Sequence[Summary]) -> list[str]:
-    """How each differs from the paper; what several share is said at the first."""
+    """How each differs from the paper; the first of several states what they share."""
     first: dict[str, str] = {}
     return [
         each.differs

@@ -13,7 +13,7 @@ is stored once. The header is written last, so that a folder which has it is com
     splits                      of each split: samples, tokens, how many samples of each class
     files                       size and SHA-256 of each file
 
-`open_split` checks all but the tokens themselves; `prepared_folder.verify` reads everything.
+`open_split` checks all except the tokens themselves; `prepared_folder.verify` reads everything.
 """
 
 import json

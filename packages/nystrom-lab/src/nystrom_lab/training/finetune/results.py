@@ -62,7 +62,7 @@ def _accuracy(truth: Numbers, guess: Numbers) -> float:
 def _f1(truth: Numbers, guess: Numbers, average: Literal["binary", "macro"] = "binary") -> float:
     from sklearn.metrics import f1_score
 
-    # Without a true and without a predicted positive it is 0.
+    # F1 is 0 without a true and without a predicted positive.
     return float(f1_score(truth, guess, average=average, zero_division=0.0))  # pyright: ignore[reportArgumentType]
 
 

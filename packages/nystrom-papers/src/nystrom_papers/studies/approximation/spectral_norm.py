@@ -9,7 +9,7 @@ informer, the landmarks of nystrom, and what the figure calls "Skyformer", in tw
 
 - "skyformer-printed" is eq. 4-6 as printed, in float64: d landmarks drawn independently and uniformly from the 2n
   queries and keys (Definition 1), the Moore-Penrose inverse, no ridge, and then
-  $\tilde D = \mathrm{diag}(\tilde A \mathbf 1)$, whatever its sign;
+  $\tilde D = \mathrm{diag}(\tilde A \mathbf 1)$, regardless of its sign;
 - "skyformer_softmax" is the method of this library, in float32: landmarks spread evenly over the segments, a ridge of
   0.1, six iterations for the inverse, and a result that is kept within the range of the values.
 

@@ -38,7 +38,7 @@ LONGEST = "the largest"
 
 
 class NotMeasured(ValueError):
-    """A rule needs a row that is not there, as in an unfinished study: the claim cannot be told."""
+    """A rule needs a row that is not there, as in an unfinished study: the claim cannot be decided."""
 
 
 def frame_of(rows: Sequence[Row]) -> pd.DataFrame:

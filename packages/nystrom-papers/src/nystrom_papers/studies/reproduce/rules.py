@@ -27,8 +27,8 @@ def all_within(
     Args:
         quantity: The quantity.
         knows: A function that gives how precisely a row's number is known.
-        text: How a row is told, from its columns.
-        limit: The limit of a row; infinite for a row that is told and decides nothing.
+        text: Words for a row, from its columns.
+        limit: The limit of a row; infinite for a row that the text names and that decides nothing.
         between: Text between two rows.
         **where: Values of other columns.
     """
@@ -50,7 +50,7 @@ def all_ratios(
     Args:
         quantity: The quantity.
         knows: A function that gives how precisely a row's number is known.
-        text: How a size is told, from its number `at`, both rows and their `ratio`.
+        text: Words for a size, from its number `at`, both rows and their `ratio`.
         ours: The method.
         theirs: The other.
         limit: The part.
