@@ -83,8 +83,10 @@ def test_the_page_counts_and_shows_the_claims_of_this_library_apart():
     assert COUNTED.partition("Of 1 claims")[0] in page
     assert "Of 5 claims of this library 1 agree with what was measured and 3 do not; for 1 the rows" in page
     papers, ours = page.split("## own")
-    assert "The bound & the error (Proposition 1). [Figure](gallery/bounds.png). Differs from the paper: one" in papers
-    assert "| Ours: Errors of the fused form vanish. | **does not agree** |" in papers
-    assert "| Errors fall. | agrees |" in ours
+    assert "The bound & the error (Proposition 1). [Figure](gallery/bounds.png). Differs: one head." in papers
+    refused = "- **does not agree**: Errors vanish.\n- **does not agree**: {}Errors of the fused form vanish.\n"
+    for section, whose in ((papers, "Ours: "), (ours, "")):
+        assert f"\nClaims: 1 of 4 agree, 1 cannot be told.\n\n{refused.format(whose)}" in section
+        assert "Errors fall." not in section
     assert "Ours:" not in ours
     assert "- `blog`: needs --model" in page
