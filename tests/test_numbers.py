@@ -73,7 +73,7 @@ QUANTITIES = {
         f"{value('gallery/causal-language.csv', 'training time / exact', 'near_far', 8192):.2f}",
     ),
     "listops, exact attention": (
-        [r"Exact attention has {} %, Nyström"],
+        [r"standard error 1\.1 \| \| \|---\|---:\| \| exact attention \| {} \|"],
         f"{100 * value('lra-listops.csv', 'test accuracy', 'softmax'):.1f}",
     ),
     "a whole model on a GPU, at least": ([r"takes {} to \d\.\d times its time"], whole_model_on_a_gpu(min)),
