@@ -7,7 +7,7 @@ from markdown import Markdown
 
 import nystrom
 from nystrom.attention.registry import METHODS
-from tools.site_pages import ELSEWHERE, ROOT, Formulas, page_of, site_links
+from tools.site_pages import ELSEWHERE, ROOT, Formulas, page_of, shown_objects, site_links
 
 
 @pytest.mark.parametrize(
@@ -30,6 +30,14 @@ def test_links_of_the_repository_become_links_of_the_site(source, text, expected
 def test_a_link_to_nothing_is_named():
     with pytest.raises(ValueError, match=r"links to docs/none\.md"):
         site_links("[a](none.md)", "docs/gpu.md")
+
+
+def test_plain_forms_show_their_source_and_modules_no_heading():
+    page = "::: nystrom.reference.linear\n\n::: nystrom.attention.methods.linear\n    options: {members: [a, b]}\n"
+    bare = "show_root_heading: false, show_root_toc_entry: false}"
+    plain, module = shown_objects(page).split("\n\n")
+    assert plain.splitlines()[1] == f"    options: {{show_source: true, {bare}"
+    assert module.splitlines()[1] == f"    options: {{members: [a, b], {bare}"
 
 
 def test_formulas_become_mathml():
