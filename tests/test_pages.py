@@ -192,7 +192,7 @@ def test_the_table_of_heads_that_are_chosen_one_by_one_is_that_of_the_rows():
 
 def test_the_summary_of_compared_attentions_has_numbers_of_the_tables_below():
     page = (DOCS / "compare-attentions.md").read_text(encoding="utf-8")
-    summary, _, below = page.partition("## The same call")
+    summary, _, below = page.partition("## Run them")
     numbers = set(re.findall(r"\d+\.\d+", summary))
     assert len(numbers) >= 5
     cells = re.findall(r"\d+\.\d+", "\n".join(line for line in below.splitlines() if line.startswith("|")))
