@@ -39,7 +39,7 @@ def reproduce_study(words: list[str]) -> None:
 
         Args:
             name: Name of the study, from --list.
-            list: Print the studies: what each shows, its source, what it needs, its minutes, and your runs of it in --to.
+            list: Print the studies: what each shows, its source, what it needs, its minutes, and your runs in --to.
             all: Run every study that needs no training and can run here, and write the page of all of them, index.md.
                 Those that train are run by their names; the page shows them once they were.
             size: "small", minutes on two cores, or "paper", the paper's setting in full.
