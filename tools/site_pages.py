@@ -29,6 +29,8 @@ ELSEWHERE = {
     "examples/README.md": "examples.md",
 }
 _LINK = re.compile(r"(!?)\[([^\]]*)\]\(([^)#:\s]+)(#[^)\s]*)?\)")
+_PLAIN = re.compile(r"^::: nystrom\.reference\.\w+$", re.MULTILINE)
+_MEMBERS = re.compile(r"^    options: \{(members: \[.*\])\}$", re.MULTILINE)
 _CODE = re.compile(r"^```.*?^```|`[^`\n]+`", re.DOTALL | re.MULTILINE)
 
 
@@ -68,9 +70,16 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """Turn the links of a page in docs into those of the site."""
+    """Turn the links of a page in docs into those of the site, and say how its objects are shown."""
     source = page.file.src_uri
-    return markdown if source in ELSEWHERE.values() else site_links(markdown, f"docs/{source}")
+    return markdown if source in ELSEWHERE.values() else site_links(shown_objects(markdown), f"docs/{source}")
+
+
+def shown_objects(text: str) -> str:
+    """A page whose plain forms show their source, and whose modules with members have no heading of their own."""
+    bare = "show_root_heading: false, show_root_toc_entry: false"
+    text = _PLAIN.sub(rf"\g<0>\n    options: {{show_source: true, {bare}}}", text)
+    return _MEMBERS.sub(rf"    options: {{\1, {bare}}}", text)
 
 
 def site_links(text: str, source: str) -> str:
