@@ -25,7 +25,7 @@ from nystrom_lab.config import Arena, Slurm, TrainOptions
 from nystrom_lab.data.lra.listops.task import prepare_listops
 from nystrom_lab.measure.rows import read_rows
 from nystrom_lab.training.grid.run_grid import GridOptions, run_grid, status_lines, training_arguments
-from nystrom_lab.training.run_settings import settle, train_options
+from nystrom_lab.training.run_settings import Settings, train_options
 from nystrom_lab.training.train import train
 from nystrom_papers.report.lra.tables import lra_lines
 
@@ -100,7 +100,7 @@ def test_a_grid_leaves_rows_of_each_run_in_one_table(whole):
 
 def test_a_run_is_given_all_that_a_training_takes(tmp_path):
     asked = {"accumulation": 2, "seed": 3, "steps": 60, "batch_size": 8, "compile": True}
-    settings = settle(train_options("listops", device="cpu", attention="softmax", preset="demo", **asked))
+    settings = Settings.resolve(train_options("listops", device="cpu", attention="softmax", preset="demo", **asked))
     arguments = training_arguments(tmp_path / "one", settings, Path("data"), threads=1)
     # The child resumes a run if there is one; a grid takes prepared data, and its rows are accuracies of a test.
     left_out = {"resume", "text_field", "label_field", "pair_field", "mask_share", "context_parallel", "timeout"}

@@ -97,36 +97,6 @@ def chosen_task(options: FinetuneOptions) -> LabelledTask:
 _UNLABELLED = ("submission", "submission_mismatched")
 
 
-def settle(start: StartClassifier, labelled: LabelledInputs, options: FinetuneOptions) -> FinetuneSettings:
-    """Resolve and check all settings that determine the result of a run.
-
-    Raises:
-        ValueError: An invalid value.
-    """
-    longest, max_length = positions_of(start.config), options.max_length
-    if max_length is None:
-        max_length = MAX_LENGTH if longest is None else min(MAX_LENGTH, longest)
-    elif longest is not None and max_length > longest:
-        raise ValueError(
-            f"max_length is {max_length} but model {start.folder} has {longest} positions: "
-            f"take fewer, or {more_positions(start.config, max_length, start.folder)}."
-        )
-    check_pieces(options.context_parallel, partial(blank_classifier, start))
-    check_backend_device(start.options.get("backend", "auto"), torch.device(options.device))
-    given: dict[str, Any] = (
-        vars(options)
-        | in_steps(options, len(labelled.data.splits["train"].texts))
-        | {
-            "task": labelled.name,
-            "model": start.name,
-            "attention": start.attention,
-            "options": start.options,
-            "max_length": max_length,
-        }
-    )
-    return FinetuneSettings(**given, fingerprint=start.fingerprint, processes=processes())
-
-
 class FinetuneRun(Kind[FinetuneOptions, FinetuneSettings]):
     """A fine-tuning on texts that are read.
 
@@ -142,8 +112,22 @@ class FinetuneRun(Kind[FinetuneOptions, FinetuneSettings]):
         self.start, self.labelled = start, labelled
 
     def settings(self) -> FinetuneSettings:
-        """Resolve the settings for the model and the texts."""
-        return settle(self.start, self.labelled, self.options)
+        """Resolve the settings for the model and the texts, and check that the model can be cut and run by them."""
+        start, options, data = self.start, self.options, self.labelled.data
+        longest, max_length = positions_of(start.config), options.max_length
+        if max_length is None:
+            max_length = MAX_LENGTH if longest is None else min(MAX_LENGTH, longest)
+        elif longest is not None and max_length > longest:
+            raise ValueError(
+                f"max_length is {max_length} but model {start.folder} has {longest} positions: "
+                f"take fewer, or {more_positions(start.config, max_length, start.folder)}."
+            )
+        check_pieces(options.context_parallel, partial(blank_classifier, start))
+        check_backend_device(start.options.get("backend", "auto"), torch.device(options.device))
+        given: dict[str, Any] = vars(options) | in_steps(options, len(data.splits["train"].texts))
+        given |= {"task": self.labelled.name, "model": start.name, "max_length": max_length}
+        given |= {"attention": start.attention, "options": start.options}
+        return FinetuneSettings(**given, fingerprint=start.fingerprint, processes=processes())
 
     def data(self, settings: FinetuneSettings) -> Data:
         """The texts are read."""

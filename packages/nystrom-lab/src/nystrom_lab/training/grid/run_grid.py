@@ -32,7 +32,7 @@ from nystrom_lab.training.grid.table import TABLE, last_line, result_of, write_t
 from nystrom_lab.training.hardware import processes, usable_device, visible_gpus
 from nystrom_lab.training.presets import Preset, find_preset
 from nystrom_lab.training.run_folder import RunFolder, alone
-from nystrom_lab.training.run_settings import Settings, data_positions, lengthened, settle, train_options
+from nystrom_lab.training.run_settings import Settings, data_positions, lengthened, train_options
 from nystrom_lab.training.trials import SEARCH, TRIALS, outcome_of, read_search
 
 PresetName = Literal[
@@ -148,7 +148,7 @@ def run_grid(asked: GridOptions) -> list[Failure]:
         planned = {}
         for method, seed in product(asked.methods, asked.seeds):
             training = asked.training(task, named, method, seed=seed, device=usable)
-            settings = settle(training, num_positions=longest, start=start, elsewhere=cluster is not None)
+            settings = Settings.resolve(training, num_positions=longest, start=start, elsewhere=cluster is not None)
             planned[run_name(task, method, named, seed, model, max_length)] = settings
         plans.append((base, folder, planned))
     with alone(to, "`nystrom lra run`"):

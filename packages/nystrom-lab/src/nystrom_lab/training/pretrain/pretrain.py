@@ -31,7 +31,6 @@ from nystrom_lab.training.pretrain.masked_language import PretrainingTrainer
 from nystrom_lab.training.pretrain.pretrain_settings import (
     PretrainingSettings,
     find_pretraining,
-    settle,
 )
 from nystrom_lab.training.pretrain.scores import score_model, score_rows
 from nystrom_lab.training.pretrain.source import check_vocabulary, describe, encoder_config, find_source, start_model
@@ -79,7 +78,7 @@ class PretrainRun(Kind[PretrainOptions, PretrainingSettings]):
         options, self.base = self.options, find_pretraining(self.options.preset)
         data = Path(options.data)
         self.source = None if options.model is None else find_source(Path(options.model))
-        settings = settle(self.base, self.source, options)
+        settings = PretrainingSettings.resolve(options, self.base, self.source)
         self.train, self.held_out = open_instances(
             data,
             length=settings.length,
