@@ -29,6 +29,7 @@ ELSEWHERE = {
     "examples/README.md": "examples.md",
 }
 _LINK = re.compile(r"(!?)\[([^\]]*)\]\(([^)#:\s]+)(#[^)\s]*)?\)")
+_PICTURE = re.compile(r'<img [^>]*?src="([^":]+\.png)"')
 _PLAIN = re.compile(r"^::: nystrom\.reference\.\w+$", re.MULTILINE)
 _MEMBERS = re.compile(r"^    options: \{(members: \[.*\])\}$", re.MULTILINE)
 _CODE = re.compile(r"^```.*?^```|`[^`\n]+`", re.DOTALL | re.MULTILINE)
@@ -73,6 +74,22 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
     """Turn the links of a page in docs into those of the site, and say how its objects are shown."""
     source = page.file.src_uri
     return markdown if source in ELSEWHERE.values() else site_links(shown_objects(markdown), f"docs/{source}")
+
+
+def on_page_content(html: str, page: Page, config: MkDocsConfig, files: Files) -> str:
+    """Mark the figures that are too wide for a phone, which scroll there."""
+    return mark_wide(html, posixpath.dirname(f"docs/{page.file.src_uri}"))
+
+
+def mark_wide(html: str, folder: str) -> str:
+    """A page with the class "wide" in each picture of more than 700 pixels: two panels side by side and more."""
+
+    def mark(found: re.Match[str]) -> str:
+        # The width of a PNG stands behind its signature and the name of its first chunk.
+        width = int.from_bytes((ROOT / folder / found[1]).read_bytes()[16:20])
+        return f'{found[0]} class="wide"' if width > 700 else found[0]
+
+    return _PICTURE.sub(mark, html)
 
 
 def shown_objects(text: str) -> str:

@@ -7,7 +7,7 @@ from markdown import Markdown
 
 import nystrom
 from nystrom.attention.registry import METHODS
-from tools.site_pages import ELSEWHERE, ROOT, Formulas, page_of, shown_objects, site_links
+from tools.site_pages import ELSEWHERE, ROOT, Formulas, mark_wide, page_of, shown_objects, site_links
 
 
 @pytest.mark.parametrize(
@@ -38,6 +38,13 @@ def test_plain_forms_show_their_source_and_modules_no_heading():
     plain, module = shown_objects(page).split("\n\n")
     assert plain.splitlines()[1] == f"    options: {{show_source: true, {bare}"
     assert module.splitlines()[1] == f"    options: {{members: [a, b], {bare}"
+
+
+def test_wide_figures_are_marked_and_narrow_ones_fit_a_phone():
+    page = '<p><img alt="a" src="{}" /> and <img src="https://a.org/b.png"></p>'
+    wide, narrow = (mark_wide(page.format(name), "docs") for name in ("efficiency.png", "long-inputs.png"))
+    assert wide == page.format('efficiency.png" class="wide')
+    assert narrow == page.format("long-inputs.png")
 
 
 def test_formulas_become_mathml():
