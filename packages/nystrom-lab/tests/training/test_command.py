@@ -19,11 +19,11 @@ PLACES = {"data": Path("data/x"), "to": Path("runs/x")}
 @pytest.fixture
 def trained(monkeypatch, tmp_path):
     """What the command line would train, without training."""
-    asked = {}
+    values = {}
     monkeypatch.chdir(tmp_path)
     PLACES["data"].mkdir(parents=True)
-    monkeypatch.setattr("nystrom_lab.training.train.train", lambda options: asked.update(vars(options)))
-    return asked
+    monkeypatch.setattr("nystrom_lab.training.train.train", lambda options: values.update(vars(options)))
+    return values
 
 
 def settings_of(task="listops", **options):

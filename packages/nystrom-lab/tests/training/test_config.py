@@ -31,8 +31,8 @@ def pretrain():
 def finetune():
     numbers = {"max_length": 128, "steps": 20, "batch_size": 16, "warmup_steps": 2, "evaluate_every": 10}
     method = {"attention": "nystrom", "options": {"num_landmarks": 8}}
-    asked = FinetuneOptions("mrpc", model="bert", data=(), seed=1, **numbers, **method, **HERE)
-    given = {entry.name: getattr(asked, entry.name) for entry in fields(FinetuneOptions)}
+    options = FinetuneOptions("mrpc", model="bert", data=(), seed=1, **numbers, **method, **HERE)
+    given = {entry.name: getattr(options, entry.name) for entry in fields(FinetuneOptions)}
     return FinetuneSettings(**given, log_every=5, fingerprint="0123456789abcdef")
 
 

@@ -12,8 +12,8 @@ def test_a_training_drops_what_the_authors_drop_if_it_is_asked_to(attention, sha
         return Settings.resolve(train_options("listops", attention=attention, **how, **changes))
 
     assert settled().encoder_config().attention_probs_dropout_prob == 0
-    asked = settled(drop_weights=True)
-    assert asked.encoder_config().attention_probs_dropout_prob == share
-    assert asked.changes() == {"drop_weights": True}
+    dropped = settled(drop_weights=True)
+    assert dropped.encoder_config().attention_probs_dropout_prob == share
+    assert dropped.changes() == {"drop_weights": True}
     with pytest.raises(ValueError, match=r"drop_weights is True, but design is 'transformers'.*leave drop_weights out"):
         settled(drop_weights=True, design="transformers")

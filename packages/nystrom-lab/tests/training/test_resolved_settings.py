@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from nystrom_lab.config import PretrainOptions, asked_words
+from nystrom_lab.config import PretrainOptions, words_of
 from nystrom_lab.training.presets import PRESETS
 from nystrom_lab.training.pretrain.pretrain_settings import PRETRAINING, PretrainingSettings
 from nystrom_lab.training.run_settings import Settings, train_options
@@ -61,7 +61,7 @@ def pretrained(name: str) -> Iterator[dict[str, Any]]:
         try:
             options = PretrainOptions(data=Path("mlm"), preset=name, device="cpu", precision="float32", **change)
             settings = PretrainingSettings.resolve(options, PRETRAINING[name], None)
-            yield {"settings": settings.record(), "words": asked_words(options)}
+            yield {"settings": settings.record(), "words": words_of(options)}
         except (ValueError, TypeError) as error:
             yield {"refused": str(error)}
 

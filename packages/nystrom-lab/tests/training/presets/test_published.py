@@ -21,8 +21,8 @@ TASKS = ("listops", "text", "retrieval", "image", "pathfinder")
 
 def settled(preset, attention="nystrom", task="listops", **changes):
     how = {name: changes.pop(name) for name in ("num_positions", "start", "elsewhere") if name in changes}
-    asked = {"device": "cpu"} | changes.pop("changes", {}) | changes
-    return Settings.resolve(train_options(task, attention=attention, preset=preset, **asked), **how)
+    options = {"device": "cpu"} | changes.pop("changes", {}) | changes
+    return Settings.resolve(train_options(task, attention=attention, preset=preset, **options), **how)
 
 
 @pytest.mark.parametrize("name", ["nystromformer", "skyformer", "demo"])

@@ -207,10 +207,10 @@ class FinetuneTrainer(RunTrainer[FinetuneSettings]):
         for name, logits in scores.items():
             split = self.splits[name]
             if split.labels is not None:
-                found = metrics_of(logits, split.labels, task.metrics, classes=data.classes is not None)
-                results += [rows.row(f"{name} {metric}", found[metric], samples=len(split)) for metric in task.metrics]
+                values = metrics_of(logits, split.labels, task.metrics, classes=data.classes is not None)
+                results += [rows.row(f"{name} {metric}", values[metric], samples=len(split)) for metric in task.metrics]
                 said.append(
-                    f"{name}: {', '.join(shown(metric, found[metric]) for metric in task.metrics)} ({len(split)})"
+                    f"{name}: {', '.join(shown(metric, values[metric]) for metric in task.metrics)} ({len(split)})"
                 )
                 if rows.size is not None:
                     share = split.longer_than(rows.size)
@@ -233,5 +233,5 @@ def _logits_alone(logits: Any, labels: torch.Tensor) -> torch.Tensor:
 
 def _scored(prediction: EvalPrediction, *, task: LabelledTask, classes: bool) -> dict[str, float]:
     logits, labels = np.asarray(prediction.predictions), np.asarray(prediction.label_ids)
-    found = metrics_of(logits, labels, task.metrics, classes=classes)
-    return found | {"selection": found[task.metrics[0]]}
+    values = metrics_of(logits, labels, task.metrics, classes=classes)
+    return values | {"selection": values[task.metrics[0]]}

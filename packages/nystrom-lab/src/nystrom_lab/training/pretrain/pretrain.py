@@ -17,7 +17,7 @@ import torch
 from nystrom.attention.backend import check_backend_device
 from nystrom.checks import check_at_least
 from nystrom.models.heads.language import EncoderForPreTraining
-from nystrom_lab.config import EvaluatePretrainedOptions, PretrainOptions, asked_words
+from nystrom_lab.config import EvaluatePretrainedOptions, PretrainOptions, words_of
 from nystrom_lab.data.language.mlm_sop.dataset import MlmSop
 from nystrom_lab.data.store.prepared_folder import verify
 from nystrom_lab.data.store.token_files import read_header
@@ -133,7 +133,7 @@ class PretrainRun(Kind[PretrainOptions, PretrainingSettings]):
 
     def words(self, settings: PretrainingSettings) -> Sequence[str]:
         """The options as words."""
-        return ["pretrain", *asked_words(self.options)]
+        return ["pretrain", *words_of(self.options)]
 
 
 def _summary(
