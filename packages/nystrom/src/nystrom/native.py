@@ -113,6 +113,21 @@ def status(dtype: torch.dtype = torch.float32) -> Status:
     return Status(library is not None, file, problem or missing)
 
 
+def onnx_library() -> Path:
+    """A library of onnxruntime's operators with the loops, for its `SessionOptions.register_custom_ops_library`.
+
+    It has what `nystrom.models.export.onnx_program.export_onnx` writes with loops, and is compiled if need be.
+
+    Raises:
+        RuntimeError: No compiler can make it, or no folder can keep it.
+    """
+    _, file, problem = loops(torch.float32, "onnx_operators.cpp")
+    if file is None:
+        missing = problem or "they need a C++ compiler (CXX, or c++) on a POSIX system"
+        raise RuntimeError(f"the operators of onnxruntime cannot be made: {missing}")
+    return file
+
+
 def runs_in_stretches(*inputs: Tensor) -> bool:
     """Whether to work in stretches: on numbers on a CPU, in float32 or float64, of known sizes, outside a compiler."""
     return not torch.compiler.is_compiling() and all(
