@@ -171,11 +171,7 @@ def test_the_readme_runs_in_its_order_as_pasted(tmp_path):
         if language == "python":
             script += ["python - <<'END'", f"{block}END"]
         else:
-            script += [
-                f"{line} --turns 1 --pages 3" if "demo.py" in line else line
-                for line in block.splitlines()
-                if not line.startswith(tuple(NOT_RUN))
-            ]
+            script += [line for line in block.splitlines() if not line.startswith(tuple(NOT_RUN))]
     assert "python - <<'END'" in script
     assert any(line.startswith("nystrom ") for line in script)
     env = {**os.environ, "PATH": os.defpath}
