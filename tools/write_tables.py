@@ -7,7 +7,8 @@ A table stands between two lines of a page, the first with the command that prin
     <!-- nystrom report efficiency results/FILE.csv --markdown -->
     <!-- end -->
 
-What is between them is replaced by what the command prints. A page that would change, and --check, is an error.
+The text between them is replaced by what the command prints. Between `<!-- laws -->` and the end stand the tests of
+each law, by their mark in test_every_method.py. A page that would change, and --check, is an error.
 """
 
 import argparse
@@ -23,8 +24,12 @@ from pathlib import Path
 from nystrom_lab.cli.main import main as nystrom
 
 ROOT = Path(__file__).resolve().parents[1]
+LAWS = ROOT / "packages" / "nystrom" / "tests" / "attention" / "test_every_method.py"
 _BEGIN = r"<!-- (?P<command>(?:nystrom|python tools/).*?) -->\n"
 _TABLE = re.compile(rf"{_BEGIN}(?P<body>.*?)<!-- end -->\n", re.DOTALL)
+
+_LAWS = re.compile(r"(?<=<!-- laws -->\n).*?(?=<!-- end -->\n)", re.DOTALL)
+_LAW = re.compile(r"^@pytest\.mark\.law\((\d)\)\n(?:(?!def ).*\n)*?def (test_\w+)", re.MULTILINE)
 
 
 def pages(root: Path) -> list[Path]:
@@ -46,7 +51,17 @@ def written(page: str) -> str:
     begins = len(re.findall(_BEGIN, page))
     if begins != len(commands(page)):
         raise ValueError(f"{begins} tables begin and {len(commands(page))} end: put <!-- end --> below each.")
+    page = _LAWS.sub(lambda _: laws(LAWS.read_text(encoding="utf-8")), page)
     return _TABLE.sub(lambda found: f"<!-- {found['command']} -->\n{_printed(found['command'])}<!-- end -->\n", page)
+
+
+def laws(tests: str) -> str:
+    """The tests of each law as a table, by the mark `law` in their source."""
+    names: dict[str, list[str]] = {}
+    for law, name in _LAW.findall(tests):
+        names.setdefault(law, []).append(f"`{name}`")
+    lines = [f"| {law} | {', '.join(names[law])} |" for law in sorted(names)]
+    return "\n".join(["", "| law | tests |", "|---|---|", *lines, "", ""])
 
 
 def _printed(command: str) -> str:

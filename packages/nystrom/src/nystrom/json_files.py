@@ -23,7 +23,7 @@ def read_json(path: Path, *, remedy: str = _FETCH) -> dict[str, Any]:
 
     Args:
         path: The file.
-        remedy: What to do where it does not, for the error.
+        remedy: Advice in the error for a file that does not.
 
     Raises:
         ValueError: There is no such file, or it holds something else; the message names it.

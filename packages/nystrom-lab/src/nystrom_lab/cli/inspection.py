@@ -8,7 +8,7 @@ from nystrom.checks import check_at_least, check_positive
 from nystrom.whole_files import check_new, write_whole
 from nystrom_lab.cli.arguments import call
 
-# What is compared where nothing is named; a plan may choose exact attention, too.
+# Methods compared if the user names none; a plan may choose exact attention, too.
 USUAL = ("nystrom-64", "nystrom-128", "nystrom-256", "near_far", "near_far-128")
 
 

@@ -97,7 +97,7 @@ def list_methods(words: list[str]) -> None:
         """Print the attention methods: a summary of each, its options, cost, exact limit, capabilities and source.
 
         Args:
-            markdown: As a Markdown table, without options and capabilities.
+            markdown: Print a Markdown table, without options and capabilities.
         """
         if markdown:
             print(methods_markdown(METHODS), end="")

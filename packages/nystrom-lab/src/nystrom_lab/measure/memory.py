@@ -5,12 +5,11 @@ counts as resident, including the interpreter, the libraries and mapped data.
 """
 
 import os
-import sys
-from pathlib import Path
 
 import torch
 
-_STATUS = Path("/proc/self/status")
+from nystrom_lab.measure.resident import peak_resident
+
 # Variables that change how freed memory is kept: those of glibc, another allocator, and torch's own for accelerators.
 _ALLOCATOR = (
     "MALLOC_MMAP_THRESHOLD_",
@@ -22,7 +21,7 @@ _ALLOCATOR = (
     "PYTORCH_CUDA_ALLOC_CONF",
     "PYTORCH_ALLOC_CONF",
 )
-# Bytes that the modules of a layer take, whatever its width: measured with 200 and 1,000 layers without weights.
+# Bytes that the modules of a layer take, regardless of its width: measured with 200 and 1,000 layers without weights.
 _MODULES = 50_000
 
 
@@ -49,17 +48,7 @@ def peak_megabytes(device: str) -> float:
     """The peak since the process began, on "cpu" or "cuda", in MB (10^6 bytes); 0 where it is not reported."""
     if device == "cuda":
         return torch.cuda.max_memory_allocated() / 1e6
-    # getrusage also counts the peak of the process that started this one, and psutil has no peak on Linux.
-    if _STATUS.is_file():
-        for line in _STATUS.read_text(encoding="utf-8", errors="replace").splitlines():
-            name, _, value = line.partition(":")
-            if name == "VmHWM":
-                return 1024 * int(value.split()[0]) / 1e6
-    if sys.platform == "darwin":
-        import resource
-
-        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6
-    return 0.0
+    return peak_resident()
 
 
 def check_memory(*, layers: int, width: int, intermediate: int, vocabulary: int, numbers: int) -> None:

@@ -1,8 +1,8 @@
 """The results of an inspection in words: for which layers a method works, and what to change at what cost.
 
 A method serves a layer well if the mean relative error of its heads is at most a tenth, and badly if it is above three
-tenths; these are rules of thumb. What decides is the error of the hidden states after the last layer, and the share of
-predictions that change. Times are medians over turns. Where the advice depends on which of two methods is faster, and
+tenths; these are rules of thumb. The error of the hidden states after the last layer decides, and the share of
+predictions that change. Times are medians over turns. If the advice depends on which of two methods is faster, and
 the turns leave that open, the text says so instead (`nystrom.interleaved_timing`).
 """
 
@@ -82,24 +82,24 @@ def inspection_text(rows: Sequence[Row], *, model: str) -> str:
     return "\n".join(lines) + "\n"
 
 
-def plan_text(said: str, found: Mapping[str, Any], *, file: Path) -> str:
+def plan_text(said: str, measured: Mapping[str, Any], *, file: Path) -> str:
     """A description of a plan for a budget, and how to use it, at most 80 columns wide.
 
     Args:
         said: The layers and their methods, in words.
     """
-    mean, exact = found["mean ms of a layer's attention"], found["ms of a layer's attention"]["softmax"]
-    changed = found["changed predictions"]
+    mean, exact = measured["mean ms of a layer's attention"], measured["ms of a layer's attention"]["softmax"]
+    changed = measured["changed predictions"]
     lost = "" if changed is None else f" and {changed:.1%} of the predictions change"
-    low, high = found["quartiles of the mean ms"]
+    low, high = measured["quartiles of the mean ms"]
     return "\n".join(
         _wrapped(
             [
-                f"Within a budget of {found['budget']:g}: {said}. Hidden states are {_short(found['error'])} "
-                f"off{lost}{_held_out(found)}, at {mean:.2f} ms a layer on average (quartiles {low:.2f} to "
+                f"Within a budget of {measured['budget']:g}: {said}. Hidden states are {_short(measured['error'])} "
+                f"off{lost}{_held_out(measured)}, at {mean:.2f} ms a layer on average (quartiles {low:.2f} to "
                 f"{high:.2f}; {exact:.2f} with exact attention).",
-                *_exact_heads(found),
-                *([f"{found['too busy to tell']} The plan depends on it."] if found["too busy to tell"] else []),
+                *_exact_heads(measured),
+                *([f"{measured['too busy to tell']} The plan depends on it."] if measured["too busy to tell"] else []),
                 f"{file.name} is taken by nystrom convert --plan, nystrom finetune --plan, and "
                 "nystrom.integrations.set_attention(model, nystrom.attention.plan.read_plan(FILE)).",
             ]
@@ -107,18 +107,18 @@ def plan_text(said: str, found: Mapping[str, Any], *, file: Path) -> str:
     )
 
 
-def _held_out(found: Mapping[str, Any]) -> str:
-    error = found["held-out error"]
+def _held_out(measured: Mapping[str, Any]) -> str:
+    error = measured["held-out error"]
     if error is None:
         return ""
-    more = ", more than the budget: name more with --num-texts" if error > found["budget"] else ""
+    more = ", more than the budget: name more with --num-texts" if error > measured["budget"] else ""
     return f" ({_short(error)} on texts that it was not chosen by{more})"
 
 
-def _exact_heads(found: Mapping[str, Any]) -> list[str]:
+def _exact_heads(measured: Mapping[str, Any]) -> list[str]:
     """The exact heads of a plan, by layer and head, and the error without them."""
-    heads = ", ".join(f"{place} ({share:.0%})" for place, share in found["exact heads"].items())
-    without = found["error without exact heads"]
+    heads = ", ".join(f"{place} ({share:.0%})" for place, share in measured["exact heads"].items())
+    without = measured["error without exact heads"]
     return [
         f"Exact heads, as layer.head, with the share of the squared error that each makes where all use the method: "
         f"{heads}. Without them hidden states are {_short(without)} off."
@@ -205,7 +205,7 @@ def _open_orders(rows: Sequence[Row], names: Sequence[str]) -> dict[tuple[str, s
 
 
 def _cost(time: float, first: str, times: Mapping[str, float], *, told: bool) -> str:
-    """What an alternative costs, and whether exact attention in all layers would cost less, if the turns told that."""
+    """The cost of an alternative, and whether exact attention in all layers would cost less, if the turns told that."""
     slower = ", slower than exact attention here" if told and time > times["softmax"] else ""
     return f"at {time / times[first]:.2f} times the time of {first}{slower}"
 
@@ -217,7 +217,7 @@ def _listed(layers: Sequence[int]) -> str:
 
 
 def _advice(rows: Sequence[Row], errors: dict[str, dict[int, tuple[float, float, float]]]) -> list[str]:
-    """What to do about the first method, with the other methods as alternatives."""
+    """Advice about the first method, with the other methods as alternatives."""
     hidden, times = _by_method(rows, HIDDEN), _by_method(rows, TIME)
     first = next(iter(errors))
     badly = [layer for layer, error in errors[first].items() if not error[0] <= BADLY]

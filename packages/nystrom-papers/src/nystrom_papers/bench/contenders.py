@@ -71,7 +71,7 @@ class Ours:
     more: Callable[[int], Mapping[str, object]] = lambda n: {}
 
     def options(self, number: int, n: int) -> dict[str, object]:
-        """Its options for a number, 0 for none, and n tokens."""
+        """The method's options for a number, 0 for none, and n tokens."""
         return {**size_options(self.method, number or None), **self.more(n)}
 
     def options_at(self, number: int, n: int) -> dict[str, object]:
@@ -86,7 +86,7 @@ class Ours:
         return call_of_heads(inputs, layer, DepthwiseSkip(sizes.heads, sizes.kernel_size) if skip else None)
 
 
-# What a method needs to know of the length, or takes in place of its default.
+# Options that depend on the length, or that replace a default.
 _MORE: dict[str, Callable[[int], Mapping[str, object]]] = {
     "linformer": lambda n: {"max_length": n},
     "reformer": lambda n: {"chunk_size": CHUNK, "num_buckets": reformer_buckets(n, CHUNK)},
@@ -123,7 +123,7 @@ CONTENDERS: dict[str, Contender] = {
     **_OURS,
     # Exact attention that stores its n x n matrix: the papers' "Transformer"; the plain one is one fused call.
     "softmax-materialised": Contender(Ours("softmax", lambda n: {"form": "materialised"}), quadratic=True, squares=2),
-    # By Triton kernels, the skip of nystrom in the same pass.
+    # Triton kernels, with the skip of nystrom in the same pass.
     **{
         f"{name}-triton": replace(_OURS[name], build=Ours(name, lambda n: {"backend": "triton"}), kernels=True)
         for name in ("nystrom", "near_far", "skyformer")
@@ -133,7 +133,7 @@ CONTENDERS: dict[str, Contender] = {
         Ours("near_far", lambda n: {**_growing(n), "backend": "triton"}), kernels=True
     ),
     "near_far-growing-choice": Contender(_choice, kernels=True),
-    # By torch's operators on a GPU.
+    # On a GPU, torch's operators compute this one.
     "near_far-selected": Contender(Ours("near_far", lambda n: {**near_far_sizes(n), "exact_up_to": 0})),
     "near_far-heads-triton": Contender(
         Ours("near_far", lambda n: {"exact_heads": [0], "backend": "triton"}), quadratic=True, kernels=True

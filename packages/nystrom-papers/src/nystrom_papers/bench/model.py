@@ -2,8 +2,8 @@
 
 The Nyströmformer paper reports "significant speedups" over BERT (section 1), and measures one attention module (section
 5, Table 1). A model also has projections, feed-forward blocks and embeddings, which cost the same with every method.
-Its ratio is therefore nearer to one than that of the attention alone, the more so the shorter the text and the wider
-the model.
+The model's ratio is therefore nearer to one than that of the attention alone, the more so the shorter the text and the
+wider the model.
 
 The encoder is `nystrom.models.EncoderModel` with the norm after each block, as in BERT, with random weights and without
 dropout. The forward pass goes from random tokens to the last hidden states; the backward pass starts from a random

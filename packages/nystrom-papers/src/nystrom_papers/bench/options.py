@@ -1,4 +1,4 @@
-"""What all speed measurements are asked for: documented options with their checks, the device, and the command in rows.
+"""Options of all speed measurements: documented options with their checks, the device, and the command in rows.
 
 Needs no torch, so that the command line knows its options before it loads torch.
 """
@@ -27,7 +27,7 @@ Dtype = Literal["float32", "float64", "bfloat16", "float16"]
 
 @dataclass(frozen=True, kw_only=True)
 class TimingOptions:
-    """Of everything that is timed.
+    """Options of everything that is timed.
 
     Attributes:
         device: cpu, cuda or cuda:1.
@@ -61,7 +61,7 @@ class TimingOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class LengthOptions(TimingOptions):
-    """Of what is measured over the number of tokens.
+    """Options of measurements over the number of tokens.
 
     Attributes:
         lengths: Numbers of tokens n, in any order.

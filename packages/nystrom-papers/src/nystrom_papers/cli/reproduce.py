@@ -39,9 +39,9 @@ def reproduce_study(words: list[str]) -> None:
 
         Args:
             name: Name of the study, from --list.
-            list: Print the studies: what each shows, its source, what it needs, its minutes, and whether it was run.
+            list: Print the studies: what each shows, its source, what it needs, its minutes, and your runs in --to.
             all: Run every study that needs no training and can run here, and write the page of all of them, index.md.
-                Those that train are run by their names; the page shows them once they were.
+                Studies that train are run by their names; the page shows them once they were.
             size: "small", minutes on two cores, or "paper", the paper's setting in full.
             model: Folder of an encoder in Hugging Face format. Default: all-MiniLM-L6-v2 of nystrom[real].
             texts: Text files, may be compressed. Default: the Python language reference.
@@ -135,7 +135,7 @@ def report_gathered(words: list[str]) -> None:
 
         Args:
             file: File of rows, of this study or of several.
-            study: Its name.
+            study: Name of the study.
             table: Number of a single table to print, from 1. Default: all.
             verdicts: Also print the claims, and whether the rows agree with them.
             figure: File for the study's first figure, .png or .svg. Default: no figure.
@@ -161,7 +161,7 @@ def report_gathered(words: list[str]) -> None:
 
 
 def _list(to: Path) -> str:
-    """The studies as text, a block each: what it shows, its source, what it needs, and whether it was run."""
+    """The studies as text, a block each: what it shows, its source, what it needs, and the runs of it in the folder."""
     from nystrom_papers.report.summary import SUMMARY
     from nystrom_papers.studies.reproduce.catalogue import CATALOGUE
 
@@ -171,7 +171,7 @@ def _list(to: Path) -> str:
         done = [size for size in ("small", "paper") if (to / f"{name}-{size}" / SUMMARY).is_file()]
         minutes = "" if entry.minutes is None else f"; about {entry.minutes:g} min on one thread"
         needs = "; ".join(filter(None, (entry.needs, entry.paper_needs and f"--size paper: {entry.paper_needs}")))
-        lines = [entry.source, *([f"needs {needs}"] * bool(needs)), f"{', '.join(done) or 'not run'}{minutes}"]
+        lines = [entry.source, *([f"needs {needs}"] * bool(needs)), f"{', '.join(done) or 'no run of yours'}{minutes}"]
         blocks.append(
             "\n".join(
                 [

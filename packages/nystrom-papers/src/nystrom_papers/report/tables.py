@@ -1,9 +1,9 @@
 """Tables of rows, for the terminal and as Markdown.
 
 The table of a study has one part per quantity ("forward time", "forward memory", ...), with a line per method and a
-column per number of tokens (efficiency, model) or per task (training). As in Table 1 of the Nyströmformer paper
-(arXiv:2102.03902), each value is followed by how many times less it is than that of the first method: "12.3 (12.7×)". A
-dash marks what was not measured; the notes below say why. Where there is a memory floor, parts derived from it follow:
+column per number of tokens (efficiency, model) or per task (training). Each value is followed by how many times
+less it is than that of the first method, as in Table 1 of the Nyströmformer paper (arXiv:2102.03902): "12.3 (12.7×)". A
+dash marks what was not measured; the notes below say why. If there is a memory floor, parts derived from it follow:
 see `nystrom_papers.report.floor`.
 """
 
@@ -153,7 +153,7 @@ def _columns(rows: Sequence[Row]) -> list[str]:
 
 
 def _title(rows: Sequence[Row]) -> str:
-    """What all rows have in common: shared facts, dtype, device, torch, commit, date."""
+    """The shared facts of all rows, their dtype, device, torch, commit, date."""
     common = [f"{name}={value}" for name, value in rows[0].facts.items() if {row.fact(name) for row in rows} == {value}]
     shared = [
         (row.dtype, row.device, f"torch {row.torch}", f"commit {row.commit or 'unknown'}", row.date) for row in rows

@@ -40,7 +40,7 @@ def attend_by_options(
     """The method of a layer by its name, with the layer's own scale, for methods that have one; see `attend_in_two`.
 
     Args:
-        options: Those of the function, and of layers.
+        options: Options of the function, and of layers.
     """
     options = dict(options)
     heads = LayerOptions(exact_heads=options.pop("exact_heads", ())).exact_heads

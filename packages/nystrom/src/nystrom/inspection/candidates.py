@@ -13,7 +13,7 @@ EXACT = "softmax"
 class Candidate(NamedTuple):
     """A method with its options."""
 
-    name: str  # Its name with its size, such as "nystrom-64"
+    name: str  # Method and size, such as "nystrom-64"
     method: str  # The method
     options: dict[str, Any]  # Options that differ from the method's defaults
     size: int | None  # Number of landmarks, features or the like; None if it has no such number

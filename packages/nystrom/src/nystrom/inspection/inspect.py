@@ -47,9 +47,9 @@ class InspectedLayer:
     """A layer.
 
     Attributes:
-        layer: Its number, from 0.
-        name: Its name in the model.
-        entropy: Of the exact attention of each head, in nats.
+        layer: Number, from 0.
+        name: Name in the model.
+        entropy: Entropy of the exact attention of each head, in nats.
         distance: Mean distance of the keys that a query attends to, in tokens.
         near: Weight on keys at most 32 tokens away.
         rank: Effective rank of each head's attention matrix, the mean over texts.
@@ -72,11 +72,11 @@ class Inspection:
     Attributes:
         candidates: The methods, in the order asked for.
         layers: The layers that methods can serve, in their order.
-        left: Names of layers that keep exact attention whatever the method, such as local ones.
-        whole: By method, without exact attention; empty where it was not asked for.
-        mended: By method the layers that it serves badly, and the whole model with exact attention in these; without
+        left: Names of layers that keep exact attention with every method, such as local ones.
+        whole: Results of the whole model by method, without exact attention; empty if the caller did not ask for them.
+        mended: For each method the layers that it serves badly, and the whole model with these exact; without
             methods that serve all layers badly, or none.
-        times: Of one layer's attention over one text, in turns, by method, exact attention among them.
+        times: Times of one layer's attention over one text, in turns, by method, exact attention among them.
         texts: Sequences.
         tokens: Length of the longest.
         num_queries: Maximum number of queries sampled per sequence.

@@ -35,8 +35,8 @@ class LayerErrors:
     """The estimates of one layer.
 
     Attributes:
-        name: Its name in the model.
-        method: Its method.
+        name: Name in the model.
+        method: The method.
         calls: Recorded calls.
         sequences: Sequences of these calls that have a real token.
         mean: Mean estimate of each head over the sequences.
@@ -52,7 +52,7 @@ class LayerErrors:
 
 
 class MonitoredErrors:
-    """What `monitor_errors` has recorded so far; `print` shows it as a table, with the head of the largest estimate.
+    """The records of `monitor_errors` so far; `print` shows it as a table, with the head of the largest estimate.
 
     Attributes:
         left: Layers of which no call was recorded, or not every one, and why.
@@ -98,7 +98,7 @@ class _Recorded:
         self.largest = torch.cat([errors, self.largest[None]]).amax(dim=0)
 
     def row(self, name: str, method: str) -> LayerErrors:
-        """What is recorded, as numbers."""
+        """The records of a layer, as numbers."""
         numbers = (tuple(each.tolist()) for each in (self.mean, self.largest))
         return LayerErrors(name, method, self.calls, int(self.sequences), *numbers)
 

@@ -219,7 +219,7 @@ def _are_ids(tokens: Tensor | None) -> bool:
 
 
 def _refusal(tokens: Tensor | None, mask: Tensor | None, labels: Tensor | None) -> ValueError | None:
-    """What is wrong with this rank's inputs; None if nothing is."""
+    """The error of this rank's inputs; None if they are right."""
     if tokens is None or tokens.ndim != (2 if _are_ids(tokens) else 3):
         came = "neither" if tokens is None else f"of shape {tuple(tokens.shape)}"
         return ValueError(

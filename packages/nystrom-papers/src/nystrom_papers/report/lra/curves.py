@@ -89,7 +89,7 @@ def draw_lra_curves(
             clipped.
 
     Raises:
-        ValueError: As `read_lra_curves`, seeds of a method that share fewer than two steps, or another format.
+        ValueError: The cases of `read_lra_curves`, another format, or a method's seeds share fewer than two steps.
     """
     check_figure(path)
     check_choice("quantity", quantity, get_args(Shown))

@@ -28,7 +28,7 @@ class Line:
     """The method and preset of a line of the table.
 
     Attributes:
-        method: As the rows name it, with its size and skip, such as "nystrom-64+skip".
+        method: Name in the rows, with its size and skip, such as "nystrom-64+skip".
         preset: Name of the preset, followed by its changes, such as "demo, learning_rate=0.001"; "" if the rows do not
             say.
     """

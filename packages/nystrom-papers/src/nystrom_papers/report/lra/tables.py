@@ -47,7 +47,7 @@ def lra_lines(rows: Sequence[Row]) -> list[TableLine]:
     """The lines of the accuracies: a name, a cell per task, and one for the mean over all five.
 
     Raises:
-        ValueError: As for `lra_cells`, or a task that is not in the Long Range Arena.
+        ValueError: The cases of `lra_cells`, or a task that is not in the Long Range Arena.
     """
     cells = lra_cells(rows)
     if strange := sorted({task for row in cells.values() for task in row} - set(LRA_TASKS)):
@@ -169,7 +169,7 @@ def _cost(seconds: float | None, megabytes: float | None, time: bool, memory: bo
 
 
 def _shared(said: Iterable[tuple[Line, str, str]]) -> list[str]:
-    """What is said of the line and task of each cell, once for all methods that share it."""
+    """The notes on the line and task of each cell, once for all methods that share them."""
     found: dict[str, dict[str, None]] = {}
     for line, task, what in said:
         place = f"{task} ({line.preset})" if line.preset else task

@@ -96,7 +96,7 @@ def _by_length(measured: Sequence[Row]) -> "Figure":
 
 
 def families(methods: Iterable[str]) -> dict[str, list[str]]:
-    """The methods of each panel, those of `REFERENCES` left out; a single panel holds whatever there is."""
+    """The methods of each panel, those of `REFERENCES` left out; a single panel holds all methods."""
     found: dict[str, list[str]] = {name: [] for name in (*_FAMILIES, _OTHERS)}
     for method in dict.fromkeys(methods):
         base = re.sub(r"(-\d+)?(\+skip)?(, .*)?$", "", method)

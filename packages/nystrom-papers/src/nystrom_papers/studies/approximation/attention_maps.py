@@ -13,7 +13,7 @@ Rows hold the mean over the heads and texts of a layer, with quartiles. The matr
 of Nyström attention, with near_far's default options except `exact_up_to=0`: at 512 tokens it would otherwise be exact.
 No claim rests on it.
 
-Fig. 2 illustrates and claims nothing. Of the six heads of Fig. 3, it shows the one whose similarity is the third
+Fig. 2 illustrates and claims nothing. It shows the one of the six heads of Fig. 3 whose similarity is the third
 smallest.
 
 Source: Xiong et al. (2021), arXiv:2102.03902, eq. 13 and 15, Fig. 2 and 3, without numbers.

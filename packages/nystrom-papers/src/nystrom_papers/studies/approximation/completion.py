@@ -21,7 +21,7 @@ semi-definite.
 Inputs are real heads and synthetic ones: random tokens, every token twice, keys opposite to the queries, long tokens,
 tokens in a small cluster, and tokens found by gradient descent on the smallest eigenvalue of each matrix.
 
-Source: Chen et al. (2021), arXiv:2111.00035, Lemma 1 and eq. 4. Its inline Gaussian lacks the minus sign.
+Source: Chen et al. (2021), arXiv:2111.00035, Lemma 1 and eq. 4. The inline Gaussian of eq. 4 lacks the minus sign.
 """
 
 from collections.abc import Iterable

@@ -86,7 +86,7 @@ def convergence_rows(layers: Sequence[LayerHeads], m: int, steps: int) -> Iterab
 def _steps(
     layers: Sequence[Float[Tensor, "b h m m"]], exactly: Sequence[Float[Tensor, "b h m m"]], steps: int
 ) -> Iterable[tuple[str, int | None, Tensor]]:
-    """What is measured after each number of iterations, as quantity, step and values; Lemma 1 only in float64."""
+    """The measurements after each number of iterations, as quantity, step and values; Lemma 1 only in float64."""
     a, exact = _flat(layers), _flat(exactly)
     inverse, z, errors = true_inverse(exact), start_value(a), []
     for k in range(steps + 1):

@@ -7,7 +7,7 @@ converges to the Moore-Penrose inverse $A^+$ of a softmax matrix of landmarks.
 texts; for shares they hold means. `method` names the start value: "paper", or that of the authors' code over a batch
 ("authors") or over the heads of one sequence ("sequence"). "ridge" inverts with a ridge and needs no iteration.
 
-Fig. 4 shows six of these heads, with the distance below each. Its claim is the first of Fig. 3.
+Fig. 4 shows six of these heads, with the distance below each. The claim is the first of Fig. 3.
 
 Source: Xiong et al. (2021), arXiv:2102.03902, Lemma 1; its supplement, (B), Fig. 3 and 4, without numbers.
 """

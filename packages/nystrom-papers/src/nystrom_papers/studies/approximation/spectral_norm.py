@@ -9,7 +9,7 @@ informer, the landmarks of nystrom, and what the figure calls "Skyformer", in tw
 
 - "skyformer-printed" is eq. 4-6 as printed, in float64: d landmarks drawn independently and uniformly from the 2n
   queries and keys (Definition 1), the Moore-Penrose inverse, no ridge, and then
-  $\tilde D = \mathrm{diag}(\tilde A \mathbf 1)$, whatever its sign;
+  $\tilde D = \mathrm{diag}(\tilde A \mathbf 1)$, regardless of its sign;
 - "skyformer_softmax" is the method of this library, in float32: landmarks spread evenly over the segments, a ridge of
   0.1, six iterations for the inverse, and a result that is kept within the range of the values.
 
@@ -160,8 +160,8 @@ def printed_form(
 
     $\tilde D^{-1} \tilde A V$ with $\tilde A = \mathrm{SM}(Q, L)\, \mathrm{SM}(L, L)^+\, \mathrm{SM}(L, K)$ and
     $\tilde D = \mathrm{diag}(\tilde A \mathbf 1)$. By Lemma 1 the exponentials are Gaussians times a factor for each
-    token. The factors of the landmarks cancel against the inverse, and those of the queries against $\tilde D$. Those
-    of the keys are taken relative to the largest, so that nothing overflows.
+    token. The factors of the landmarks cancel against the inverse, and those of the queries against $\tilde D$. The
+    factors of the keys are taken relative to the largest, so that nothing overflows.
 
     Args:
         q: Queries.

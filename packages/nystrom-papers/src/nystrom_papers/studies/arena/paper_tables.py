@@ -10,8 +10,8 @@ The standard error of an accuracy over s seeds of N test samples is the binomial
 three seeds on, that of their mean, if it is larger. A method is above another if the difference is more than two
 standard errors of the difference. A claim on an average needs all five tasks.
 
-The guess without a model is the largest share that can be told from the number of classes, taken to be of equal size,
-or, on ListOps, from the first operator. Where softmax attention is not above the guess by two standard errors, it has
+The guess without a model is the largest share that follows from the number of classes, taken to be of equal size,
+or, on ListOps, from the first operator. If softmax attention is not above the guess by two standard errors, it has
 not learned the task, and no comparison with it is decided.
 
 Source: Xiong et al. (2021), arXiv:2102.03902, Table 3; Chen et al. (2021), arXiv:2111.00035, Table 1.

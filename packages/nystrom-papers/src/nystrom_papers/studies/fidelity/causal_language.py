@@ -331,7 +331,7 @@ def _times(n: int) -> Iterable[Row]:
     yield from time_passes(calls, given, ROUNDS, beside=EXACT, what="exact", n=n, facts=facts, seed=0)
 
 
-# What the rows say.
+# Claims on the rows.
 
 
 def _by_position(after: str, title: str, rows: pd.DataFrame) -> list[Table]:
@@ -377,7 +377,7 @@ def _after_training(rows: pd.DataFrame) -> Found:
 
 
 def _no_longer(rows: pd.DataFrame) -> Found:
-    """By the medians below 4,096 tokens, where it is exact, and beside near_far that is not causal."""
+    """Compare the medians below 4,096 tokens, where it is exact, and those beside near_far that is not causal."""
     ratio = TIMES["forward"][1]
     ours, last = by(rows, ratio, "n", method=OURS), [only(rows, ratio, method=x, n=8192) for x in (OURS, NOT_CAUSAL)]
     beside = last[0].value / last[1].value

@@ -5,8 +5,8 @@ r"""How close each method comes to exact attention on real queries, keys and val
   is stretched (`nystrom convert`). A row has the mean over layers, heads and texts, and the quartiles.
 - Time is that of a forward pass on the middle layer of one text, all methods in turn. Rows have the median and the
   quartiles over the rounds, and the ratio to fused exact attention within a round.
-- "rank 64" is the attention matrix truncated to its 64 largest singular values. Of all matrices of that rank it is the
-  nearest to the attention matrix; another one may still give a nearer output.
+- "rank 64" is the attention matrix truncated to its 64 largest singular values. No matrix of that rank is
+  nearer to the attention matrix; another one may still give a nearer output.
 - Linformer is left out: its projection has to be learned.
 """
 

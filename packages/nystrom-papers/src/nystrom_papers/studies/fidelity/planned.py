@@ -204,7 +204,7 @@ def _kept(rows: pd.DataFrame) -> Found:
 
 
 def _as_many(rows: pd.DataFrame) -> Found:
-    """Of N answers a share p changes, so the standard error of the difference is at most sqrt(p / N)."""
+    """A share p of N answers changes, so the standard error of the difference is at most sqrt(p / N)."""
     exact, changed = by(rows, FOUND, "n", method=EXACT), by(rows, CHANGED, "method", "n")
     names = ("near_far", *_PLANS)
     fewer = [

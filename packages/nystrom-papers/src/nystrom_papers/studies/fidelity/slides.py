@@ -256,7 +256,7 @@ def _measure_costs(n: int) -> Iterable[Row]:
         yield from time_calls(calls, ROUNDS, beside=OURS, quantities=names, memory=memory, n=n, facts=facts)
 
 
-# What the rows say.
+# Claims on the rows.
 
 
 def _nearer(method: str, rows: pd.DataFrame) -> Found:

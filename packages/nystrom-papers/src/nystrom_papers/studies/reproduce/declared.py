@@ -1,8 +1,8 @@
-r"""What a study declares beside its measurements: tables, figures and claims, objects that read a frame of its rows.
+r"""Declarations of a study beside its measurements: tables, figures and claims, objects that read a frame of its rows.
 
 A frame is a `pandas.DataFrame` with a line for each row: its columns are the fields of the row, its facts, and "row",
 the row itself. A row without a spread has its value as both ends of it; a fact that a row does not have is "". The
-column "number" counts the layers of a model from 1. Where a declaration names a text with fields in braces, such as
+column "number" counts the layers of a model from 1. If a declaration names a text with fields in braces, such as
 "{method}, {weights}", the text is made for each row from its columns.
 """
 
@@ -27,24 +27,24 @@ if TYPE_CHECKING:
 
 _FIELDS = ("quantity", "method", "value", "unit", "low", "high", "repeats", "n", "m", "dtype", "seed", "device", "note")
 
-# What a rule finds: True, False, or None where the rows cannot tell, and the numbers that decide, in a sentence.
+# Verdict of a rule: True, False, or None where the rows cannot tell, and the numbers that decide, in a sentence.
 Found = tuple[bool | None, str]
 Rule = Callable[[pd.DataFrame], Found]
 # Values of a column that are shown, in order; a mapping gives their names.
 Names = Mapping[str, Collection[Any]]
 Pick = Callable[[Sequence[float]], float]
-# As the value of a column: the largest that is there, such as the longest n.
+# This value of a column stands for the largest that the rows have, such as the longest n.
 LONGEST = "the largest"
 
 
 class NotMeasured(ValueError):
-    """A rule needs a row that is not there, as in an unfinished study: the claim cannot be told."""
+    """A rule needs a row that is not there, as in an unfinished study: the claim cannot be decided."""
 
 
 def frame_of(rows: Sequence[Row]) -> pd.DataFrame:
     """The rows as a frame."""
     lines = [{**{name: getattr(row, name) for name in _FIELDS}, "row": row, **row.facts} for row in rows]
-    # Of objects: lengths stay whole numbers where some rows have none.
+    # dtype=object keeps integers where some rows lack a value.
     frame = pd.DataFrame(
         lines, columns=list(dict.fromkeys([*_FIELDS, "row", *(k for line in lines for k in line)])), dtype=object
     )
@@ -166,11 +166,11 @@ class Pivot:
     """A table, or one for each title that its rows give.
 
     Attributes:
-        title: Its title.
+        title: Title.
         index: Texts of the leading columns that name a line, by their heads.
         columns: The other columns.
         names: The values of a column that are shown, in the order of the lines, and their names.
-        missing: What a cell without a row holds.
+        missing: Text of a cell without a row.
         left: Leading columns that hold words; None means all of the index.
     """
 
@@ -221,8 +221,8 @@ class Lines:
         levels: Values that the lines are compared with, dotted in each panel.
         x_label: Name of the horizontal axis.
         y_label: Name of the vertical axis.
-        band: What the spread of a row is; "" for no bands.
-        scale: What values are multiplied by, 100 for per cent.
+        band: Meaning of a row's spread; "" for no bands.
+        scale: Factor of the values, 100 for per cent.
         options: Further arguments of `nystrom_lab.report.plots.lines.draw_lines`.
     """
 

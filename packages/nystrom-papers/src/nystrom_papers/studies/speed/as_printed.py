@@ -7,13 +7,13 @@ r"""The two papers' tables of time and memory, measured on this machine and comp
 - Table 2 of Skyformer: one training step of each task (`nystrom_papers.bench.training`), instead of 50,000 steps
   with their evaluations.
 
-As in the papers, both are compared by ratios to exact attention that stores its n x n matrix, `softmax-materialised`.
+Both are compared, as in the papers, by ratios to exact attention that stores its n x n matrix, `softmax-materialised`.
 Fused exact attention, `softmax` (`scaled_dot_product_attention`), stores no such matrix, and is what a user would
 replace today. A claim about exact attention is therefore decided separately against each of the two, for time and for
 memory; beside the fused form, which the papers did not have, it is this library's own. near_far is measured too, but no
 claim rests on it.
 
-What was not run for lack of time or memory is left out of the order and of the lengths. A claim about every task needs
+A call not run for lack of time or memory is left out of the order and of the lengths. A claim about every task needs
 all tasks.
 
 Source: Xiong et al. (2021), arXiv:2102.03902, Table 1; Chen et al. (2021), arXiv:2111.00035, section 5 and Table 2.
@@ -43,7 +43,7 @@ from nystrom_papers.studies.reproduce.known import UNKNOWN, Known, holds_for_sha
 from nystrom_papers.studies.reproduce.study import Part, Plan, Setting, Study, in_words
 
 _FUSED = "softmax"
-# What verdicts call the two forms of exact attention.
+# Names of the two forms of exact attention in verdicts.
 _EXACT = {BASE: "materialised softmax", _FUSED: "fused exact attention"}
 _TABLE_1_METHODS = (BASE, _FUSED, "linformer-256", "longformer-257", "nystrom-64", "nystrom-32", "near_far")
 
@@ -127,7 +127,7 @@ def _framed(study: str, rows: Sequence[Row]) -> pd.DataFrame:
         "" if math.isnan(theirs) else f"{'–' if math.isnan(ours) else f'{ours:.1f}'} / {theirs:.1f}"
         for ours, theirs in zip(times, printed, strict=True)
     ]
-    # What is compared with a printed ratio.
+    # The quantity, if the paper prints its ratio.
     frame["compared"] = [what if ratio else "" for what, ratio in zip(frame["what"], frame["times"], strict=True)]
     return frame
 
@@ -137,7 +137,7 @@ def _number(value: float) -> str:
 
 
 def _tables(head: str, call: str = "") -> list[Pivot]:
-    """Of memory, then of time: the numbers, and how many times less than exact attention with its matrix."""
+    """Tables of memory, then of time: the numbers, and how many times less than exact attention with its matrix."""
     return [
         Pivot(title=f"{call}{title}", index={"method": "{method}"}, columns=[numbers])
         for what, unit in (("memory", "MB"), ("time", "ms"))

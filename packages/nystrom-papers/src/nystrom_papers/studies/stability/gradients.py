@@ -95,7 +95,7 @@ def gradient_norms(
 
 
 def _explodes(rows: pd.DataFrame) -> Found:
-    """Of this library's variant the numbers tell, but no claim rests on it."""
+    """The claim on the paper's form; the text also has the numbers of this library's variant, which decide nothing."""
     medians = by(rows, RATIO, "method", "m", layer=ALL)
     shares = {name: by(rows, TENFOLD, "m", method=name, layer=ALL) for name in (PRINTED, OURS)}
     said = [

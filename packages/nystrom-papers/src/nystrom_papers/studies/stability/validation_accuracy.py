@@ -11,8 +11,9 @@ are the points of the curves; their device, dtype and seconds are those of the r
 - A run has learned if its limit is more than two points and two deviations above the share of the largest class.
 
 Softmax attention is compared with another method on a task and preset if both have at least three seeds that ran to the
-same step, have limits, and have learned. Its steps or seconds are above those of the other if the difference of the
-means is more than two standard errors and more than the steps or seconds between two evaluations; likewise for below.
+same step, have limits, and have learned. The steps or seconds of softmax attention are above those of the
+other if the difference of the means is more than two standard errors and more than the steps or seconds between two
+evaluations; likewise for below.
 
 Source: Chen et al. (2021), arXiv:2111.00035, Fig. 2 and section 5; the figure has no numbers. The largest class of
 ListOps, 16 to 17 % of its samples, is that of the generated data.

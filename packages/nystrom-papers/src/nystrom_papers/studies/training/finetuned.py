@@ -8,7 +8,7 @@ finetuning-paper, beside the folders of the studies.
   the validation texts where the test labels are not published.
 - A folder that holds dev rows alone is split here. This is not the published split: its rows say splits=own.
 - Nyström attention differs from exact attention only on texts with more tokens than landmarks. The table has the share
-  of such texts. Where it is 0, the scores are those of exact attention by construction, and the small size does not
+  of such texts. If it is 0, the scores are those of exact attention by construction, and the small size does not
   measure them again.
 - Where DATA/mnli also has the mismatched texts, the same models are scored on them, in separate lines. No claim rests
   on these.
@@ -156,7 +156,7 @@ def _model(setting: Setting) -> Path:
     """The folder of the model that is fine-tuned.
 
     Raises:
-        ValueError: As for `find_folder`, or the paper's size without a model.
+        ValueError: The cases of `find_folder`, or the paper's size without a model.
     """
     if setting.size == "paper" and setting.model is None:
         raise ValueError("--size paper fine-tunes a trained BERT-base: name its folder with --model.")

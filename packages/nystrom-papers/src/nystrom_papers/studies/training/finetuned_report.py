@@ -52,7 +52,7 @@ def scores(rows: Sequence[Row]) -> dict[Key, Row]:
             continue
         key = (row.fact("kind"), row.n, f"{task} {other}".strip(), row.method)
         seeds = found.setdefault(key, {}).setdefault(row.dtype, {})
-        # Where test labels are known, the test split counts.
+        # If test labels are known, the test split counts.
         if split == "test" or not (row.seed in seeds and seeds[row.seed].quantity.startswith("test")):
             seeds[row.seed] = row
     tasks = list(dict.fromkeys(task.split()[0] for _, _, task, _ in found))

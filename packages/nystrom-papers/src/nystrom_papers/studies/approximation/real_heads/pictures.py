@@ -30,7 +30,7 @@ def save_pictures(heads: LayerHeads, maps: Mapping[str, Float[Tensor, "b h *shap
 
 
 def read_pictures(folder: Path) -> dict[str, dict[str, np.ndarray]]:
-    """What `save_pictures` saved, by head, such as "layer 2, head 6", and by name.
+    """The arrays of `save_pictures`, by head, such as "layer 2, head 6", and by name.
 
     Raises:
         ValueError: There are none.
