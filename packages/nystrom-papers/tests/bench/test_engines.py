@@ -11,7 +11,7 @@ from nystrom.models import EncoderConfig, EncoderModel
 from nystrom_lab.measure.rows import Row, read_rows
 from nystrom_papers.bench import engine_kinds
 from nystrom_papers.bench.engine_files import make_file, stretch_model, write_tokens
-from nystrom_papers.bench.engine_kinds import ENGINES, EXACT, MODEL, TOKENS, Job
+from nystrom_papers.bench.engine_kinds import ENGINES, EXACT, MODEL, TOKENS, EngineInput
 from nystrom_papers.bench.engine_process import engine_process
 from nystrom_papers.bench.engines import EnginesOptions, Measured, rows_of, run_engines
 from nystrom_papers.report.engines import BESIDE_BEST, BESIDE_TORCH, ERROR, MEMORY, TIME, engines_table
@@ -70,7 +70,7 @@ def job(tmp_path_factory, tiny_bert):
     place = tmp_path_factory.mktemp("engines")
     stretch_model(tiny_bert, LONG, place / MODEL)
     write_tokens(place / MODEL, LONG, place / TOKENS)
-    return Job(place, tiny_bert, threads=torch.get_num_threads())
+    return EngineInput(place, tiny_bert, threads=torch.get_num_threads())
 
 
 def error_of(name, job):
@@ -108,7 +108,7 @@ def test_pieces_are_read_by_the_model_as_it_was_trained(job, tiny_bert):
 def test_an_engine_that_fails_says_so_in_one_line(tmp_path):
     pytest.importorskip("onnxruntime")
     np.save(tmp_path / TOKENS, np.zeros((1, 8), dtype=np.int64))
-    with engine_process("onnxruntime", Job(tmp_path, tmp_path, 1)) as process:
+    with engine_process("onnxruntime", EngineInput(tmp_path, tmp_path, 1)) as process:
         process.wait()
         assert "plain.onnx" in process.fault
         assert "\n" not in process.fault

@@ -66,7 +66,7 @@ def write_tokens(model: Path, length: int, to: Path) -> None:
     np.save(to, batch["input_ids"].numpy())
 
 
-class States(nn.Module):
+class StatesAlone(nn.Module):
     """A model whose output is the hidden states of its last layer."""
 
     def __init__(self, model: nn.Module):
@@ -83,7 +83,7 @@ class States(nn.Module):
 def _export(place: Path, to: Path, *inputs: str, **options: Any) -> None:
     tokens = torch.ones(1, 16, dtype=torch.long)
     torch.onnx.export(
-        States(load_model(place / MODEL)[0]).eval(),
+        StatesAlone(load_model(place / MODEL)[0]).eval(),
         (tokens,) * len(inputs),
         str(to),
         input_names=[*inputs],
@@ -149,7 +149,7 @@ def _int8(place: Path, to: Path) -> None:
 def _openvino(place: Path, to: Path) -> None:
     import openvino  # pyright: ignore[reportMissingImports]
 
-    model = States(load_model(place / MODEL)[0]).eval()
+    model = StatesAlone(load_model(place / MODEL)[0]).eval()
     made = openvino.convert_model(model, example_input=torch.ones(1, 16, dtype=torch.long))
     made.reshape([1, -1])
     openvino.save_model(made, to, compress_to_fp16=False)

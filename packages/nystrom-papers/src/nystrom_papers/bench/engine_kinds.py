@@ -21,8 +21,8 @@ MODEL, TOKENS = "model", "tokens.npy"
 PIECE = 512
 
 
-class Job(NamedTuple):
-    """What an engine reads, and its threads.
+class EngineInput(NamedTuple):
+    """The input of an engine, and its threads.
 
     Attributes:
         place: Folder of the files that `nystrom_papers.bench.engine_files` makes for one length.
@@ -50,7 +50,7 @@ class Engine(NamedTuple):
         dtype: In which its linear layers are.
     """
 
-    load: Callable[[Job], States]
+    load: Callable[[EngineInput], States]
     packages: tuple[str, ...] = ()
     files: tuple[str, ...] = ()
     exact: bool = False
@@ -78,14 +78,14 @@ def _lacks_bfloat16() -> str:
     return "the processor has neither AMX nor AVX512-BF16, without which bfloat16 is slower than float32"
 
 
-def _tokens(job: Job) -> "Int[np.ndarray, '1 n']":
+def _tokens(job: EngineInput) -> "Int[np.ndarray, '1 n']":
     import numpy as np
 
     return np.load(job.place / TOKENS, allow_pickle=False)
 
 
 def _torch(
-    job: Job, *, method: str = "sdpa", selects: bool = False, compiled: bool = False, dtype: str = "float32"
+    job: EngineInput, *, method: str = "sdpa", selects: bool = False, compiled: bool = False, dtype: str = "float32"
 ) -> States:
     import torch
 
@@ -111,7 +111,7 @@ def _torch(
     return run
 
 
-def _pieces(job: Job) -> States:
+def _pieces(job: EngineInput) -> States:
     import torch
 
     from nystrom.integrations.bert_names import longest_input
@@ -129,7 +129,7 @@ def _pieces(job: Job) -> States:
     return run
 
 
-def _onnxruntime(job: Job, *, file: str, mask: bool = False) -> States:
+def _onnxruntime(job: EngineInput, *, file: str, mask: bool = False) -> States:
     import numpy as np
     import onnxruntime
 
@@ -142,7 +142,7 @@ def _onnxruntime(job: Job, *, file: str, mask: bool = False) -> States:
     return lambda: session.run(None, feed)[0][0]
 
 
-def _openvino(job: Job, *, file: str) -> States:
+def _openvino(job: EngineInput, *, file: str) -> States:
     import openvino  # pyright: ignore[reportMissingImports]
 
     how = {"INFERENCE_NUM_THREADS": job.threads, "PERFORMANCE_HINT": "LATENCY", "INFERENCE_PRECISION_HINT": "f32"}
@@ -150,7 +150,7 @@ def _openvino(job: Job, *, file: str) -> States:
     return lambda: model([ids])[0][0]
 
 
-def _ctranslate2(job: Job, *, file: str, dtype: str) -> States:
+def _ctranslate2(job: EngineInput, *, file: str, dtype: str) -> States:
     import ctranslate2  # pyright: ignore[reportMissingImports]
     import numpy as np
 

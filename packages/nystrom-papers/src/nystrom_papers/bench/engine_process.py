@@ -16,8 +16,8 @@ from multiprocessing.process import BaseProcess
 from time import perf_counter
 from typing import TYPE_CHECKING, NamedTuple
 
-from nystrom_lab.measure.resident import begin_peak, held_resident, peak_resident
-from nystrom_papers.bench.engine_kinds import ENGINES, Job
+from nystrom_lab.measure.memory import begin_peak, held_resident, peak_resident
+from nystrom_papers.bench.engine_kinds import ENGINES, EngineInput
 
 if TYPE_CHECKING:
     import numpy as np
@@ -37,7 +37,7 @@ class Called(NamedTuple):
     states: "Float[np.ndarray, 'n w'] | None" = None
 
 
-def _serve(pipe: Connection, name: str, job: Job) -> None:
+def _serve(pipe: Connection, name: str, job: EngineInput) -> None:
     # The process that waits for this one handles an interruption.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     # Progress bars of many processes; what ends an engine goes over the pipe.
@@ -115,7 +115,7 @@ class EngineProcess:
 
 
 @contextmanager
-def engine_process(name: str, job: Job) -> Iterator[EngineProcess]:
+def engine_process(name: str, job: EngineInput) -> Iterator[EngineProcess]:
     """Context in which the process of an engine runs; it has ended afterwards."""
     # A fresh process: a fork would share what this one has loaded.
     context = multiprocessing.get_context("spawn")

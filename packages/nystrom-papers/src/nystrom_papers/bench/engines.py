@@ -12,7 +12,7 @@ of the hidden states, $|H - H'|_F / |H|_F$ with H those of exact attention in to
 `engine_process` measures it.
 
 Pieces of 512 tokens are what an encoder reads that is not lengthened: positions begin anew in each, and no token
-attends to another piece. Its error is that of another computation, not of an approximation.
+attends to another piece. The error is that of another computation, not of an approximation.
 """
 
 import sys
@@ -29,7 +29,7 @@ from nystrom.interleaved_timing import in_turns, quartiles, ratios
 from nystrom.temporary import scratch_folder
 from nystrom.whole_files import check_new
 from nystrom_lab.measure.rows import Row, append_rows, cores
-from nystrom_papers.bench.engine_kinds import ENGINES, EXACT, MODEL, TOKENS, Engine, Job
+from nystrom_papers.bench.engine_kinds import ENGINES, EXACT, MODEL, TOKENS, Engine, EngineInput
 from nystrom_papers.bench.engine_process import Called, EngineProcess, engine_process, line_of
 from nystrom_papers.report.engines import BESIDE_BEST, BESIDE_TORCH, ERROR, MEMORY, STUDY, TIME, WHOLE_MEMORY
 
@@ -85,7 +85,7 @@ class EnginesOptions:
 
 @dataclass
 class Measured:
-    """What became of one engine at one length; `fault` says why there is nothing more, "" if there is all."""
+    """The outcome of one engine at one length; `fault` says why there is nothing more, "" if there is all."""
 
     engine: Engine
     fault: str = ""
@@ -120,7 +120,7 @@ def run_engines(options: EnginesOptions) -> list[Row]:
     rows: list[Row] = []
     for n in options.lengths:
         with scratch_folder() as place:
-            found = _measure(n, names, Job(place, options.folder, options.threads), options.turns, config)
+            found = _measure(n, names, EngineInput(place, options.folder, options.threads), options.turns, config)
         new = rows_of(found, replace(blank, n=n))
         append_rows(options.to, new)
         rows += new
@@ -128,7 +128,7 @@ def run_engines(options: EnginesOptions) -> list[Row]:
     return rows
 
 
-def _measure(n: int, names: tuple[str, ...], job: Job, turns: int, config: Any) -> dict[str, Measured]:
+def _measure(n: int, names: tuple[str, ...], job: EngineInput, turns: int, config: Any) -> dict[str, Measured]:
     """Measure these engines at one length."""
     found = {name: Measured(ENGINES[name], ENGINES[name].lacks()) for name in names}
     _make_files(n, found, job)
@@ -156,7 +156,7 @@ def _measure(n: int, names: tuple[str, ...], job: Job, turns: int, config: Any) 
     return found
 
 
-def _make_files(n: int, found: Mapping[str, Measured], job: Job) -> None:
+def _make_files(n: int, found: Mapping[str, Measured], job: EngineInput) -> None:
     """Make the files of a length; an engine whose file cannot be made gets the reason."""
     import torch
 
@@ -231,7 +231,7 @@ def rows_of(found: Mapping[str, Measured], blank: Row) -> list[Row]:
     """The rows of all engines at one length.
 
     Args:
-        found: What was measured of each; exact attention in torch first.
+        found: The outcome of each; exact attention in torch first.
         blank: What all rows have in common.
     """
     well = {name: each.seconds for name, each in found.items() if not each.fault}
