@@ -9,6 +9,7 @@ weights. Files of onnxruntime are made by torch's older exporter, whose patterns
   onnxruntime computes it block by block, where there is no mask.
 - `int8.onnx` is `flash.onnx` whose linear layers are in int8: a scale for each channel, and 7 bits of a weight, since
   sums of 8 bits saturate on a processor without VNNI. Other settings err more.
+- `near_far.onnx` has an operator of ours in place of the attention, with the loops of `nystrom.native`.
 """
 
 import warnings
@@ -146,6 +147,16 @@ def _int8(place: Path, to: Path) -> None:
     )
 
 
+def _near_far(place: Path, to: Path) -> None:
+    from nystrom.integrations import set_attention
+    from nystrom.models.export.onnx_program import export_onnx
+
+    model = load_model(place / MODEL)[0]
+    set_attention(model, "near_far")
+    export: Any = export_onnx
+    export(model, to, loops=True, check=False)
+
+
 def _openvino(place: Path, to: Path) -> None:
     import openvino  # pyright: ignore[reportMissingImports]
 
@@ -170,6 +181,7 @@ _MAKERS: Mapping[str, Callable[[Path, Path], None]] = {
     "mask.onnx": _with_mask,
     "flash.onnx": _flash,
     "int8.onnx": _int8,
+    "near_far.onnx": _near_far,
     "openvino.xml": _openvino,
     "ctranslate2": _ctranslate2("float32"),
     "ctranslate2-int8": _ctranslate2("int8"),

@@ -129,12 +129,17 @@ def _pieces(job: EngineInput) -> States:
     return run
 
 
-def _onnxruntime(job: EngineInput, *, file: str, mask: bool = False) -> States:
+def _onnxruntime(job: EngineInput, *, file: str, mask: bool = False, loops: bool = False) -> States:
     import numpy as np
     import onnxruntime
 
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = job.threads
+    if loops:
+        from nystrom import native
+
+        of_ours: Any = native
+        options.register_custom_ops_library(str(of_ours.onnx_library()))
     session: Any = onnxruntime.InferenceSession(str(job.place / file), options, providers=["CPUExecutionProvider"])
     feed = {"input_ids": _tokens(job)}
     if mask:
@@ -185,6 +190,11 @@ ENGINES: Mapping[str, Engine] = {
     "near_far": Engine(partial(_torch, method="near_far")),
     "near_far-selects": Engine(partial(_torch, method="near_far", selects=True)),
     "near_far-compile": Engine(partial(_torch, method="near_far", compiled=True)),
+    "near_far-onnxruntime": Engine(
+        partial(_onnxruntime, file="near_far.onnx", mask=True, loops=True),
+        ("onnx", "onnxscript", "onnxruntime"),
+        ("near_far.onnx",),
+    ),
     "nystrom-64": Engine(partial(_torch, method="nystrom-64")),
     f"pieces-{PIECE}": Engine(_pieces),
 }
