@@ -64,7 +64,8 @@ found: paragraphs, taken out of a page beyond its first 512 tokens, that come ne
 The first 512 tokens do not hold what is asked for; a vector of more can, although nothing was trained on so many.
 each 512: the nearest of several vectors for a page, which is hard to beat without training; more vectors are kept, and
 no token sees beyond its own 512.
-near_far may find more than softmax, which it approximates: EXPLAIN"""
+near_far may find more than softmax, which it approximates: no weight was trained on so many tokens, so that exact
+attention is no ideal here. After training on long texts both do equally well (docs/long-documents.md)."""
 NEXT = """
 The picture is {picture}. Where to go on, after `source .venv/bin/activate`:
   python examples/demo.py --text my-document.txt    time, memory and error on a text of yours

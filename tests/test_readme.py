@@ -32,7 +32,11 @@ NOT_RUN = {
         ),
         "needs a GPU",
     ),
-    "nystrom heal my-bert": "minutes; a block of Python on the same page heals a small model",
+    "hf download": "needs a network; a folder of this name is there",
+    **dict.fromkeys(
+        ("nystrom heal my-bert", "nystrom heal near-minilm"),
+        "minutes; a block of Python in docs/heal.md heals a small model",
+    ),
     "nystrom reproduce --all": "half an hour; each of its studies has tests of its own",
     **dict.fromkeys(
         [f"nystrom reproduce {name}" for name in ("nystromformer-figure-5", "nystromformer-table-2", "long-inputs")],
@@ -55,6 +59,7 @@ SHORTER = {
     "nystrom lra run --preset": "--steps 2 --evaluate-every 2 --tasks listops --methods softmax nystrom --seeds 0",
     "nystrom inspect": "--length 512 --num-texts 1 --methods nystrom-4",
     "nystrom convert my-model --to calibrated": "--max-position-embeddings 1500",
+    "nystrom convert all-MiniLM-L6-v2 --to near-minilm": "--max-position-embeddings 1500",
     "nystrom data prepare image": "--no-check-counts --val 30",
     **{f"nystrom data prepare {task} --from": "--no-check-counts" for task in ("text", "retrieval")},
     "nystrom bench efficiency  ": "--lengths 64 --repeats 1",
