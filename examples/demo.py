@@ -5,7 +5,7 @@
 2. Paragraphs from beyond the first 512 tokens of the pages are held out, and each should find its page. The table of
    positions is repeated: a paragraph of up to 512 tokens is then read as the encoder was trained to.
 
-Nothing is trained. What was found is printed and drawn, in about two minutes on two cores that do nothing else.
+Nothing is trained. The results are printed and drawn, in about two minutes on two cores that do nothing else.
 
     pip install './packages/nystrom[real]' ./packages/nystrom-lab
     python examples/demo.py --text my-document.txt
@@ -105,7 +105,7 @@ def read(
     began, used = time.perf_counter(), time.process_time()
 
     def share() -> float:
-        """Of its cores' time, what this process has had since the first turn."""
+        """The share of its cores' time that this process has had since the first turn."""
         return (time.process_time() - used) / (time.perf_counter() - began) / torch.get_num_threads()
 
     def clock(method: str) -> float:
