@@ -54,7 +54,7 @@ def main() -> None:
         memory = peak_bytes(read, torch.device("cpu")) / 1e6
         exact = states if exact is None else exact
         error = ((states - exact).norm() / exact.norm()).item()
-        print(f"{method}: {states.shape[1]} tokens, {took:.2f} s, {memory:.0f} MB, states {error:.3f} off")
+        print(f"{method}: {states.shape[1]} tokens, {took:.2f} s, {memory:.0f} MB, error {error:.3f}")
 
 
 if __name__ == "__main__":
