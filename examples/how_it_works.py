@@ -130,7 +130,8 @@ def main() -> None:
     kinds = {"near": near, "heavy": heavy, "other": ~near & ~heavy}
     save_figure(draw_errors(exact, others, kinds), args.to / "how-errors.png")
     for name, matrix in others.items():
-        print(f"{name}: {float((matrix - exact).norm() / exact.norm()):.2f} relative error, with {M} landmarks or clusters")
+        error = float((matrix - exact).norm() / exact.norm())
+        print(f"{name}: relative error {error:.2f}, with {M} landmarks or clusters")
 
 
 if __name__ == "__main__":
