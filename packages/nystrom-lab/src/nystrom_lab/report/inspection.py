@@ -96,8 +96,8 @@ def plan_text(said: str, measured: Mapping[str, Any], *, file: Path) -> str:
         _wrapped(
             [
                 f"Within a budget of {measured['budget']:g}: {said}. The hidden states have a relative error of "
-                f"{_short(measured['error'])}{_held_out(measured)}{lost}, at {mean:.2f} ms a layer on average (quartiles "
-                f"{low:.2f} to {high:.2f}; {exact:.2f} with exact attention).",
+                f"{_short(measured['error'])}{_held_out(measured)}{lost}, at {mean:.2f} ms a layer on average "
+                f"(quartiles {low:.2f} to {high:.2f}; {exact:.2f} with exact attention).",
                 *_exact_heads(measured),
                 *([f"{measured['too busy to tell']} The plan depends on it."] if measured["too busy to tell"] else []),
                 f"{file.name} is taken by nystrom convert --plan, nystrom finetune --plan, and "
