@@ -63,8 +63,8 @@ QUANTITIES = {
     "near_far: length from which an encoder is faster": (
         [
             r"(?:tokens, and is faster|gains time|beats fused exact attention) from {} tokens",
-            r"from 1,024 tokens, `near_far` from {};",
-            r"\*\* `near_far`, from about {} patches",
+            r"from 1,024 tokens, `near_far` from {} \|",
+            r"vision transformer, from about {} patches",
         ],
         faster_from("near_far"),
     ),
