@@ -27,6 +27,7 @@ from nystrom.integrations.model_loader import load_model
 from nystrom.integrations.position_tables import rows_of, table_of
 from nystrom.models.files.folder import copy_tokenizer
 from nystrom.models.positions import resize_positions
+from nystrom.whole_files import whole_bytes
 from nystrom_lab.data.language.encoder_texts import load_encoder, read_batches, read_prose
 from nystrom_lab.data.language.tokenizer import load_tokenizer
 from nystrom_papers.bench.engine_kinds import MODEL
@@ -64,7 +65,8 @@ def write_tokens(model: Path, length: int, to: Path) -> None:
     # No more than is needed: a tokenizer takes seconds for all of it.
     prose = read_prose((), most=_CHARACTERS * length)
     (batch,) = read_batches(prose, tokenizer, encoder, length=length, num_texts=1)
-    np.save(to, batch["input_ids"].numpy())
+    with whole_bytes(to) as file:
+        np.save(file, batch["input_ids"].numpy())
 
 
 class StatesAlone(nn.Module):

@@ -21,7 +21,7 @@ MODEL, TOKENS = "model", "tokens.npy"
 PIECE = 512
 
 
-class EngineInput(NamedTuple):
+class EngineJob(NamedTuple):
     """The input of an engine, and its threads.
 
     Attributes:
@@ -35,7 +35,7 @@ class EngineInput(NamedTuple):
     threads: int
 
 
-States = Callable[[], "Float[np.ndarray, 'n w']"]
+EngineCall = Callable[[], "Float[np.ndarray, 'n w']"]
 
 
 class Engine(NamedTuple):
@@ -50,7 +50,7 @@ class Engine(NamedTuple):
         dtype: In which its linear layers are.
     """
 
-    load: Callable[[EngineInput], States]
+    load: Callable[[EngineJob], EngineCall]
     packages: tuple[str, ...] = ()
     files: tuple[str, ...] = ()
     exact: bool = False
@@ -78,15 +78,15 @@ def _lacks_bfloat16() -> str:
     return "the processor has neither AMX nor AVX512-BF16, without which bfloat16 is slower than float32"
 
 
-def _tokens(job: EngineInput) -> "Int[np.ndarray, '1 n']":
+def _tokens(job: EngineJob) -> "Int[np.ndarray, '1 n']":
     import numpy as np
 
     return np.load(job.place / TOKENS, allow_pickle=False)
 
 
 def _torch(
-    job: EngineInput, *, method: str = "sdpa", selects: bool = False, compiled: bool = False, dtype: str = "float32"
-) -> States:
+    job: EngineJob, *, method: str = "sdpa", selects: bool = False, compiled: bool = False, dtype: str = "float32"
+) -> EngineCall:
     import torch
 
     from nystrom import near_far_sizes
@@ -111,7 +111,7 @@ def _torch(
     return run
 
 
-def _pieces(job: EngineInput) -> States:
+def _pieces(job: EngineJob) -> EngineCall:
     import torch
 
     from nystrom.integrations.bert_names import longest_input
@@ -129,7 +129,7 @@ def _pieces(job: EngineInput) -> States:
     return run
 
 
-def _onnxruntime(job: EngineInput, *, file: str, mask: bool = False, loops: bool = False) -> States:
+def _onnxruntime(job: EngineJob, *, file: str, mask: bool = False, loops: bool = False) -> EngineCall:
     import numpy as np
     import onnxruntime
 
@@ -147,7 +147,7 @@ def _onnxruntime(job: EngineInput, *, file: str, mask: bool = False, loops: bool
     return lambda: session.run(None, feed)[0][0]
 
 
-def _openvino(job: EngineInput, *, file: str) -> States:
+def _openvino(job: EngineJob, *, file: str) -> EngineCall:
     import openvino  # pyright: ignore[reportMissingImports]
 
     how = {"INFERENCE_NUM_THREADS": job.threads, "PERFORMANCE_HINT": "LATENCY", "INFERENCE_PRECISION_HINT": "f32"}
@@ -155,7 +155,7 @@ def _openvino(job: EngineInput, *, file: str) -> States:
     return lambda: model([ids])[0][0]
 
 
-def _ctranslate2(job: EngineInput, *, file: str, dtype: str) -> States:
+def _ctranslate2(job: EngineJob, *, file: str, dtype: str) -> EngineCall:
     import ctranslate2  # pyright: ignore[reportMissingImports]
     import numpy as np
 
