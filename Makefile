@@ -10,7 +10,7 @@ PAPERS := packages/nystrom-papers
 # Writes what groups of pyproject.toml ask for, a line each.
 GROUPS := import sys, tomllib; groups = tomllib.load(open("pyproject.toml", "rb"))["dependency-groups"]; \
   print(*(each for name in sys.argv[1:] for each in groups[name]), sep="\n")
-# Of uv, which takes the oldest torch without CUDA; empty for PyPI's.
+# Option of uv, which takes the oldest torch without CUDA; empty for PyPI's.
 FLOORS ?= --torch-backend cpu
 
 .PHONY: help demo test whole slow shapes bare floors lint types layers readme tables docs check gpu clean

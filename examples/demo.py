@@ -129,7 +129,7 @@ def read(
     began, used = time.perf_counter(), time.process_time()
 
     def share() -> float:
-        """Of its cores' time, what this process has had since the first turn."""
+        """The share of its cores' time that this process has had since the first turn."""
         return (time.process_time() - used) / (time.perf_counter() - began) / torch.get_num_threads()
 
     def clock(method: str) -> float:

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
+ROOMS = ("packages/*/src", "examples", "tools")
 MOST = 10
 _SENTENCES = re.compile(r"(?<=[.!?])\s+|\n\s*\n|\n +\*{0,2}\w+: ")
 _BARE = re.compile(r"(What|Of|As|Where|By|Its|That|Those)\b")
@@ -28,9 +29,8 @@ def comments(source: str) -> Iterator[str]:
 
 
 def sources(*ends: str) -> Iterator[tuple[str, str]]:
-    for end in ends:
-        for path in sorted(ROOT.glob(f"packages/*/src/**/*.{end}")):
-            yield str(path.relative_to(ROOT)), path.read_text(encoding="utf-8")
+    for path in (path for room in ROOMS for end in ends for path in sorted(ROOT.glob(f"{room}/**/*.{end}"))):
+        yield str(path.relative_to(ROOT)), path.read_text(encoding="utf-8")
 
 
 def test_a_bare_beginning_is_found():

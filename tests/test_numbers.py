@@ -63,8 +63,8 @@ QUANTITIES = {
     "near_far: length from which an encoder is faster": (
         [
             r"(?:tokens, and is faster|gains time|beats fused exact attention) from {} tokens",
-            r"from 1,024 tokens, `near_far` from {};",
-            r"\*\* `near_far`, from about {} patches",
+            r"from 1,024 tokens, `near_far` from {} \|",
+            r"vision transformer, from about {} patches",
         ],
         faster_from("near_far"),
     ),
@@ -142,6 +142,27 @@ QUANTITIES = {
         [r"and {} of the time of exact attention with the same bias"],
         f"{bias('near_far, ALiBi in 2-D', 'forward time / exact, ALiBi in 2-D', 20_000):.2f}",
     ),
+    **{
+        f"error on trained heads with a bias, {method} at {n:,}": (
+            [pattern],
+            f"{bias(method, 'relative error of the output, mean of the layers', n):.2f}",
+        )
+        for method, row in (
+            ("near_far, far bias by side", r"as the library has it"),
+            ("near_far, no far bias", r"no bias of far keys"),
+            ("near_far, no bias", r"no bias at all"),
+            ("nystrom-64, mean bias of segments", r"with the mean bias of segments"),
+            ("nystrom-64, no bias", r"`nystrom-64`, no bias"),
+        )
+        for n, pattern in ((2048, row + r" \| {} \|"), (4096, row + r" \| \d\.\d+ \| {} \|"))
+    },
+    **{
+        f"error of hidden states with a bias at {n:,}": (
+            [pattern],
+            f"{bias('near_far, far bias by side', 'relative error of the hidden states', n):.2f}",
+        )
+        for n, pattern in ((2048, r"with `near_far` err by {} and"), (4096, r"with `near_far` err by \d\.\d+ and {}\."))
+    },
 }
 
 

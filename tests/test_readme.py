@@ -37,6 +37,7 @@ NOT_RUN = {
         ("nystrom heal my-bert", "nystrom heal near-minilm"),
         "minutes; a block of Python in docs/heal.md heals a small model",
     ),
+    "nystrom bench engines": "minutes; it has a test of its own",
     "nystrom reproduce --all": "half an hour; each of its studies has tests of its own",
     **dict.fromkeys(
         [f"nystrom reproduce {name}" for name in ("nystromformer-figure-5", "nystromformer-table-2", "long-inputs")],

@@ -56,7 +56,7 @@ def test_times_have_their_quartiles_and_ratios_within_the_turns(bert, batch):
 
 def test_a_model_with_exact_attention_where_it_is_badly_served_has_its_own_row(bert, batch):
     inspection = inspect_model(bert, [batch], methods=["nystrom-20", "nystrom-4"], num_queries=30)
-    assert inspection.mended, "no method serves some layers badly and others not: choose another for this test"
+    assert inspection.mended, "no method has a large error in some layers alone: choose another for this test"
     for name, (layers, mended) in inspection.mended.items():
         badly = [layer.layer for layer in inspection.layers if layer.methods[name].error.mean > 0.3]
         assert list(layers) == badly

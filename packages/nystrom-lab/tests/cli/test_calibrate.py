@@ -56,5 +56,5 @@ def test_heads_that_make_little_are_told():
     measured = {"error": 0.1, "error without exact heads": 0.1, "exact heads": {}, "tokens": 9}
     assert (
         told_of_heads(measured, "near_far")
-        == "exact heads: none makes much of the error; hidden states are 0.100 off at 9 tokens"
+        == "exact heads: none makes much of the error, 0.100 in the hidden states at 9 tokens"
     )

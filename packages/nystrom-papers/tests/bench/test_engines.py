@@ -8,10 +8,10 @@ import torch
 from transformers import AutoModel, RobertaConfig, RobertaModel
 
 from nystrom.models import EncoderConfig, EncoderModel
-from nystrom_lab.measure.rows import Row, read_rows
+from nystrom_lab.measure.rows import Row, append_rows, read_rows
 from nystrom_papers.bench import engine_kinds
 from nystrom_papers.bench.engine_files import make_file, stretch_model, write_tokens
-from nystrom_papers.bench.engine_kinds import ENGINES, EXACT, MODEL, TOKENS, Job
+from nystrom_papers.bench.engine_kinds import ENGINES, EXACT, MODEL, TOKENS, EngineJob
 from nystrom_papers.bench.engine_process import engine_process
 from nystrom_papers.bench.engines import EnginesOptions, Measured, rows_of, run_engines
 from nystrom_papers.report.engines import BESIDE_BEST, BESIDE_TORCH, ERROR, MEMORY, TIME, engines_table
@@ -35,14 +35,29 @@ def test_what_no_engine_can_be_asked_is_refused_before_anything_runs(wrong, said
         EnginesOptions(Path("model"), Path("rows.csv"), **wrong)
 
 
-def test_a_model_that_other_engines_do_not_read_and_a_file_that_is_there_are_refused(tmp_path):
+def test_a_model_that_other_engines_do_not_read_is_refused(tmp_path):
     sizes = {"vocab_size": 20, "hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2}
     EncoderModel(EncoderConfig(**sizes, intermediate_size=8)).save_pretrained(tmp_path / "ours")
     with pytest.raises(ValueError, match="which no other engine reads"):
         run_engines(EnginesOptions(tmp_path / "ours", tmp_path / "rows.csv"))
-    (tmp_path / "rows.csv").write_text("mine\n")
-    with pytest.raises(ValueError, match=r"rows\.csv"):
-        run_engines(EnginesOptions(tmp_path / "ours", tmp_path / "rows.csv"))
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({}, "has 48 tokens already"),
+        ({"study": "model"}, "of study 'model', not 'engines'"),
+        ({"facts": {"model": "other", "threads": 1}}, "of model 'other', not 'tiny-bert'"),
+        ({"facts": {"model": "tiny-bert", "threads": 2}}, "of threads '2', not '1'"),
+    ],
+)
+def test_a_file_takes_rows_of_other_lengths_alone(tmp_path, tiny_bert, changes, said):
+    row = replace(BLANK, quantity="time", method=EXACT, facts={"model": "tiny-bert", "threads": 1})
+    append_rows(tmp_path / "rows.csv", [replace(row, **changes)])
+    before = (tmp_path / "rows.csv").read_bytes()
+    with pytest.raises(ValueError, match=said):
+        run_engines(EnginesOptions(tiny_bert, tmp_path / "rows.csv", lengths=(96, LONG), threads=1))
+    assert (tmp_path / "rows.csv").read_bytes() == before
 
 
 def test_positions_are_stretched_and_the_rest_is_the_same(tmp_path, tiny_bert):
@@ -70,7 +85,7 @@ def job(tmp_path_factory, tiny_bert):
     place = tmp_path_factory.mktemp("engines")
     stretch_model(tiny_bert, LONG, place / MODEL)
     write_tokens(place / MODEL, LONG, place / TOKENS)
-    return Job(place, tiny_bert, threads=torch.get_num_threads())
+    return EngineJob(place, tiny_bert, threads=torch.get_num_threads())
 
 
 def error_of(name, job):
@@ -108,7 +123,7 @@ def test_pieces_are_read_by_the_model_as_it_was_trained(job, tiny_bert):
 def test_an_engine_that_fails_says_so_in_one_line(tmp_path):
     pytest.importorskip("onnxruntime")
     np.save(tmp_path / TOKENS, np.zeros((1, 8), dtype=np.int64))
-    with engine_process("onnxruntime", Job(tmp_path, tmp_path, 1)) as process:
+    with engine_process("onnxruntime", EngineJob(tmp_path, tmp_path, 1)) as process:
         process.wait()
         assert "plain.onnx" in process.fault
         assert "\n" not in process.fault

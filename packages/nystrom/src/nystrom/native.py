@@ -88,7 +88,7 @@ class _Blocks(ctypes.Structure):
 class Positions(NamedTuple):
     """A bias of positions, as native.cpp's `Positions` has it."""
 
-    numbers: Tensor  # (h, x): the bias of each head by distance
+    numbers: Tensor  # (h, x): for each head its bias by distance, around blocks, and at both sides
     furthest: int
     beside: int
     gradient: Tensor | None = None  # Gradient of the numbers for each row of the queries, an output

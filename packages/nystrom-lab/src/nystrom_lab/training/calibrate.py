@@ -69,9 +69,9 @@ def told_of_heads(measured: Mapping[str, Any], method: str) -> str:
         return f"exact heads: none, since {method} is exact at {tokens} tokens: convert to more positions or fewer keys"
     heads = ", ".join(f"{place} ({share:.0%})" for place, share in measured["exact heads"].items())
     if not heads:
-        return f"exact heads: none makes much of the error; hidden states are {without:.3f} off at {tokens} tokens"
+        return f"exact heads: none makes much of the error, {without:.3f} in the hidden states at {tokens} tokens"
     return (
-        f"exact heads, as layer.head with their share of the error: {heads}; at {tokens} tokens hidden states are "
-        f"{measured['error']:.3f} off, {without:.3f} without them, and on a text that they were not chosen by "
-        f"{measured['held-out error']:.3f} for {measured['held-out error without exact heads']:.3f}"
+        f"exact heads, as layer.head with their share of the error: {heads}; at {tokens} tokens the hidden states have "
+        f"a relative error of {measured['error']:.3f}, {without:.3f} without them; on a text not used to choose them, "
+        f"{measured['held-out error']:.3f} and {measured['held-out error without exact heads']:.3f}"
     )

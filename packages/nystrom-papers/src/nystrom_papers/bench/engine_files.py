@@ -9,6 +9,7 @@ weights. Files of onnxruntime are made by torch's older exporter, whose patterns
   onnxruntime computes it block by block, where there is no mask.
 - `int8.onnx` is `flash.onnx` whose linear layers are in int8: a scale for each channel, and 7 bits of a weight, since
   sums of 8 bits saturate on a processor without VNNI. Other settings err more.
+- `near_far.onnx` has an operator of ours in place of the attention, with the loops of `nystrom.native`.
 """
 
 import warnings
@@ -26,6 +27,7 @@ from nystrom.integrations.model_loader import load_model
 from nystrom.integrations.position_tables import rows_of, table_of
 from nystrom.models.files.folder import copy_tokenizer
 from nystrom.models.positions import resize_positions
+from nystrom.whole_files import whole_bytes
 from nystrom_lab.data.language.encoder_texts import load_encoder, read_batches, read_prose
 from nystrom_lab.data.language.tokenizer import load_tokenizer
 from nystrom_papers.bench.engine_kinds import MODEL
@@ -63,10 +65,11 @@ def write_tokens(model: Path, length: int, to: Path) -> None:
     # No more than is needed: a tokenizer takes seconds for all of it.
     prose = read_prose((), most=_CHARACTERS * length)
     (batch,) = read_batches(prose, tokenizer, encoder, length=length, num_texts=1)
-    np.save(to, batch["input_ids"].numpy())
+    with whole_bytes(to) as file:
+        np.save(file, batch["input_ids"].numpy())
 
 
-class States(nn.Module):
+class StatesAlone(nn.Module):
     """A model whose output is the hidden states of its last layer."""
 
     def __init__(self, model: nn.Module):
@@ -83,7 +86,7 @@ class States(nn.Module):
 def _export(place: Path, to: Path, *inputs: str, **options: Any) -> None:
     tokens = torch.ones(1, 16, dtype=torch.long)
     torch.onnx.export(
-        States(load_model(place / MODEL)[0]).eval(),
+        StatesAlone(load_model(place / MODEL)[0]).eval(),
         (tokens,) * len(inputs),
         str(to),
         input_names=[*inputs],
@@ -146,10 +149,20 @@ def _int8(place: Path, to: Path) -> None:
     )
 
 
+def _near_far(place: Path, to: Path) -> None:
+    from nystrom.integrations import set_attention
+    from nystrom.models.export.onnx_program import export_onnx
+
+    model = load_model(place / MODEL)[0]
+    set_attention(model, "near_far")
+    export: Any = export_onnx
+    export(model, to, loops=True, check=False)
+
+
 def _openvino(place: Path, to: Path) -> None:
     import openvino  # pyright: ignore[reportMissingImports]
 
-    model = States(load_model(place / MODEL)[0]).eval()
+    model = StatesAlone(load_model(place / MODEL)[0]).eval()
     made = openvino.convert_model(model, example_input=torch.ones(1, 16, dtype=torch.long))
     made.reshape([1, -1])
     openvino.save_model(made, to, compress_to_fp16=False)
@@ -170,6 +183,7 @@ _MAKERS: Mapping[str, Callable[[Path, Path], None]] = {
     "mask.onnx": _with_mask,
     "flash.onnx": _flash,
     "int8.onnx": _int8,
+    "near_far.onnx": _near_far,
     "openvino.xml": _openvino,
     "ctranslate2": _ctranslate2("float32"),
     "ctranslate2-int8": _ctranslate2("int8"),

@@ -21,8 +21,8 @@ MODEL, TOKENS = "model", "tokens.npy"
 PIECE = 512
 
 
-class Job(NamedTuple):
-    """What an engine reads, and its threads.
+class EngineJob(NamedTuple):
+    """The input of an engine, and its threads.
 
     Attributes:
         place: Folder of the files that `nystrom_papers.bench.engine_files` makes for one length.
@@ -35,7 +35,7 @@ class Job(NamedTuple):
     threads: int
 
 
-States = Callable[[], "Float[np.ndarray, 'n w']"]
+EngineCall = Callable[[], "Float[np.ndarray, 'n w']"]
 
 
 class Engine(NamedTuple):
@@ -50,7 +50,7 @@ class Engine(NamedTuple):
         dtype: In which its linear layers are.
     """
 
-    load: Callable[[Job], States]
+    load: Callable[[EngineJob], EngineCall]
     packages: tuple[str, ...] = ()
     files: tuple[str, ...] = ()
     exact: bool = False
@@ -78,15 +78,15 @@ def _lacks_bfloat16() -> str:
     return "the processor has neither AMX nor AVX512-BF16, without which bfloat16 is slower than float32"
 
 
-def _tokens(job: Job) -> "Int[np.ndarray, '1 n']":
+def _tokens(job: EngineJob) -> "Int[np.ndarray, '1 n']":
     import numpy as np
 
     return np.load(job.place / TOKENS, allow_pickle=False)
 
 
 def _torch(
-    job: Job, *, method: str = "sdpa", selects: bool = False, compiled: bool = False, dtype: str = "float32"
-) -> States:
+    job: EngineJob, *, method: str = "sdpa", selects: bool = False, compiled: bool = False, dtype: str = "float32"
+) -> EngineCall:
     import torch
 
     from nystrom import near_far_sizes
@@ -111,7 +111,7 @@ def _torch(
     return run
 
 
-def _pieces(job: Job) -> States:
+def _pieces(job: EngineJob) -> EngineCall:
     import torch
 
     from nystrom.integrations.bert_names import longest_input
@@ -129,12 +129,17 @@ def _pieces(job: Job) -> States:
     return run
 
 
-def _onnxruntime(job: Job, *, file: str, mask: bool = False) -> States:
+def _onnxruntime(job: EngineJob, *, file: str, mask: bool = False, loops: bool = False) -> EngineCall:
     import numpy as np
     import onnxruntime
 
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = job.threads
+    if loops:
+        from nystrom import native
+
+        of_ours: Any = native
+        options.register_custom_ops_library(str(of_ours.onnx_library()))
     session: Any = onnxruntime.InferenceSession(str(job.place / file), options, providers=["CPUExecutionProvider"])
     feed = {"input_ids": _tokens(job)}
     if mask:
@@ -142,7 +147,7 @@ def _onnxruntime(job: Job, *, file: str, mask: bool = False) -> States:
     return lambda: session.run(None, feed)[0][0]
 
 
-def _openvino(job: Job, *, file: str) -> States:
+def _openvino(job: EngineJob, *, file: str) -> EngineCall:
     import openvino  # pyright: ignore[reportMissingImports]
 
     how = {"INFERENCE_NUM_THREADS": job.threads, "PERFORMANCE_HINT": "LATENCY", "INFERENCE_PRECISION_HINT": "f32"}
@@ -150,7 +155,7 @@ def _openvino(job: Job, *, file: str) -> States:
     return lambda: model([ids])[0][0]
 
 
-def _ctranslate2(job: Job, *, file: str, dtype: str) -> States:
+def _ctranslate2(job: EngineJob, *, file: str, dtype: str) -> EngineCall:
     import ctranslate2  # pyright: ignore[reportMissingImports]
     import numpy as np
 
@@ -185,6 +190,11 @@ ENGINES: Mapping[str, Engine] = {
     "near_far": Engine(partial(_torch, method="near_far")),
     "near_far-selects": Engine(partial(_torch, method="near_far", selects=True)),
     "near_far-compile": Engine(partial(_torch, method="near_far", compiled=True)),
+    "near_far-onnxruntime": Engine(
+        partial(_onnxruntime, file="near_far.onnx", mask=True, loops=True),
+        ("onnx", "onnxscript", "onnxruntime"),
+        ("near_far.onnx",),
+    ),
     "nystrom-64": Engine(partial(_torch, method="nystrom-64")),
     f"pieces-{PIECE}": Engine(_pieces),
 }

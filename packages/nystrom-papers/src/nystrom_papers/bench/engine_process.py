@@ -16,8 +16,8 @@ from multiprocessing.process import BaseProcess
 from time import perf_counter
 from typing import TYPE_CHECKING, NamedTuple
 
-from nystrom_lab.measure.resident import begin_peak, held_resident, peak_resident
-from nystrom_papers.bench.engine_kinds import ENGINES, Job
+from nystrom_lab.measure.memory import begin_peak, held_resident, peak_resident
+from nystrom_papers.bench.engine_kinds import ENGINES, EngineJob
 
 if TYPE_CHECKING:
     import numpy as np
@@ -37,13 +37,14 @@ class Called(NamedTuple):
     states: "Float[np.ndarray, 'n w'] | None" = None
 
 
-def _serve(pipe: Connection, name: str, job: Job) -> None:
+def _serve(pipe: Connection, name: str, job: EngineJob) -> None:
     # The process that waits for this one handles an interruption.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     # Progress bars of many processes; what ends an engine goes over the pipe.
-    with open(os.devnull, "wb") as nowhere:
-        os.dup2(nowhere.fileno(), 1)
-        os.dup2(nowhere.fileno(), 2)
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    for stream in (1, 2):
+        os.dup2(nowhere, stream)
+    os.close(nowhere)
     # Libraries read them when they are loaded.
     os.environ.update(dict.fromkeys(_THREADS, str(job.threads)))
     try:
@@ -115,7 +116,7 @@ class EngineProcess:
 
 
 @contextmanager
-def engine_process(name: str, job: Job) -> Iterator[EngineProcess]:
+def engine_process(name: str, job: EngineJob) -> Iterator[EngineProcess]:
     """Context in which the process of an engine runs; it has ended afterwards."""
     # A fresh process: a fork would share what this one has loaded.
     context = multiprocessing.get_context("spawn")

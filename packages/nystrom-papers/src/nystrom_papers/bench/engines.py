@@ -12,9 +12,10 @@ of the hidden states, $|H - H'|_F / |H|_F$ with H those of exact attention in to
 `engine_process` measures it.
 
 Pieces of 512 tokens are what an encoder reads that is not lengthened: positions begin anew in each, and no token
-attends to another piece. Its error is that of another computation, not of an approximation.
+attends to another piece. The error is that of another computation, not of an approximation.
 """
 
+import os
 import sys
 from collections.abc import Mapping
 from contextlib import ExitStack
@@ -27,9 +28,9 @@ from typing import TYPE_CHECKING, Any
 from nystrom.checks import check_at_least, check_names
 from nystrom.interleaved_timing import in_turns, quartiles, ratios
 from nystrom.temporary import scratch_folder
-from nystrom.whole_files import check_new
-from nystrom_lab.measure.rows import Row, append_rows, cores
-from nystrom_papers.bench.engine_kinds import ENGINES, EXACT, MODEL, TOKENS, Engine, Job
+from nystrom.whole_files import check_folder
+from nystrom_lab.measure.rows import Row, append_rows, cores, read_rows
+from nystrom_papers.bench.engine_kinds import ENGINES, EXACT, MODEL, TOKENS, Engine, EngineJob
 from nystrom_papers.bench.engine_process import Called, EngineProcess, engine_process, line_of
 from nystrom_papers.report.engines import BESIDE_BEST, BESIDE_TORCH, ERROR, MEMORY, STUDY, TIME, WHOLE_MEMORY
 
@@ -40,7 +41,7 @@ if TYPE_CHECKING:
 # In units of torch's time, a time from which an engine takes no second turn.
 _SLOW = 2.0
 # Matrices of scores of all pairs of tokens that such an engine holds at a time, and its share of the free memory.
-_SCORES, _SHARE = 2, 0.6
+_SCORES, _SHARE = 4, 0.6
 
 
 @dataclass(frozen=True)
@@ -52,7 +53,7 @@ class EnginesOptions:
 
     Attributes:
         folder: Folder of an encoder of transformers, such as a BERT; its positions are stretched to each length.
-        to: File for the rows, written after each length; must not exist yet.
+        to: File for the rows, written after each length; it may have those of other lengths.
         lengths: Numbers of tokens.
         threads: Threads of each engine.
         turns: Turns that are timed; an engine that takes more than twice torch's time takes one.
@@ -85,7 +86,7 @@ class EnginesOptions:
 
 @dataclass
 class Measured:
-    """What became of one engine at one length; `fault` says why there is nothing more, "" if there is all."""
+    """The outcome of one engine at one length; `fault` says why there is nothing more, "" if there is all."""
 
     engine: Engine
     fault: str = ""
@@ -99,9 +100,8 @@ def run_engines(options: EnginesOptions) -> list[Row]:
     """Measure the rows of `EnginesOptions`.
 
     Raises:
-        ValueError: A folder that holds no encoder of transformers, a file that exists already, or torch failed.
+        ValueError: A folder that holds no encoder of transformers, a file of other rows, or torch failed.
     """
-    check_new(options.to)
     from nystrom.models import EncoderConfig
     from nystrom_lab.data.language.encoder_texts import load_encoder
 
@@ -116,11 +116,12 @@ def run_engines(options: EnginesOptions) -> list[Row]:
     facts = {"model": options.folder.name, **shape, "threads": options.threads}
     blank = Row(study=STUDY, quantity="", method="", value=0.0, facts=facts)
     del model
+    _check_file(options, blank)
     names = tuple(dict.fromkeys((EXACT, *options.engines)))
     rows: list[Row] = []
-    for n in options.lengths:
+    for n in dict.fromkeys(options.lengths):
         with scratch_folder() as place:
-            found = _measure(n, names, Job(place, options.folder, options.threads), options.turns, config)
+            found = _measure(n, names, EngineJob(place, options.folder, options.threads), options.turns, config)
         new = rows_of(found, replace(blank, n=n))
         append_rows(options.to, new)
         rows += new
@@ -128,7 +129,23 @@ def run_engines(options: EnginesOptions) -> list[Row]:
     return rows
 
 
-def _measure(n: int, names: tuple[str, ...], job: Job, turns: int, config: Any) -> dict[str, Measured]:
+def _check_file(options: EnginesOptions, blank: Row) -> None:
+    """Check that the file of rows is new, or has those of other lengths of this model and these threads."""
+    check_folder(options.to.parent)
+    if not os.path.lexists(options.to):
+        return
+    for row in read_rows(options.to):
+        for name, came, wanted in (
+            ("study", row.study, STUDY),
+            *((name, row.fact(name), blank.fact(name)) for name in ("model", "threads")),
+        ):
+            if came != wanted:
+                raise ValueError(f"{options.to} holds rows of {name} {came!r}, not {wanted!r}: choose another file.")
+        if row.n in options.lengths:
+            raise ValueError(f"{options.to} has {row.n} tokens already: leave this length out, or choose another file.")
+
+
+def _measure(n: int, names: tuple[str, ...], job: EngineJob, turns: int, config: Any) -> dict[str, Measured]:
     """Measure these engines at one length."""
     found = {name: Measured(ENGINES[name], ENGINES[name].lacks()) for name in names}
     _make_files(n, found, job)
@@ -156,7 +173,7 @@ def _measure(n: int, names: tuple[str, ...], job: Job, turns: int, config: Any) 
     return found
 
 
-def _make_files(n: int, found: Mapping[str, Measured], job: Job) -> None:
+def _make_files(n: int, found: Mapping[str, Measured], job: EngineJob) -> None:
     """Make the files of a length; an engine whose file cannot be made gets the reason."""
     import torch
 
@@ -231,7 +248,7 @@ def rows_of(found: Mapping[str, Measured], blank: Row) -> list[Row]:
     """The rows of all engines at one length.
 
     Args:
-        found: What was measured of each; exact attention in torch first.
+        found: The outcome of each; exact attention in torch first.
         blank: What all rows have in common.
     """
     well = {name: each.seconds for name, each in found.items() if not each.fault}

@@ -66,12 +66,12 @@ def _error(row: Row | None) -> str:
 def _notes(rows: Sequence[Row]) -> list[str]:
     first, timed = rows[0], [row for row in rows if row.quantity == TIME]
     versions = dict.fromkeys(row.fact("engine") for row in rows if row.fact("engine"))
-    turns = [row.repeats for row in timed if row.repeats]
+    turns = sorted({row.repeats for row in timed if row.repeats})
+    took = " to ".join(map(str, turns[:: len(turns) - 1 or 1]))
     notes = [
         f"{first.fact('model')}, {first.fact('threads')} threads for each engine, {first.device}, {first.date}, commit "
         f"{first.commit}; {', '.join([f'torch {first.torch}', *versions])}.",
-        f"Medians of {min(turns)} to {max(turns)} turns; in brackets how many times faster than the fastest exact "
-        "engine.",
+        f"Medians of interleaved turns ({took}); in brackets how many times faster than the fastest exact engine.",
     ]
     missing: dict[tuple[str, str], list[str]] = {}
     for row in timed:

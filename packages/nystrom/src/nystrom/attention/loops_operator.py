@@ -1,8 +1,8 @@
 """A method on a CPU as one operator of a compiled graph, so that a compiler keeps the loops of `nystrom.native`.
 
-A compiler would trace the plain form of a method, which is slower. As one operator, the method runs as in a plain call:
-by loops, in stretches, and with branches on masks. The backward pass computes the method once more, with a graph. What
-is exported has the plain form: it runs elsewhere, where the operator is not known.
+A compiler would trace the plain form of a method, which is slower. One operator runs the method as in a plain call:
+by loops, in stretches, and with branches on masks. The backward pass computes the method once more, with a graph. An
+export has the plain form: it runs elsewhere, where the operator is not known.
 """
 
 import ast
@@ -22,7 +22,7 @@ _OF_LAYERS = {field.name for field in fields(LayerOptions)}
 def loops_operator(name: str, core: Callable[..., Tensor], options: type) -> Callable[..., Tensor]:
     """The core of a method, see `nystrom.attention.entry.attend`, as an operator of torch.
 
-    Its further arguments are options of this class, then literals and at most one tensor, which has a gradient.
+    The further arguments are options of this class, then literals and at most one tensor, which has a gradient.
     """
     names = [field.name for field in fields(options) if field.name not in _OF_LAYERS]
 

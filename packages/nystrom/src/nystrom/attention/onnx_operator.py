@@ -1,6 +1,6 @@
 """near_far as one operator of an ONNX graph, for onnxruntime with the loops of `native.cpp`.
 
-The operator is `nystrom::NearFar(q, k, v, keep)`, and `nystrom.native.onnx_library` is the library that has it. Its
+The operator is `nystrom::NearFar(q, k, v, keep)`, and `nystrom.native.onnx_library` is the library that has it. The
 attributes are the options of the method. It takes self-attention in float32 and numbers alone: what depends on the
 number of tokens, such as exact attention of short sequences, is decided where it runs.
 """

@@ -74,8 +74,8 @@ class Inspection:
         layers: The layers that methods can serve, in their order.
         left: Names of layers that keep exact attention with every method, such as local ones.
         whole: Results of the whole model by method, without exact attention; empty if the caller did not ask for them.
-        mended: For each method the layers that it serves badly, and the whole model with these exact; without
-            methods that serve all layers badly, or none.
+        mended: For each method the layers with a large error, and the whole model with these exact; without
+            methods with a large error in all layers, or in none.
         times: Times of one layer's attention over one text, in turns, by method, exact attention among them.
         texts: Sequences.
         tokens: Length of the longest.

@@ -47,7 +47,7 @@ _MADE = {
 class Told(NamedTuple):
     """The contents of a layer's mask."""
 
-    # Real keys, one row for all queries or one per query; None if all are. Only masks of `make_mask` are boolean.
+    # Real keys, one row for all queries or one per query; None if all are. `make_mask` makes only boolean ones.
     mask: Tensor | None
     # The number of each token's packed sequence; None if each row of the batch is one sequence
     numbers: Int[Tensor, "b n"] | None

@@ -7,7 +7,7 @@ Transformers lets any model take any registered name, drops what it does not kno
 - A model that is made with the name of a method, or set to one, raises at once for what is known then
   (`nystrom.integrations.first_checks`): no attention that asks for a name (DeBERTa, MPNet), a causal layer and a method
   that is not, sinks, soft capping. So does one that picks its attention from a table of its own (GPT-J, GPT-Neo,
-  Falcon), instead of a KeyError. Each part of a model of several parts is one. A refused model keeps what it had.
+  Falcon), instead of a KeyError. Each part of a model counts as a model. A refused model keeps what it had.
 - A part that a configuration does not have, such as attn_implementation={"vison_config": "near_far"}, raises.
 - Layers that hold a copy of their part's configuration (EncoderDecoderModel) read that of the part, so that what is set
   later reaches them.

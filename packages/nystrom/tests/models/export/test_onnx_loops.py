@@ -147,7 +147,7 @@ def make_ours(attention="near_far"):
 
 def make_bert():
     torch.manual_seed(0)
-    config = BertConfig(**(ENCODER | {"attention_options": SIZES}))
+    config = BertConfig.from_dict(ENCODER | {"attention_options": SIZES})
     return BertModel._from_config(config, attn_implementation="near_far").eval()
 
 

@@ -113,7 +113,7 @@ class NearFarCache(nn.Module):
         """Read tokens of one block, after `length` earlier ones."""
         size = self.options.block_size
         exact, inside = length < self.exact, length % size
-        # The window holds all tokens so far, or those of the block before and of this one.
+        # So far the window holds all tokens, or those of the block before and of this one.
         held = length if exact or length < size else size + inside
         stop = held + q.shape[1]
         self.window[:, held:stop] = x

@@ -93,7 +93,7 @@ def _attend_to_sample(
         place = torch.arange(n, device=q.device)
         order = in_order(sparsity, place, None if query_keep is None else query_keep[:, None])
         chosen, found = first_in_order(order, options.num_queries)
-        # Fewer than u queries are real: the results of the others go to a row past the end.
+        # If fewer than u queries are real, the results of the missing ones go to a row past the end.
         chosen = torch.where(found, chosen, n)[..., None]
     queries = q.gather(2, chosen.clamp(max=n - 1).expand(-1, -1, -1, q.shape[-1]))
     exact = fused_softmax(queries, k, v, keep=keep, scale=scale)
