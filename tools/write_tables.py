@@ -56,12 +56,11 @@ def written(page: str) -> str:
 
 
 def laws(tests: str) -> str:
-    """The tests of each law as a table, by the mark `law` in their source."""
+    """The tests of each law as a list, by the mark `law` in their source."""
     names: dict[str, list[str]] = {}
     for law, name in _LAW.findall(tests):
         names.setdefault(law, []).append(f"`{name}`")
-    lines = [f"| {law} | {', '.join(names[law])} |" for law in sorted(names)]
-    return "\n".join(["", "| law | tests |", "|---|---|", *lines, "", ""])
+    return "\n".join(["", *(f"- Law {law}: {', '.join(names[law])}." for law in sorted(names)), "", ""])
 
 
 def _printed(command: str) -> str:

@@ -37,9 +37,9 @@ def test_a_table_is_replaced_and_the_rest_stays(file):
 def test_the_tests_of_a_law_are_listed_by_their_mark():
     second = "@pytest.mark.law(2)\n@few\n@given(\n    n=1\n)\ndef test_b():\n"
     source = f"{second}\n\n@pytest.mark.law(1)\ndef test_a():\n\n\ndef test_c():\n"
-    assert laws(source) == "\n| law | tests |\n|---|---|\n| 1 | `test_a` |\n| 2 | `test_b` |\n\n"
+    assert laws(source) == "\n- Law 1: `test_a`.\n- Law 2: `test_b`.\n\n"
     page = written("<!-- laws -->\n<!-- end -->\n")
-    assert all(f"| {law} | `test_" in page for law in range(1, 10))
+    assert all(f"- Law {law}: `test_" in page for law in range(1, 10))
     without = {
         *("test_every_method_has_its_variants", "test_the_module_is_the_function"),
         "test_outputs_and_gradients_are_those_of_the_reference",

@@ -20,6 +20,9 @@ from nystrom.native import onnx_library
 # Rounding of float32 through the inverse and the layers, relative to the largest output; where ONNX means something
 # else than torch the difference is far larger.
 _TOLERANCE = 1e-3
+# And in runs of more than _LONG tokens, beyond those that are exact: of two clusters or heavy keys that are equal to
+# rounding, the file may take the other. A MiniLM at 2,048 tokens differed by 5e-3 on one text and by 4e-6 on another.
+_WITH_TIES = 2e-2
 # The runs to compare: sequences, tokens, padding on the left and on the right; -1 is the longest input, at most _LONG
 # tokens more than are exact.
 _RUNS = ((1, 1, 0, 0), (1, 9, 0, 0), (3, 33, 4, 9), (2, -1, 0, 5), (4, 130, 20, 70))
@@ -58,10 +61,11 @@ def compare(
                 )
             off = (theirs - ours).abs().max() / ours.abs().max().clamp(min=1e-12)
             # NaN counts as larger than any tolerance.
-            worst = max(worst, float(off.nan_to_num(torch.inf)))
-            if worst > _TOLERANCE:
+            off = float(off.nan_to_num(torch.inf))
+            worst = max(worst, off)
+            if off > (_TOLERANCE if length <= _LONG else _WITH_TIES):
                 raise ArithmeticError(
-                    f"the ONNX file differs from the model by {worst:.1e} of the largest output at {shapes[-1]}, and "
+                    f"the ONNX file differs from the model by {off:.1e} of the largest output at {shapes[-1]}, and "
                     f"was not kept. check=False (--no-check) keeps it; attention 'softmax' or 'nystrom' in place of "
                     f"{method_of(model)!r} may work."
                 )
