@@ -37,6 +37,14 @@ def faster_from(method, file="long-inputs.csv"):
     return f"{min(n for n in lengths if n > max(slower)):,}"
 
 
+def ahead_from(method):
+    """The shortest length from which on a method takes at most .95 of the time of the fastest exact engine."""
+    rows = [row for row in read_rows(ROOT / "results" / "engines.csv") if row.method == method]
+    beside = {row.n or 0: row.value for row in rows if row.quantity == "time / fastest exact engine"}
+    slower = [n for n, ratio in beside.items() if ratio > 0.95]
+    return f"{min(n for n in beside if n > max(slower, default=0)):,}"
+
+
 def error(method, n=8192):
     return f"{value('long-inputs.csv', OUTPUT, method, n):.2f}"
 
@@ -71,6 +79,10 @@ QUANTITIES = {
     "nystrom-64: length from which an encoder is faster": (
         [r"fewer than {} tokens \| exact attention", r"with 64 landmarks(?: and skip)? from {}[ ;]"],
         faster_from("nystrom-64"),
+    ),
+    "near_far: length from which it is ahead of the fastest exact engine": (
+        [r"it is ahead of the fastest from {} tokens, the shortest", r"faster from {} tokens than every exact engine"],
+        ahead_from("near_far"),
     ),
     "nystrom: length from which attention alone is faster on a GPU": (
         [r"alone is faster from {} tokens with `nystrom`", r"the kernels win from {} or"],
@@ -168,7 +180,7 @@ QUANTITIES = {
 
 # Sentences that a second page may contradict: from how many tokens on something is faster, by how much, and errors.
 FORMS = (
-    r"(?:faster|slower|beats?|wins?|gains?|exact attention)\b[^.|]{0,90}? from (?:about )?\d",
+    r"(?:faster|ahead|slower|beats?|wins?|gains?|exact attention)\b[^.|]{0,90}? from (?:about )?\d",
     r"fewer than (?:about )?\d[\d,]* tokens \| exact",
     r"\d times (?:faster|slower) than",
     r"\b(?:errors?|off|differs?)\b[^.;|]{0,80}?(?<![\d.])0?\.\d+",
