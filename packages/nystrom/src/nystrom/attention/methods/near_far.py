@@ -234,7 +234,8 @@ def _near_far(
     options: NearFarOptions,
     is_self: bool,
 ) -> Float[Tensor, "b h n e"]:
-    check_backend_device(options.backend, q.device)
+    if options.backend == "triton":
+        check_backend_device(options.backend, q.device)
     s, exact_up_to = k.shape[2], options.exact_up_to if is_self else 0
     of_self = (options.block_size, options.num_selected, exact_up_to) if is_self else ()
     most = max(options.num_heavy, options.num_clusters, *of_self)
@@ -260,7 +261,8 @@ def _with_bias(
     bias: PositionBias,
 ) -> Float[Tensor, "b h n e"]:
     """Self-attention with a bias of positions."""
-    check_backend_device(options.backend, q.device)
+    if options.backend == "triton":
+        check_backend_device(options.backend, q.device)
     n, most = k.shape[2], options.exact_up_to
     places = real_places(bias, q, keep)
 
