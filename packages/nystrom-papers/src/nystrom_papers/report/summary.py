@@ -46,17 +46,17 @@ class Summary:
 
     Attributes:
         name: Name of the study.
-        shows: What it shows, in a sentence.
-        source: Its place in the papers.
+        shows: The content of the study, in a sentence.
+        source: Place in the papers.
         size: "small" or "paper".
-        setting: What was measured, by name: the model, the texts, the sizes.
+        setting: The setting, by name: the model, the texts, the sizes.
         differs: How this differs from the paper's setting; "" if it does not.
         tables: The tables.
         verdicts: The verdicts.
         figures: Names of the figures' files, those that end in .png.
         rows: How many rows were measured.
         provenance: Device, dtype, version of torch, commits and dates of the rows.
-        command: What measured them.
+        command: The command that measured the rows.
         minutes: Total duration of the measurements.
     """
 
@@ -82,12 +82,12 @@ class Summary:
 def count_claims(summaries: Sequence[Summary]) -> str:
     """How many claims of the papers, and of this library, agree with what was measured, in a sentence each."""
     said = []
-    for whose, ours in (("the papers", False), ("this library", True)):
+    for whose, ours in (("The papers", False), ("This library's pages", True)):
         if verdicts := [verdict for summary in summaries for verdict in summary.claims(ours=ours)]:
             yes, no, unknown = (sum(verdict.agrees is word for verdict in verdicts) for word in (True, False, None))
             said.append(
-                f"Of {len(verdicts)} claims of {whose} {yes} agree with what was measured and {no} do not; for "
-                f"{unknown} the rows cannot tell."
+                f"{whose} make {len(verdicts)} claims: {yes} agree with the rows, {no} do not, and the rows cannot "
+                f"tell {unknown}."
             )
     return " ".join(said)
 

@@ -12,8 +12,8 @@ is written, although windows overlap. A near token has its own weight instead of
 $(e^{c\, q^\top k - \ln Z} - e^{c\, q^\top \mu - \ln Z})\, G$ from each of those queries, in addition to what the
 cluster gives to all of its tokens; the second term is present only if the cluster has far tokens.
 
-**With a bias of positions** mean values and weights of the clusters are given for each block. Their gradients are
-written, a span is the queries of one block, and what tokens get through them is left to torch.
+**With a bias of positions** mean values and weights of the clusters are given for each block. A span is the queries of
+one block, the gradients of these numbers are written, and torch hands them on to the tokens.
 """
 
 import triton
@@ -127,7 +127,7 @@ def near_far_keys(
 ):  # fmt: skip
     """Gradients of a tile of keys and values; zeros for tokens without a cluster.
 
-    With a `strip`, those through windows alone, and what is of clusters may be None.
+    With a `strip`, only the parts from neighbours; `means`, `left` and the gradients through clusters may be None.
     """
     tiles = (sizes.S + C.BLOCK_W - 1) // C.BLOCK_W
     pid = tl.program_id(0)

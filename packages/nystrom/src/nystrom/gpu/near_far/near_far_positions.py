@@ -49,7 +49,7 @@ def near_far_with_positions(
 
 
 def _inputs(program: Program, tensors: list, block: int, reach: int, scale: float) -> tuple[NearFarInputs, Totals]:
-    """What all stages share, and what is given of the clusters."""
+    """The inputs that all stages share, and those of the clusters."""
     q, k, v, strip, means, values, weights, heavy, found, cluster = tensors
     x = NearFarInputs(program, q, k, v, means.shape[2], scale, heavy, found, cluster, None, block, reach, strip)
     return x, Totals(means, values, weights)
