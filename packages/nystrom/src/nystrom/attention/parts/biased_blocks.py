@@ -148,10 +148,7 @@ def far_keys_of_blocks(
     real: Bool[Tensor, "#r t"],
     places: Shaped[Tensor, "#r t p"],
 ) -> tuple[Float[Tensor, "b h m d"], Float[Tensor, "b h l m"], Float[Tensor, "b h l m e"]]:
-    """The mean keys of the clusters, and for each block the logarithms of their weights, and their mean values.
-
-    Rows are those of h heads, or of one where the bias is not one of buckets.
-    """
+    """Mean keys of the clusters, and for each block the logarithms of their weights, and mean values; of h heads."""
     bias, options, e, heads = settings.bias, settings.options, v.shape[-1], len(weight)
     size, m = options.block_size, options.num_clusters
     numbers = open_where_empty(counted := cluster_sizes(k, cluster, m), found)
@@ -273,10 +270,7 @@ def _in_window(start: Int[Tensor, "*p"], size: int, reach: int) -> Bool[Tensor, 
 
 
 def attend_again(attend: Callable[..., Tensor], settings: OfAllHeads, q: Tensor, *rest: Tensor) -> Tensor:
-    """`attend(settings, q, k, v, weight, ...)`, which the backward pass calls again, so that it keeps nothing.
-
-    A compiler decides for its graph.
-    """
+    """`attend(settings, q, k, v, weight, ...)`, of which nothing is kept: the backward pass calls it again."""
     if torch.compiler.is_compiling() or not is_number(q.shape[1]):
         return attend(settings, q, *rest)
     return _Again.apply(attend, settings, q, *rest)
