@@ -84,6 +84,7 @@ VARIANTS = {
         {"block_size": 3, "num_heavy": 0, "num_clusters": 1, "exact_up_to": 9, **CAUSAL},
         {"block_size": 4, "reach": 1, "num_heavy": 2, "num_clusters": 3, "exact_up_to": 0, **BUCKETS},
         {"block_size": 3, "reach": 4, "num_heavy": 0, "num_clusters": 2, "exact_up_to": 9, **SLOPES},
+        {"block_size": 8, "reach": 1, "num_heavy": 2, "num_clusters": 3, "exact_up_to": 0, **BUCKETS, **TRITON},
     ],
     "kernelized": [{}, {"kernel": "laplace"}],
     "skyformer": [
