@@ -21,7 +21,7 @@ from nystrom_lab.training.pretrain.pretrain_settings import settle as settle_pre
 from nystrom_lab.training.run_settings import settle, train_options
 
 KEPT = Path(__file__).with_name("resolved_settings.txt")
-# Of train, with the number of positions by the name of its option.
+# Changes of train, with the number of positions by the name of its option.
 CHANGES: list[dict[str, Any]] = [
     {},
     {"steps": 50},
