@@ -184,7 +184,7 @@ def test_tour(tmp_path):
     assert all(cell["outputs"] == [] and cell["execution_count"] is None for cell in cells), "outputs are not stripped"
     (tmp_path / "tour.py").write_text("\n\n".join("".join(cell["source"]) for cell in cells))
     said = printed("tour.py", at=tmp_path)
-    # As many landmarks as tokens are exact attention.
+    # A landmark for each token is exact attention.
     assert numbers(r"128 tokens: near_far (?:\S+), nystrom .* (\S+)", said)[0] < 1e-3
     assert (tmp_path / "tour.png").stat().st_size > 10_000
 

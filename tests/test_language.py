@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-ROOMS = ("packages/*/src", "examples", "tools")
+ROOMS = ("packages", "tests", "examples", "tools")
 MOST = 10
 _SENTENCES = re.compile(r"(?<=[.!?])\s+|\n\s*\n|\n +\*{0,2}\w+: ")
 _BARE = re.compile(r"(What|Of|As|Where|By|Its|That|Those)\b")
