@@ -56,8 +56,9 @@ shapes: $(VENV)/.dev  ## the mathematics again, each shape and dtype in a signat
 	  -k 'not compile and not export and not one_graph and not triton and not torch_jit' `# torch does not trace through the checker, nor does Triton` \
 	  $(addprefix $(LIBRARY)/tests/,attention linalg parity test_kernels.py test_landmarks.py)
 
-tables: $(VENV)/.dev  ## write the tables of the pages from the rows in results/
+tables: $(VENV)/.dev  ## write the tables of the pages, and the first page's figure, from the rows in results/
 	$(BIN)/python tools/write_tables.py
+	$(BIN)/python tools/first_page.py --figure docs/first-page.png
 
 $(VENV)-docs/.made: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)-docs

@@ -29,6 +29,9 @@ ELSEWHERE = {
     "examples/README.md": "examples.md",
 }
 _LINK = re.compile(r"(!?)\[([^\]]*)\]\(([^)#:\s]+)(#[^)\s]*)?\)")
+_PICTURE = re.compile(r'<img [^>]*?src="([^":]+\.png)"')
+_PLAIN = re.compile(r"^::: nystrom\.reference\.\w+$", re.MULTILINE)
+_MEMBERS = re.compile(r"^    options: \{(members: \[.*\])\}$", re.MULTILINE)
 _CODE = re.compile(r"^```.*?^```|`[^`\n]+`", re.DOTALL | re.MULTILINE)
 
 
@@ -68,9 +71,32 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """Turn the links of a page in docs into those of the site."""
+    """Turn the links of a page in docs into those of the site, and say how its objects are shown."""
     source = page.file.src_uri
-    return markdown if source in ELSEWHERE.values() else site_links(markdown, f"docs/{source}")
+    return markdown if source in ELSEWHERE.values() else site_links(shown_objects(markdown), f"docs/{source}")
+
+
+def on_page_content(html: str, page: Page, config: MkDocsConfig, files: Files) -> str:
+    """Mark the figures that are too wide for a phone, which scroll there."""
+    return mark_wide(html, posixpath.dirname(f"docs/{page.file.src_uri}"))
+
+
+def mark_wide(html: str, folder: str) -> str:
+    """A page with the class "wide" in each picture of more than 700 pixels: two panels side by side and more."""
+
+    def mark(found: re.Match[str]) -> str:
+        # The width of a PNG stands behind its signature and the name of its first chunk.
+        width = int.from_bytes((ROOT / folder / found[1]).read_bytes()[16:20])
+        return f'{found[0]} class="wide"' if width > 700 else found[0]
+
+    return _PICTURE.sub(mark, html)
+
+
+def shown_objects(text: str) -> str:
+    """A page whose plain forms show their source, and whose modules with members have no heading of their own."""
+    bare = "show_root_heading: false, show_root_toc_entry: false"
+    text = _PLAIN.sub(rf"\g<0>\n    options: {{show_source: true, {bare}}}", text)
+    return _MEMBERS.sub(rf"    options: {{\1, {bare}}}", text)
 
 
 def site_links(text: str, source: str) -> str:

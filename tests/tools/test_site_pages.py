@@ -5,7 +5,9 @@ import re
 import pytest
 from markdown import Markdown
 
-from tools.site_pages import ELSEWHERE, ROOT, Formulas, page_of, site_links
+import nystrom
+from nystrom.attention.registry import METHODS
+from tools.site_pages import ELSEWHERE, ROOT, Formulas, mark_wide, page_of, shown_objects, site_links
 
 
 @pytest.mark.parametrize(
@@ -28,6 +30,21 @@ def test_links_of_the_repository_become_links_of_the_site(source, text, expected
 def test_a_link_to_nothing_is_named():
     with pytest.raises(ValueError, match=r"links to docs/none\.md"):
         site_links("[a](none.md)", "docs/gpu.md")
+
+
+def test_plain_forms_show_their_source_and_modules_no_heading():
+    page = "::: nystrom.reference.linear\n\n::: nystrom.attention.methods.linear\n    options: {members: [a, b]}\n"
+    bare = "show_root_heading: false, show_root_toc_entry: false}"
+    plain, module = shown_objects(page).split("\n\n")
+    assert plain.splitlines()[1] == f"    options: {{show_source: true, {bare}"
+    assert module.splitlines()[1] == f"    options: {{members: [a, b], {bare}"
+
+
+def test_wide_figures_are_marked_and_narrow_ones_fit_a_phone():
+    page = '<p><img alt="a" src="{}" /> and <img src="https://a.org/b.png"></p>'
+    wide, narrow = (mark_wide(page.format(name), "docs") for name in ("efficiency.png", "long-inputs.png"))
+    assert wide == page.format('efficiency.png" class="wide')
+    assert narrow == page.format("long-inputs.png")
 
 
 def test_formulas_become_mathml():
@@ -67,3 +84,27 @@ def test_every_public_name_is_documented_once():
         module = importlib.import_module(f"nystrom{package}")
         for name in module.__all__:
             assert sum(each is getattr(module, name) for each in pages) == 1, f"{module.__name__}.{name}"
+
+
+def test_every_function_is_under_api():
+    page = (ROOT / "docs" / "api" / "functions.md").read_text(encoding="utf-8")
+    for name in METHODS:
+        function, module = getattr(nystrom, f"{name}_attention"), f"nystrom.attention.methods.{name}"
+        assert f"(../methods/{name}.md#{module}.{function.__name__})" in page
+        assert f"(../methods/{name}.md#nystrom.attention.options.{METHODS[name].options.__name__})" in page
+
+
+def test_no_two_pages_have_one_title():
+    settings = (ROOT / "mkdocs.yml").read_text(encoding="utf-8")
+    named = re.findall(r"^ +- (.+): \S+\.md$", settings.partition("\nnav:\n")[2], re.MULTILINE)
+    headings = [
+        re.search(r"^# (.+)$", page.read_text(encoding="utf-8"), re.MULTILINE)[1]  # pyright: ignore[reportOptionalSubscript]
+        for page in (ROOT / "docs").rglob("*.md")
+    ]
+    for titles in (named, headings):
+        assert len(titles) > 50
+        assert sorted(set(titles)) == sorted(titles)
+
+
+def test_a_class_shows_how_it_is_called():
+    assert "            merge_init_into_class: true\n" in (ROOT / "mkdocs.yml").read_text(encoding="utf-8")

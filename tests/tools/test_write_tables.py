@@ -57,6 +57,8 @@ def test_memory_alone_is_of_one_call(file):
     ("page", "wanted"),
     [
         ("<!-- nystrom methods -->\n", "1 tables begin and 0 end"),
+        ("<!-- python tools/first_page.py -->\n", "1 tables begin and 0 end"),
+        ("<!-- python tools/first_page.py --rows 3 -->\n<!-- end -->\n", "first_page.py --rows 3 ended with 2"),
         ("<!-- nystrom report efficiency none.csv -->\n<!-- end -->\n", "ended with 2: .*none.csv"),
         ("<!-- nystrom report efficiency FILE --only speed -->\n<!-- end -->\n", "ended with 2: .*'speed'"),
     ],

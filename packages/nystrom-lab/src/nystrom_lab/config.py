@@ -375,7 +375,7 @@ class Slurm:
         if self.memory is not None:
             check_at_least("slurm.memory", self.memory, 1)
 
-    def device(self, device: str, precision: str) -> str:
+    def device(self, device: str, precision: str) -> Device:
         """The device of a run in a job, "cuda" or "cpu".
 
         Args:
@@ -385,7 +385,7 @@ class Slurm:
         Raises:
             ValueError: The job has no such device, or a GPU and no precision.
         """
-        has = "cuda" if self.gpus else "cpu"
+        has: Device = "cuda" if self.gpus else "cpu"
         check_choice("device", device, ("auto", "cpu", "cuda"))
         if device not in ("auto", has):
             raise ValueError(f"device is {device!r} but slurm.gpus is {self.gpus}: a job then has {has!r}. Change one.")
@@ -750,20 +750,20 @@ def option_words(named: Mapping[str, object]) -> list[str]:
     return words
 
 
-def asked_words(given: Any, *, options: str = "options.") -> list[str]:
+def words_of(options: Any, *, prefix: str = "options.") -> list[str]:
     """The non-default options of a command, as words, plus those that always affect the result.
 
     Args:
-        given: An instance of the command's options class; positional arguments are left out.
-        options: Prefix of the options of the method.
+        options: An instance of the command's options class; positional arguments are left out.
+        prefix: Prefix of the options of the method.
     """
     named: dict[str, Any] = {}
-    for name, parameter in parameters_of(type(given)).items():
-        value = getattr(given, name)
+    for name, parameter in parameters_of(type(options)).items():
+        value = getattr(options, name)
         flag = parameter.kind is parameter.KEYWORD_ONLY and name not in _WHERE
         if flag and (name in _ALWAYS or value != parameter.default):
             named[name] = value
-    named |= {f"{options}{name}": value for name, value in (named.pop("options", None) or {}).items()}
+    named |= {f"{prefix}{name}": value for name, value in (named.pop("options", None) or {}).items()}
     if (grid := named.pop("grid", None)) is not None:
         named |= {f"search.{name}": values for name, values in grid.values().items()}
     return option_words(named)

@@ -113,6 +113,18 @@ def test_the_help_of_pretraining_on_a_task_has_the_share_of_the_task():
     assert "--mask-share" not in printed.getvalue()
 
 
+@pytest.mark.parametrize(
+    ("words", "method", "option"),
+    [("convert", "nystrom", "--num-landmarks"), ("convert --attention near_far", "near_far", "--num-heavy")],
+)
+def test_the_help_says_whose_options_it_lists_and_how_to_list_others(words, method, option):
+    with redirect_stdout(io.StringIO()) as printed, pytest.raises(SystemExit):
+        main([*words.split(), "--help"])
+    shown = " ".join(printed.getvalue().split())
+    assert f"options of attention are those of {method}: --attention NAME --help lists those of another." in shown
+    assert option in shown
+
+
 def test_methods_shows_every_column_in_eighty_characters_when_piped(monkeypatch):
     from nystrom.attention.registry import METHODS
 

@@ -12,6 +12,8 @@ def test_the_list_names_every_study_and_what_was_run(tmp_path, capsys, monkeypat
     blocks = {block.split(":")[0]: block for block in capsys.readouterr().out.split("\n\n") if block.strip()}
     assert [name.strip() for name in blocks] == list(CATALOGUE)
     assert blocks["complexity"].splitlines()[-1] == "    paper; about 0.6 min on one thread"
+    # The page of the repository has rows of all studies, whoever ran them.
+    assert blocks["low-rank"].splitlines()[-1].startswith("    no run of yours")
     needs = " ".join(blocks["nystromformer-table-2"].split())
     assert "needs --data with sst2, mrpc ...; --size paper: --model" in needs
     monkeypatch.setenv("COLUMNS", "60")

@@ -7,8 +7,8 @@ from nystrom_papers.report.gallery import gallery_markdown, print_summary, print
 from nystrom_papers.report.summary import Summary, Verdict, write_summary
 
 COUNTED = (
-    "Of 3 claims of the papers 1 agree with what was measured and 1 do not; for 1 the rows cannot tell. Of 1 claims of "
-    "this library 0 agree with what was measured and 1 do not; for 0 the rows cannot tell."
+    "The papers make 3 claims: 1 agree with the rows, 1 do not, and the rows cannot tell 1. This library's pages make "
+    "1 claims: 0 agree with the rows, 1 do not, and the rows cannot tell 0."
 )
 
 
@@ -72,19 +72,21 @@ def test_all_claims_are_printed_as_one_table(capsys):
     found = [line.split()[:2] for line in printed.splitlines() if "Errors" in line]
     assert found == [*[["bounds", "paper"]] * 3, ["bounds", "ours"]] * 2
     assert printed.endswith(
-        "Of 6 claims of the papers 2 agree with what was measured and 2 do not; for 2 the rows cannot tell. Of 2 "
-        "claims of this library 0 agree with what was measured and 2 do not; for 0 the rows cannot tell.\n"
+        "The papers make 6 claims: 2 agree with the rows, 2 do not, and the rows cannot tell 2. This library's pages "
+        "make 2 claims: 0 agree with the rows, 2 do not, and the rows cannot tell 0.\n"
     )
 
 
 def test_the_page_counts_and_shows_the_claims_of_this_library_apart():
     own = replace(summary(), name="own", source="this library")
     page = gallery_markdown([summary(), own], {"blog": "needs --model"}, pictures="gallery", results="results")
-    assert COUNTED.partition("Of 1 claims")[0] in page
-    assert "Of 5 claims of this library 1 agree with what was measured and 3 do not; for 1 the rows" in page
+    assert COUNTED.partition("This library")[0] in page
+    assert "This library's pages make 5 claims: 1 agree with the rows, 3 do not, and the rows cannot tell 1." in page
     papers, ours = page.split("## own")
-    assert "The bound & the error (Proposition 1). [Figure](gallery/bounds.png). Differs from the paper: one" in papers
-    assert "| Ours: Errors of the fused form vanish. | **does not agree** |" in papers
-    assert "| Errors fall. | agrees |" in ours
+    assert "The bound & the error (Proposition 1). [Figure](gallery/bounds.png). Differs: one head." in papers
+    refused = "- **does not agree**: Errors vanish.\n- **does not agree**: {}Errors of the fused form vanish.\n"
+    for section, whose in ((papers, "Ours: "), (ours, "")):
+        assert f"\nClaims: 1 of 4 agree, 1 cannot be told.\n\n{refused.format(whose)}" in section
+        assert "Errors fall." not in section
     assert "Ours:" not in ours
     assert "- `blog`: needs --model" in page

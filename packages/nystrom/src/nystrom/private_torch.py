@@ -3,7 +3,8 @@
 A new version of torch may move or drop any of them: this is the file to read then.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from types import CodeType
 from typing import TypeVar
 
@@ -38,6 +39,7 @@ __all__ = [
     "skip_code",
     "softmax_backward",
     "tracing_state",
+    "with_autograd",
 ]
 
 # Raises where a condition on values does not hold when a compiled graph runs.
@@ -53,6 +55,18 @@ def is_forward_mode() -> bool:
     """Whether any tensor is being differentiated in forward mode."""
     # Tensors cannot be asked: inside a gradient of torch.func their tangents are hidden.
     return forward_ad._current_level >= 0
+
+
+@contextmanager
+def with_autograd() -> Iterator[None]:
+    """Record a graph inside an operator of our own, below which torch records none."""
+    keys = torch._C.DispatchKey
+    with (
+        torch._C._SetExcludeDispatchKeyGuard(keys.AutogradFunctionality, False),
+        torch._C._SetExcludeDispatchKeyGuard(keys.ADInplaceOrView, False),
+        torch.enable_grad(),
+    ):
+        yield
 
 
 def skip_code(code: CodeType) -> None:

@@ -48,8 +48,8 @@ def by_sequence(
         for h in range(q.shape[1]):
             zeros = v.new_zeros(q.shape[2], v.shape[3])
             if len(real_k):
-                found = formula(q[b, h, real_q], k[b, h, real_k], v[b, h, real_k], b, h, real_k - real_k[0])
-                zeros = zeros.index_copy(0, real_q, found)
+                rows = formula(q[b, h, real_q], k[b, h, real_k], v[b, h, real_k], b, h, real_k - real_k[0])
+                zeros = zeros.index_copy(0, real_q, rows)
             out.append(zeros)
     return torch.stack(out).unflatten(0, q.shape[:2])
 

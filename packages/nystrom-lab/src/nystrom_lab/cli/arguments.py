@@ -224,7 +224,9 @@ def arguments_with_method(
     of_preset = {key: value for key, value in preset.items() if key in taken}
     shown = {**how.pop("defaults", {}), **of_preset, "options": chosen()}
     types = {**how.pop("types", {}), "options": group}
-    arguments = arguments_of(kind, words, name, types=types, defaults=shown, **how)
+    others = f"The options of attention are those of {attention}: --attention NAME --help lists those of another."
+    note = "\n\n".join(filter(None, (how.pop("note", ""), others)))
+    arguments = arguments_of(kind, words, name, types=types, defaults=shown, note=note, **how)
     typed = {word.partition("=")[0].replace("_", "-") for word in words}
     given = {
         key: value

@@ -82,24 +82,24 @@ def inspection_text(rows: Sequence[Row], *, model: str) -> str:
     return "\n".join(lines) + "\n"
 
 
-def plan_text(said: str, found: Mapping[str, Any], *, file: Path) -> str:
+def plan_text(said: str, measured: Mapping[str, Any], *, file: Path) -> str:
     """A description of a plan for a budget, and how to use it, at most 80 columns wide.
 
     Args:
         said: The layers and their methods, in words.
     """
-    mean, exact = found["mean ms of a layer's attention"], found["ms of a layer's attention"]["softmax"]
-    changed = found["changed predictions"]
+    mean, exact = measured["mean ms of a layer's attention"], measured["ms of a layer's attention"]["softmax"]
+    changed = measured["changed predictions"]
     lost = "" if changed is None else f" and {changed:.1%} of the predictions change"
-    low, high = found["quartiles of the mean ms"]
+    low, high = measured["quartiles of the mean ms"]
     return "\n".join(
         _wrapped(
             [
-                f"Within a budget of {found['budget']:g}: {said}. The hidden states have a relative error of "
-                f"{_short(found['error'])}{_held_out(found)}{lost}, at {mean:.2f} ms a layer on average (quartiles "
-                f"{low:.2f} to {high:.2f}; {exact:.2f} with exact attention).",
-                *_exact_heads(found),
-                *([f"{found['too busy to tell']} The plan depends on it."] if found["too busy to tell"] else []),
+                f"Within a budget of {measured['budget']:g}: {said}. The hidden states have a relative error of "
+                f"{_short(measured['error'])}{_held_out(measured)}{lost}, at {mean:.2f} ms a layer on average "
+                f"(quartiles {low:.2f} to {high:.2f}; {exact:.2f} with exact attention).",
+                *_exact_heads(measured),
+                *([f"{measured['too busy to tell']} The plan depends on it."] if measured["too busy to tell"] else []),
                 f"{file.name} is taken by nystrom convert --plan, nystrom finetune --plan, and "
                 "nystrom.integrations.set_attention(model, nystrom.attention.plan.read_plan(FILE)).",
             ]
@@ -107,18 +107,18 @@ def plan_text(said: str, found: Mapping[str, Any], *, file: Path) -> str:
     )
 
 
-def _held_out(found: Mapping[str, Any]) -> str:
-    error = found["held-out error"]
+def _held_out(measured: Mapping[str, Any]) -> str:
+    error = measured["held-out error"]
     if error is None:
         return ""
-    more = ", more than the budget: name more with --num-texts" if error > found["budget"] else ""
+    more = ", more than the budget: name more with --num-texts" if error > measured["budget"] else ""
     return f" ({_short(error)} on texts that it was not chosen by{more})"
 
 
-def _exact_heads(found: Mapping[str, Any]) -> list[str]:
+def _exact_heads(measured: Mapping[str, Any]) -> list[str]:
     """The exact heads of a plan, by layer and head, and the error without them."""
-    heads = ", ".join(f"{place} ({share:.0%})" for place, share in found["exact heads"].items())
-    without = found["error without exact heads"]
+    heads = ", ".join(f"{place} ({share:.0%})" for place, share in measured["exact heads"].items())
+    without = measured["error without exact heads"]
     return [
         f"Exact heads, as layer.head, with the share of the squared error that each makes where all use the method: "
         f"{heads}. Without them the error is {_short(without)}."

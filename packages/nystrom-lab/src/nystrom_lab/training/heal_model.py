@@ -41,8 +41,8 @@ from nystrom_lab.measure.rows import Row, cpu_name
 from nystrom_lab.report.plots.curves import draw_over_minutes
 from nystrom_lab.training.finetune.encoding import EncodedSplit, collator, padding_of
 from nystrom_lab.training.finetune.finetune_settings import ADAM_EPSILON, model_name
-from nystrom_lab.training.hardware import is_main, processes
-from nystrom_lab.training.heal_settings import HealSettings, planned, settle
+from nystrom_lab.training.hardware import is_main
+from nystrom_lab.training.heal_settings import HealSettings, planned
 from nystrom_lab.training.heal_texts import read_texts
 from nystrom_lab.training.healing import Healing, two_tokens
 from nystrom_lab.training.life import Data, Kind, execute, leaving_the_group
@@ -95,13 +95,12 @@ class HealRun(Kind[HealOptions, HealSettings]):
     def settings(self) -> HealSettings:
         """Resolve the settings for the converted model."""
         self.student = load_encoder(self.made, decoders=True)
-        return settle(
+        return HealSettings.resolve(
             self.options,
             attention=self.method,
             of_method=self.method_options,
             longest=positions_of(self.student.config) or longest_input(self.student.config),
             fingerprint=self.start.fingerprint,
-            processes=processes(),
         )
 
     def data(self, settings: HealSettings) -> Data:

@@ -99,6 +99,59 @@ class Settings(Resolved, TrainOptions):
                 "variance: use a larger batch_size or a smaller accumulation, or pooled_norm 'none'."
             )
 
+    @classmethod
+    def resolve(
+        cls,
+        options: TrainOptions,
+        *,
+        num_positions: int | None = None,
+        start: "StartEncoder | None" = None,
+        elsewhere: bool = False,
+    ) -> "Settings":
+        """The settings of a run: its options, fitted to the length of its sequences and to the machine.
+
+        Args:
+            options: The options, see `train_options`.
+            num_positions: Number of positions of the model, see the module's docstring; None for the preset's.
+            start: The encoder that the run starts from; None for none.
+            elsewhere: Whether the run is for another machine, so that its device is not checked here.
+
+        Raises:
+            ValueError: An unknown name or an invalid value.
+        """
+        import torch
+
+        from nystrom.attention.backend import check_backend_device
+
+        base, attention, taps = find_preset(options.task, options.preset), options.attention, options.conv_kernel_size
+        if start is None:
+            length = base.data.max_length if num_positions is None else num_positions
+            method = base.methods(length).get(attention, MethodSetting())
+        else:
+            method, num_positions = start.method, start.num_positions(base, num_positions)
+        longest = attended(base, num_positions, options.pooling)
+        if start is not None:
+            start.check_longest(longest)
+        device = options.device if elsewhere else usable_device(options.device)
+        fitted: dict[str, Any] = {
+            "options": fit_options(attention, method.options, options.options, longest if start is None else None),
+            "conv_kernel_size": method.conv_kernel_size if taps is None else taps or None,
+            "adam_betas": tuple(options.adam_betas),
+            "device": device,
+            "precision": usable_precision(options.precision, device, has_bfloat16=True if elsewhere else None),
+            "max_length": num_positions,
+            "model": None if start is None else Path(start.folder),
+        }
+        settings = cls(
+            **(vars(options) | fitted),
+            processes=processes(),
+            fingerprint=None if start is None else start.fingerprint,
+            share_projections=method.share_projections,
+        )
+        settings.encoder_config()
+        check_backend_device(settings.options.get("backend", "auto"), torch.device(device))
+        return settings
+
     @property
     def base(self) -> Preset:
         """The preset."""
@@ -234,58 +287,6 @@ def train_options(
     check_at_least("steps", steps, 1)
     values = preset_values(base, method, changes.get("position_kind"), steps, changes.get("evaluate_every")) | changes
     return TrainOptions(task, preset=preset, model=model, attention=attention, options=options or {}, **values)
-
-
-def settle(
-    options: TrainOptions,
-    *,
-    num_positions: int | None = None,
-    start: "StartEncoder | None" = None,
-    elsewhere: bool = False,
-) -> Settings:
-    """The settings of a run: its options, fitted to the length of its sequences and to the machine.
-
-    Args:
-        options: The options, see `train_options`.
-        num_positions: Number of positions of the model, see `nystrom_lab.training.run_settings`; None for the preset's.
-        start: The encoder that the run starts from; None for none.
-        elsewhere: Whether the run is for another machine, so that its device is not checked here.
-
-    Raises:
-        ValueError: An unknown name or an invalid value.
-    """
-    import torch
-
-    from nystrom.attention.backend import check_backend_device
-
-    base, attention, taps = find_preset(options.task, options.preset), options.attention, options.conv_kernel_size
-    if start is None:
-        length = base.data.max_length if num_positions is None else num_positions
-        method = base.methods(length).get(attention, MethodSetting())
-    else:
-        method, num_positions = start.method, start.num_positions(base, num_positions)
-    longest = attended(base, num_positions, options.pooling)
-    if start is not None:
-        start.check_longest(longest)
-    device = options.device if elsewhere else usable_device(options.device)
-    fitted: dict[str, Any] = {
-        "options": fit_options(attention, method.options, options.options, longest if start is None else None),
-        "conv_kernel_size": method.conv_kernel_size if taps is None else taps or None,
-        "adam_betas": tuple(options.adam_betas),
-        "device": device,
-        "precision": usable_precision(options.precision, device, has_bfloat16=True if elsewhere else None),
-        "max_length": num_positions,
-        "model": None if start is None else Path(start.folder),
-    }
-    settings = Settings(
-        **(vars(options) | fitted),
-        processes=processes(),
-        fingerprint=None if start is None else start.fingerprint,
-        share_projections=method.share_projections,
-    )
-    settings.encoder_config()
-    check_backend_device(settings.options.get("backend", "auto"), torch.device(device))
-    return settings
 
 
 def preset_values(

@@ -115,8 +115,8 @@ def _choice(inputs: Inputs, number: int, skip: bool) -> Call:
 
     (q, k, _), sizes = (x.detach() for x in inputs.heads()), near_far_sizes(inputs.n, selects=False)
     iterations, scale = NearFarOptions().iterations, inputs.sizes.width**-0.5
-    asked = ChoiceOptions(QUERY_MEANS, sizes["num_heavy"], sizes["num_clusters"], iterations, scale)
-    return Call(lambda: choose_by_kernels(q, k, None, None, asked)[-1], inputs.leaves)
+    options = ChoiceOptions(QUERY_MEANS, sizes["num_heavy"], sizes["num_clusters"], iterations, scale)
+    return Call(lambda: choose_by_kernels(q, k, None, None, options)[-1], inputs.leaves)
 
 
 CONTENDERS: dict[str, Contender] = {

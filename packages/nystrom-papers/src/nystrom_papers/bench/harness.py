@@ -73,11 +73,11 @@ def take_turns(
     Both name the same contenders; with `warm_up` an extra first turn is discarded.
     """
     times = in_turns(clocks, repeats, warm_up=warm_up, tick=bar.update)
-    found = {}
+    results = {}
     for key, peak in peaks.items():
-        found[key] = times[key], peak()
+        results[key] = times[key], peak()
         bar.update()
-    return found
+    return results
 
 
 def time_and_memory(like: Row, what: str, taken: tuple[Sequence[float], int] | None, note: str) -> list[Row]:

@@ -34,9 +34,9 @@ def write_gallery(folders: Mapping[str, Path], missing: Mapping[str, str], path:
     also for a file that came since that was called.
     """
     check_gallery(path)
-    found = {name: summary for name, folder in folders.items() if (summary := read_summary(folder)) is not None}
-    parts = [f"{_counted([*found.values()])} A rule on the rows decides each.\n"]
-    for name, summary in found.items():
+    summaries = {name: summary for name, folder in folders.items() if (summary := read_summary(folder)) is not None}
+    parts = [f"{_counted([*summaries.values()])} A rule on the rows decides each.\n"]
+    for name, summary in summaries.items():
         links = [os.path.relpath(folders[name] / figure, path.parent) for figure in summary.figures]
         setting = ", ".join(f"{what} {value}" for what, value in summary.setting.items())
         parts += [
@@ -51,7 +51,7 @@ def write_gallery(folders: Mapping[str, Path], missing: Mapping[str, str], path:
 
 
 def gallery_markdown(summaries: Sequence[Summary], missing: Mapping[str, str], *, pictures: str, results: str) -> str:
-    """The page of claims: a section for each study, with its pictures, its claims and the command for its numbers.
+    """The page of claims: a section for each study, with its pictures and the claims that the rows refuse.
 
     Args:
         missing: Why others were not run, by name.
@@ -60,10 +60,10 @@ def gallery_markdown(summaries: Sequence[Summary], missing: Mapping[str, str], *
     """
     first = summaries[0].name
     parts = [
-        f"{_counted(summaries)} A rule on the rows decides each. The tables of a study, and the numbers that decide "
-        "its claims, are printed by\n",
+        f"{_counted(summaries)} A rule on the rows decides each. This command prints all claims of a study, the "
+        "numbers that decide them, and its tables:\n",
         f"```bash\nnystrom report study {results}/{first}.csv --study {first} --verdicts\n```\n",
-        f"Each row of `{results}` has the command, device, date and commit that it is of.\n",
+        f"Each row of `{results}` names its command, device, date and commit.\n",
     ]
     for summary, differs in zip(summaries, _once(summaries), strict=True):
         shown = "".join(f" [Figure]({pictures}/{figure})." for figure in summary.figures)
@@ -83,9 +83,14 @@ def verdicts_markdown(verdicts: Sequence[Verdict]) -> str:
 
 
 def claims_markdown(summary: Summary) -> str:
-    """The claims of a study with their verdicts, those of this library under a paper's name marked; "" for none."""
-    lines = [(verdict.claim, _ANSWERS[verdict.agrees]) for verdict in _marked(summary)]
-    return markdown_table(Table("", ("claim", "verdict"), lines, 2)) if summary.verdicts else ""
+    """How many claims of a study agree, then each that does not, those of this library marked; "" for none."""
+    verdicts = _marked(summary)
+    if not verdicts:
+        return ""
+    agree, unclear = (sum(verdict.agrees is answer for verdict in verdicts) for answer in (True, None))
+    refused = [f"- {_ANSWERS[False]}: {verdict.claim}" for verdict in verdicts if verdict.agrees is False]
+    counted = f"Claims: {agree} of {len(verdicts)} agree{f', {unclear} cannot be told' * bool(unclear)}."
+    return "\n".join([counted, *([""] * bool(refused)), *refused, ""])
 
 
 def _marked(summary: Summary) -> list[Verdict]:
@@ -115,7 +120,7 @@ def _once(summaries: Sequence[Summary]) -> list[str]:
 def _heading(summary: Summary, differs: str, shown: str = "") -> str:
     source = "" if summary.source == OURS else f" ({summary.source})"
     # Claims stand under a paper's name, and must not pass as made at its setting.
-    differs = "" if summary.source == OURS else f" Differs from the paper: {differs or 'in nothing'}."
+    differs = "" if summary.source == OURS else f" Differs: {differs or 'in nothing'}."
     return f"## {summary.name}\n\n{summary.shows[0].upper()}{summary.shows[1:]}{source}.{shown}{differs}\n"
 
 

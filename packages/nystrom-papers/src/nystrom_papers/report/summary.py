@@ -82,12 +82,12 @@ class Summary:
 def count_claims(summaries: Sequence[Summary]) -> str:
     """How many claims of the papers, and of this library, agree with what was measured, in a sentence each."""
     said = []
-    for whose, ours in (("the papers", False), ("this library", True)):
+    for whose, ours in (("The papers", False), ("This library's pages", True)):
         if verdicts := [verdict for summary in summaries for verdict in summary.claims(ours=ours)]:
             yes, no, unknown = (sum(verdict.agrees is word for verdict in verdicts) for word in (True, False, None))
             said.append(
-                f"Of {len(verdicts)} claims of {whose} {yes} agree with what was measured and {no} do not; for "
-                f"{unknown} the rows cannot tell."
+                f"{whose} make {len(verdicts)} claims: {yes} agree with the rows, {no} do not, and the rows cannot "
+                f"tell {unknown}."
             )
     return " ".join(said)
 

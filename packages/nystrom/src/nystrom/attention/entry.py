@@ -13,6 +13,7 @@ from nystrom.attention.backend import HAS_TRITON, check_backend_device
 from nystrom.attention.group_runner import group_runner
 from nystrom.attention.position_bias import PositionBias, check_bias
 from nystrom.attention.segments import check_segments, in_segments
+from nystrom.native import keeps_loops
 from nystrom.precision import cast_for_autocast, narrowed, without_autocast
 from nystrom.private_torch import is_forward_mode, is_transformed, tracing_state
 from nystrom.shapes import Group, Masks, check_inputs, check_same_tokens, is_number, zero_masked
@@ -37,6 +38,7 @@ def attend(
     *rest: Any,
     same_tokens: str | None = None,
     kernels: Callable[..., Tensor] | None = None,
+    operator: Callable[..., Tensor] | None = None,
     group: Group = None,
 ) -> Float[Tensor, "b h n e"]:
     """Run `core(q, k, v, keep, query_keep, *rest)` on checked inputs, with the masks of keys and queries.
@@ -51,6 +53,7 @@ def attend(
             `check_same_tokens`; None if they may differ.
         kernels: The computation by kernels, if `picks_triton` does with the options that `rest` begins with. It applies
             the masks itself, so that with backend="triton" nothing is done around it.
+        operator: The core as one operator, for a compiler that keeps the loops, see `nystrom.attention.loops_operator`.
 
     Raises:
         ValueError: Invalid shapes, dtypes or masks.
@@ -74,6 +77,8 @@ def attend(
             if rest[0].backend == "triton":
                 check_backend_device("triton", q.device)
                 return kernels(q, k, v, keep, query_keep, *rest)
+        if operator is not None and core is not kernels and rest[0].backend != "triton" and keeps_loops(q, k, v):
+            core = operator
         dtype = v.dtype
         q, k, v = zero_masked(q, query_keep), zero_masked(k, keep), zero_masked(v, keep)
         return narrowed(zero_masked(core(q, k, v, keep, query_keep, *rest), query_keep), dtype)

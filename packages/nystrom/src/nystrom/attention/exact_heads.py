@@ -75,11 +75,11 @@ def attend_in_two(
         return method(slice(None), *tensors)
     check_exact_heads(exact_heads, h)
     heads = [x.unbind(1) for x in tensors]
-    found: dict[int, Tensor] = {}
+    outputs: dict[int, Tensor] = {}
     for attend, some in ((exact, [*exact_heads]), (method, [head for head in range(h) if head not in exact_heads])):
         out = attend(some, *(_beside([x[head] for head in some]) for x in heads))
-        found |= dict(zip(some, out.unbind(1), strict=True))
-    return _beside([found[head] for head in range(h)])
+        outputs |= dict(zip(some, out.unbind(1), strict=True))
+    return _beside([outputs[head] for head in range(h)])
 
 
 def _beside(heads: list[Float[Tensor, "b n d"]]) -> Float[Tensor, "b h n d"]:

@@ -177,7 +177,7 @@ class _Search:
                 "budget": budget,
                 "error": result.error,
                 "held-out error": self._held_out(choice, held_out, tick),
-                **self._found_of_heads(choice, tick),
+                **self._facts_of_heads(choice, tick),
                 "changed predictions": result.changed,
                 "tokens": self.tokens,
                 "ms of a layer's attention": {name: round(1e3 * self.times[name], 4) for name in used},
@@ -198,7 +198,7 @@ class _Search:
         exact = exact_results(self.model, batches, tick)
         return compare_models(self.model, batches, exact, {None: SOFTMAX, **choice}, tick).error
 
-    def _found_of_heads(self, choice: Mapping[int, Candidate], tick: Callable[[], object]) -> dict[str, Any]:
+    def _facts_of_heads(self, choice: Mapping[int, Candidate], tick: Callable[[], object]) -> dict[str, Any]:
         """The exact heads of a choice, the share of the squared error that each made, and the error without them."""
         heads = {
             f"{layer}.{head}": round(self.effects[each.name][layer, head], 4)

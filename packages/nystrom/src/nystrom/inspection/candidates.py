@@ -44,7 +44,7 @@ def read_candidates(names: Sequence[str], longest: int | None = None) -> tuple[C
     """
     if not names:
         raise ValueError("methods is empty; expected at least one, such as nystrom-64.")
-    found: dict[str, Candidate] = {}
+    by_name: dict[str, Candidate] = {}
     for name in names:
         method, options = read_method(name)
         if method not in (*REGISTERED, EXACT):
@@ -55,7 +55,7 @@ def read_candidates(names: Sequence[str], longest: int | None = None) -> tuple[C
         if name == method:
             options = default_options(method, longest)
         full_name, size = sized_name(method, options)
-        if full_name in found:
+        if full_name in by_name:
             raise ValueError(f"method {name!r} is {full_name!r}, which is named twice: leave one out.")
-        found[full_name] = Candidate(full_name, method, options, size)
-    return tuple(found.values())
+        by_name[full_name] = Candidate(full_name, method, options, size)
+    return tuple(by_name.values())

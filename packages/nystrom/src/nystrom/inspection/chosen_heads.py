@@ -93,13 +93,13 @@ class _Choice:
             self.kept = self._with(layer, head)
             shares[f"{layer}.{head}"] = round((error**2 - came**2) / without**2, 4)
             error = came
-        found = {"tokens": self.tokens, "exact heads": shares, "error": error, "error without exact heads": without}
-        found |= {f"held-out {name}": None for name in ("error", "error without exact heads")}
+        measured = {"tokens": self.tokens, "exact heads": shares, "error": error, "error without exact heads": without}
+        measured |= {f"held-out {name}": None for name in ("error", "error without exact heads")}
         if held_out:
             exact = exact_results(self.model, held_out, self.progress.update)
             for name, heads in (("error", self.kept), ("error without exact heads", {})):
-                found[f"held-out {name}"] = self._error(heads, held_out, exact)
-        return AttentionPlan(self._layers(), found)
+                measured[f"held-out {name}"] = self._error(heads, held_out, exact)
+        return AttentionPlan(self._layers(), measured)
 
     def _tried(self) -> dict[tuple[int, int], float]:
         """The heads with the largest effects beside those that are kept, and the error with each."""

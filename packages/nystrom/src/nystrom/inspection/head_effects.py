@@ -37,12 +37,12 @@ def head_effects(
         tick: Is called after each batch.
     """
     size = sum(float(each.hidden.double().square().sum()) for each in exact)
-    found: dict[int, Tensor] = {}
+    effects: dict[int, Tensor] = {}
     for batch, wanted in zip(batches, exact, strict=True):
         for layer, effect in _of_batch(model, batch, wanted, choice).items():
-            found[layer] = found.get(layer, 0.0) + effect / size
+            effects[layer] = effects.get(layer, 0.0) + effect / size
         tick()
-    return found
+    return effects
 
 
 def _of_batch(

@@ -142,8 +142,8 @@ def register_methods() -> None:
 
 def is_guess(name: str) -> bool:
     """Whether a name is registered as a guess; another package may have made it its own since."""
-    found = AttentionInterface().get(name)
-    return isinstance(found, partial) and found.func is refuse_guess
+    function = AttentionInterface().get(name)
+    return isinstance(function, partial) and function.func is refuse_guess
 
 
 def refuse_guess(name: str, *_: object, **__: object) -> NoReturn:

@@ -155,10 +155,10 @@ def rename(tensors: dict[str, Tensor], *, head: str) -> Renamed:
                     f"the source has {source}, which has no counterpart in this encoder: without it the model would "
                     "compute something different."
                 )
-        elif (found := _layer_name(name, _MASKED_LM)) is not None:
-            name, place = found, masked_lm
-        elif (found := _layer_name(_PREFIX.sub("", name, count=1), layers)) is not None:
-            name, place = found, answers
+        elif (renamed := _layer_name(name, _MASKED_LM)) is not None:
+            name, place = renamed, masked_lm
+        elif (renamed := _layer_name(_PREFIX.sub("", name, count=1), layers)) is not None:
+            name, place = renamed, answers
         else:
             left_behind.append(source)
             continue

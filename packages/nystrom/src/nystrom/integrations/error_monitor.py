@@ -107,7 +107,7 @@ class _Monitor:
     """Counts the calls of each layer, and records those that are due."""
 
     def __init__(self, every: int):
-        self.every, self.found = every, MonitoredErrors()
+        self.every, self.errors = every, MonitoredErrors()
         self.seen = Counter[tuple[str, str]]()
 
     def is_due(self, name: str, method: str, q: Tensor, reasons: Mapping[str, bool]) -> bool:
@@ -119,7 +119,7 @@ class _Monitor:
         }
         for why, is_so in reasons.items():
             if is_so:
-                self.found.left[name] = why
+                self.errors.left[name] = why
                 return False
         check_eager("monitor_errors is on", q)
         self.seen[name, method] += 1
@@ -132,7 +132,7 @@ class _Monitor:
         q, k, v, out = call
         errors = estimate_errors(q, k, v, out, keep, query_keep, scale=scale)
         real = torch.ones_like(errors[:, 0], dtype=torch.bool) if query_keep is None else query_keep.any(dim=1)
-        layer = self.found.recorded.setdefault((name, method), _Recorded(errors.shape[1], errors.device))
+        layer = self.errors.recorded.setdefault((name, method), _Recorded(errors.shape[1], errors.device))
         layer.add(errors, real)
 
 
@@ -171,7 +171,7 @@ def monitor_errors(model: nn.Module, every: int = 1) -> Iterator[MonitoredErrors
             stack.enter_context(_watched_heads(module, name, monitor))
         for method in methods:
             stack.enter_context(_watched_interface(model, method, monitor))
-        yield monitor.found
+        yield monitor.errors
 
 
 @contextmanager

@@ -136,10 +136,10 @@ def _check_part(part: Mapping[str, Any], file: Path, *, whole: bool) -> None:
     """Raise ValueError for the first field that would have something else run, or loaded, than this file is for."""
     for field, known in _COMPUTED_BY.items():
         for name in (field, f"_{field}"):
-            for asked in _values(part.get(name)):
-                if asked is not None and (not isinstance(asked, str) or asked not in known):
+            for value in _values(part.get(name)):
+                if value is not None and (not isinstance(value, str) or value not in known):
                     raise ValueError(
-                        f"{file} has {name} = {asked!r}, which a package or downloaded code would compute: remove it, "
+                        f"{file} has {name} = {value!r}, which a package or downloaded code would compute: remove it, "
                         "or name one of torch, such as 'eager', or a method of nystrom."
                     )
     # transformers' own class loads the whole model, but it builds parts without asking whether their code is trusted.
@@ -148,9 +148,9 @@ def _check_part(part: Mapping[str, Any], file: Path, *, whole: bool) -> None:
             raise ValueError(f"{file} has {name} = {part[name]!r}, which is not followed: remove it, or name another.")
 
 
-def _values(asked: Any) -> list[Any]:
+def _values(entry: Any) -> list[Any]:
     """The names that a field holds: one, or one for each part."""
-    return [name for each in asked.values() for name in _values(each)] if isinstance(asked, Mapping) else [asked]
+    return [name for each in entry.values() for name in _values(each)] if isinstance(entry, Mapping) else [entry]
 
 
 def _check_encoder(model: Any, report: Mapping[str, Any], folder: Path, *, new_heads: bool) -> None:

@@ -84,18 +84,18 @@ def attention_choice(
     Raises:
         ValueError: An unknown method or option, or a method with learned weights.
     """
-    found = dict(options)
+    chosen = dict(options)
     if num_landmarks != "auto":
-        if "num_landmarks" in found:
+        if "num_landmarks" in chosen:
             raise ValueError(f"num_landmarks is {num_landmarks}, and options also have num_landmarks: leave one out.")
-        found["num_landmarks"] = num_landmarks
+        chosen["num_landmarks"] = num_landmarks
     if attention is None:
-        return AttentionChoice(None, found, longest)
+        return AttentionChoice(None, chosen, longest)
     check_names("attention method", [attention], METHODS)
     kind = METHODS[attention].options
-    check_names(f"option of {attention}", found, {entry.name for entry in fields(kind)})
+    check_names(f"option of {attention}", chosen, {entry.name for entry in fields(kind)})
     _check_weightless("attention", attention)
-    return AttentionChoice(attention, found, longest)
+    return AttentionChoice(attention, chosen, longest)
 
 
 def _check_weightless(what: str, attention: str) -> None:

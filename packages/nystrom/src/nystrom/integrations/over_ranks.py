@@ -255,7 +255,7 @@ def _positions(ranks: Ranks, lengths: list[int], base: Any, tokens: Tensor) -> T
             "--max-position-embeddings)."
         )
     if offset and _are_ids(tokens):
-        found = find_tokens(ranks, lengths, tokens != config.pad_token_id, len(tokens), tokens.device)
-        return torch.where(found.keep, found.order + 1, 0) + config.pad_token_id
+        real = find_tokens(ranks, lengths, tokens != config.pad_token_id, len(tokens), tokens.device)
+        return torch.where(real.keep, real.order + 1, 0) + config.pad_token_id
     start = sum(lengths[: ranks.rank]) + offset
     return torch.arange(start, start + tokens.shape[1], device=tokens.device).expand(len(tokens), -1)

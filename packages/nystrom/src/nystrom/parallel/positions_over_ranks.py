@@ -62,9 +62,9 @@ def take(
     ranks: Ranks, tokens: Tokens, x: Float[Tensor, "b h n d"], wanted: Int[Tensor, "b r"]
 ) -> Float[Tensor, "b h r d"]:
     """The real tokens whose order is `wanted`, from all ranks; zeros if there are not that many."""
-    place, found = find(tokens, wanted)
+    place, exists = find(tokens, wanted)
     index = place[:, None, :, None].expand(-1, x.shape[1], -1, x.shape[-1])
-    return ranks.sum(torch.where(found[:, None, :, None], x.gather(2, index), 0.0))
+    return ranks.sum(torch.where(exists[:, None, :, None], x.gather(2, index), 0.0))
 
 
 def find(tokens: Tokens, wanted: Int[Tensor, "b r"]) -> tuple[Int[Tensor, "b r"], Bool[Tensor, "b r"]]:

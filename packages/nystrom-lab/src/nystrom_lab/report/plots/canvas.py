@@ -100,10 +100,7 @@ def method_look(name: str) -> Look:
 
 
 def method_looks(names: Iterable[str]) -> dict[str, Look]:
-    """The looks of the methods in one figure: methods that differ only in size get different line styles.
-
-    If there are more of them than line styles, they also get other markers.
-    """
+    """The looks of the methods in one figure: methods that differ only in size differ in shade, marker and line."""
     seen: dict[Look, int] = {}
     looks = {}
     for name in names:
@@ -111,11 +108,16 @@ def method_looks(names: Iterable[str]) -> dict[str, Look]:
         place = seen[plain] = seen.get(plain, -1) + 1
         styles = ("-", "--", ":", "-.")
         markers = (plain.marker, *(marker for marker in MARKERS if marker != plain.marker))
-        looks[name] = plain._replace(
-            line=styles[(styles.index(plain.line) + place) % len(styles)],
-            marker=markers[place // len(styles) % len(markers)],
-        )
+        line = styles[(styles.index(plain.line) + place) % len(styles)]
+        looks[name] = Look(_shade(plain.colour, place), markers[place % len(markers)], line)
     return looks
+
+
+def _shade(colour: str, place: int) -> str:
+    """The colour itself, then a darker and a lighter one, and again."""
+    towards, share = ((0, 0.0), (0, 0.5), (255, 0.4))[place % 3]
+    parts = (int(colour[at : at + 2], 16) for at in (1, 3, 5))
+    return "#" + "".join(f"{round(part + share * (towards - part)):02X}" for part in parts)
 
 
 @contextmanager

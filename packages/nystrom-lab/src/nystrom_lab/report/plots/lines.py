@@ -193,7 +193,7 @@ def spread(heights: Sequence[float], gap: float) -> list[float]:
         pools.append((total, count))
     means = [total / count for total, count in pools for _ in range(count)]
     top = 1.0 - (len(order) - 1) * gap
-    found = [0.0] * len(heights)
+    spaced = [0.0] * len(heights)
     for number, (place, mean) in enumerate(zip(order, means, strict=True)):
-        found[place] = min(max(mean, 0.0), max(top, 0.0)) + number * gap
-    return found
+        spaced[place] = min(max(mean, 0.0), max(top, 0.0)) + number * gap
+    return spaced

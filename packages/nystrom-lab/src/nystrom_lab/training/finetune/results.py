@@ -36,8 +36,8 @@ def scores(logits: Numbers, labels: Numbers, metrics: Sequence[Metric], *, class
         logits: For each text one logit for each class, or one number.
     """
     guess, truth = predicted(logits, classes=classes), np.asarray(labels)
-    found = {metric: float(_METRICS[metric](truth, guess)) for metric in metrics}
-    return found | {"loss": _cross_entropy(logits, truth) if classes else float(np.mean((guess - truth) ** 2))}
+    values = {metric: float(_METRICS[metric](truth, guess)) for metric in metrics}
+    return values | {"loss": _cross_entropy(logits, truth) if classes else float(np.mean((guess - truth) ** 2))}
 
 
 def probabilities(logits: Numbers) -> Numbers:

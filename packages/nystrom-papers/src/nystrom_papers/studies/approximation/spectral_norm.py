@@ -50,7 +50,7 @@ from nystrom_lab.report.table import Table
 from nystrom_papers.report.summary import OURS
 from nystrom_papers.studies.matrices.dense_nystrom import nystrom_columns_and_rows, nystrom_off_diagonal
 from nystrom_papers.studies.matrices.spectra import spectral_norm
-from nystrom_papers.studies.reproduce.declared import Cells, Claim, Found, Lines, Pivot, declare, each, select
+from nystrom_papers.studies.reproduce.declared import Answer, Cells, Claim, Lines, Pivot, declare, each, select
 from nystrom_papers.studies.reproduce.encoders import Encoder, Recording, Weights, find_encoder, instead_of_bert_base
 from nystrom_papers.studies.reproduce.known import UNKNOWN, Known, holds_for_share, quartiles_of, share_in
 from nystrom_papers.studies.reproduce.spread import spread_row
@@ -220,7 +220,7 @@ def _gains(rows: pd.DataFrame, method: str) -> tuple[list[Known], str]:
     return [quartiles_of(gains[at]) if at in gains else UNKNOWN for at in _panels(rows, _RELATIVE)], shown
 
 
-def _form_gains(form: str, rows: pd.DataFrame) -> Found:
+def _form_gains(form: str, rows: pd.DataFrame) -> Answer:
     gains, shown = _gains(rows, form)
     return holds_for_share(gain.within(least=_GAINED) for gain in gains), (
         f"from the fewest to the most features the error of the median head falls by a factor of {shown}, depending on "
@@ -228,19 +228,19 @@ def _form_gains(form: str, rows: pd.DataFrame) -> Found:
     )
 
 
-def _others_do_not(rows: pd.DataFrame) -> Found:
+def _others_do_not(rows: pd.DataFrame) -> Answer:
     gains = {method: _gains(rows, method) for method in _RIVALS}
     shown = ", ".join(f"{words} ({method})" for method, (_, words) in gains.items())
     answers = [gain.within(most=_GAINED) for of, _ in gains.values() for gain in of]
     return holds_for_share(answers), f"the error of the median head falls by a factor of {shown}."
 
 
-def _smallest(form: str, rows: pd.DataFrame) -> Found:
-    found = each(rows, _BEST, method=form)
-    answers = [share_in(row).above(0.5) for row in found]
+def _smallest(form: str, rows: pd.DataFrame) -> Answer:
+    best = each(rows, _BEST, method=form)
+    answers = [share_in(row).above(0.5) for row in best]
     missing = [None] * len(set(_panels(rows, _RELATIVE)) - set(_panels(rows, _BEST)))
     return holds_for_share([*answers, *missing], 0.9), (
-        f"its error is the smallest in most heads in {sum(row.value > 0.5 for row in found)} of {len(found)} cells, "
+        f"its error is the smallest in most heads in {sum(row.value > 0.5 for row in best)} of {len(best)} cells, "
         f"beyond doubt in {answers.count(True)}."
     )
 

@@ -82,12 +82,12 @@ def _measure_errors(encoder: Encoder, texts: int, folder: Path) -> Iterable[Row]
 def _measure_times(encoder: Encoder, rounds: int, folder: Path) -> Iterable[Row]:
     layer = encoder.layers // 2
     q, k, v = encoder.lengthened(LENGTH, folder).record(LENGTH, 1, (layer,))[layer]
-    asked, keep = q[:, :, :ASKED], torch.ones(1, LENGTH, dtype=torch.bool)
+    queries, keep = q[:, :, :ASKED], torch.ones(1, LENGTH, dtype=torch.bool)
 
     def questions(make: Callable[[], Callable[[Tensor], Tensor]]) -> None:
         ask = make()
         for _ in range(QUESTIONS):
-            ask(asked)
+            ask(queries)
 
     for entries in ENTRIES:
         sizes = sizes_of(entries)

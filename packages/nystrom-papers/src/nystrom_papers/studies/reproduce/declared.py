@@ -28,8 +28,8 @@ if TYPE_CHECKING:
 _FIELDS = ("quantity", "method", "value", "unit", "low", "high", "repeats", "n", "m", "dtype", "seed", "device", "note")
 
 # Verdict of a rule: True, False, or None where the rows cannot tell, and the numbers that decide, in a sentence.
-Found = tuple[bool | None, str]
-Rule = Callable[[pd.DataFrame], Found]
+Answer = tuple[bool | None, str]
+Rule = Callable[[pd.DataFrame], Answer]
 # Values of a column that are shown, in order; a mapping gives their names.
 Names = Mapping[str, Collection[Any]]
 Pick = Callable[[Sequence[float]], float]
@@ -90,11 +90,11 @@ def only(frame: pd.DataFrame, quantity: str, **where: Any) -> Any:
     Raises:
         NotMeasured: There is none, or there are several.
     """
-    found = each(frame, quantity, **where)
-    if len(found) != 1:
+    rows = each(frame, quantity, **where)
+    if len(rows) != 1:
         what = " ".join([quantity, *(f"{name}={value}" for name, value in where.items())])
-        raise NotMeasured(f"there are {len(found)} rows of {what}; expected one, as in a finished study.")
-    return found[0]
+        raise NotMeasured(f"there are {len(rows)} rows of {what}; expected one, as in a finished study.")
+    return rows[0]
 
 
 def column(frame: pd.DataFrame, quantity: str, over: str = "m", **where: Any) -> dict[Any, float]:
@@ -103,10 +103,10 @@ def column(frame: pd.DataFrame, quantity: str, over: str = "m", **where: Any) ->
     Raises:
         NotMeasured: There are none.
     """
-    found = {getattr(line, over): line.value for line in each(frame, quantity, **where)}
-    if not found:
+    values = {getattr(line, over): line.value for line in each(frame, quantity, **where)}
+    if not values:
         raise NotMeasured(" ".join(["no rows of", quantity, *(f"{name}={value}" for name, value in where.items())]))
-    return found
+    return values
 
 
 def _named(frame: pd.DataFrame, names: Names) -> Iterator[dict[str, Any]]:
@@ -183,23 +183,23 @@ class Pivot:
 
     def tables(self, frame: pd.DataFrame) -> list[Table]:
         """The tables of a frame; a cell that two rows would fill raises ValueError."""
-        found: dict[str, dict[tuple[str, ...], dict[tuple[int, str], list[dict[str, Any]]]]] = {}
+        by_title: dict[str, dict[tuple[str, ...], dict[tuple[int, str], list[dict[str, Any]]]]] = {}
         heads: dict[str, dict[tuple[int, str], None]] = {}
         for number, cell in enumerate(self.columns):
             for line in cell.lines(frame, self.names):
                 title, place = self.title.format_map(line), (number, cell.head.format_map(line))
                 index = tuple(text.format_map(line) for text in self.index.values())
-                lines = found.setdefault(title, {}).setdefault(index, {}).setdefault(place, [])
+                lines = by_title.setdefault(title, {}).setdefault(index, {}).setdefault(place, [])
                 if lines and cell.pick is None:
                     raise ValueError(f"two rows fill {place[1]!r} of {', '.join(index)} in the table {title!r}.")
                 lines.append(line)
                 heads.setdefault(title, {})[place] = None
         left = len(self.index) if self.left is None else self.left
-        if not found and "{" not in self.title:
+        if not by_title and "{" not in self.title:
             # Without rows it keeps its place among the tables, by which `nystrom report study` takes one.
             return [Table(self.title, [*self.index], [], left)]
         tables = []
-        for title, lines in found.items():
+        for title, lines in by_title.items():
             texts = [
                 [*index, *(self.columns[at[0]].tell(of[at]) if at in of else self.missing for at in heads[title])]
                 for index, of in lines.items()
@@ -328,9 +328,9 @@ def declare(
         return {name: figure for name, figure in drawn.items() if figure is not None}
 
     def verdicts(rows: Sequence[Row]) -> Sequence[Verdict]:
-        found = framed(rows)
-        told = (claim for each in claims for claim in ([each] if isinstance(each, Claim) else each(found)))
-        return [claim.decide(found, ours=facts["source"] != OURS) for claim in told]
+        frame = framed(rows)
+        told = (claim for each in claims for claim in ([each] if isinstance(each, Claim) else each(frame)))
+        return [claim.decide(frame, ours=facts["source"] != OURS) for claim in told]
 
     return Study(
         plan=plan,

@@ -17,7 +17,7 @@ from nystrom_lab.data.lra.facts import LRA
 from nystrom_lab.data.store.split import Split
 from nystrom_lab.data.store.token_files import HEADER
 from nystrom_lab.training.presets import DataSizes, find_preset
-from nystrom_lab.training.run_settings import settle, train_options
+from nystrom_lab.training.run_settings import Settings, train_options
 from nystrom_lab.training.tasks import Model, find_task
 
 Batch = dict[str, Tensor]
@@ -84,7 +84,7 @@ def find_sources(data: Path | None, drawn: Mapping[str, DataSizes]) -> list[Aren
 
 def new_model(source: ArenaTask, method: str, *, seed: int) -> Model:
     """A model of the paper's shape with random weights, which are the same for all methods with the same seed."""
-    settings = settle(
+    settings = Settings.resolve(
         train_options(
             source.task, device="cpu", precision="float32", seed=seed, attention=method, conv_kernel_size=0,
             preset=PRESET,

@@ -262,9 +262,9 @@ def _measure_lengths(setting: Setting, tasks: Sequence[str], model: Path) -> Ite
 
 def _scored(data: Path, task: str, model: Path) -> tuple[str, EncodedSplit]:
     """The name of the scored split, test or validation, and its texts as tokens."""
-    found = read_labelled((data,), find_labelled(task), own=False, kind="auto", val_share=None)
-    name = "test" if "test" in found.splits else "validation"
-    return name, EncodedSplit(found.splits[name], load_tokenizer(str(model)), max_length=512, segments=False)
+    labelled = read_labelled((data,), find_labelled(task), own=False, kind="auto", val_share=None)
+    name = "test" if "test" in labelled.splits else "validation"
+    return name, EncodedSplit(labelled.splits[name], load_tokenizer(str(model)), max_length=512, segments=False)
 
 
 def _measure_by_length(

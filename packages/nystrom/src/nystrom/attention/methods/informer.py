@@ -92,9 +92,9 @@ def _attend_to_sample(
         sparsity = _sparsity(q, take(k, sample), score_scale(q, scale))
         place = torch.arange(n, device=q.device)
         order = in_order(sparsity, place, None if query_keep is None else query_keep[:, None])
-        chosen, found = first_in_order(order, options.num_queries)
+        chosen, exists = first_in_order(order, options.num_queries)
         # If fewer than u queries are real, the results of the missing ones go to a row past the end.
-        chosen = torch.where(found, chosen, n)[..., None]
+        chosen = torch.where(exists, chosen, n)[..., None]
     queries = q.gather(2, chosen.clamp(max=n - 1).expand(-1, -1, -1, q.shape[-1]))
     exact = fused_softmax(queries, k, v, keep=keep, scale=scale)
     lazy = _mean(v, keep).expand(-1, -1, n + 1, -1)

@@ -72,8 +72,8 @@ class _ByHeads(torch.autograd.Function):
         def some(part: tuple[slice, list[Tensor], GradientEdge]) -> None:
             heads, inputs, edge = part
             wanted = [x for x in inputs if x.requires_grad]
-            found = torch.autograd.grad(edge, wanted, grad[:, heads], retain_graph=keeps, allow_unused=True)
-            for whole, gradient in zip((x for x in made if x is not None), found, strict=True):
+            gradients = torch.autograd.grad(edge, wanted, grad[:, heads], retain_graph=keeps, allow_unused=True)
+            for whole, gradient in zip((x for x in made if x is not None), gradients, strict=True):
                 whole[:, heads] = 0.0 if gradient is None else gradient
 
         in_threads(some, parts)

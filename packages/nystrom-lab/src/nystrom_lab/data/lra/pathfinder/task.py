@@ -78,21 +78,21 @@ def prepare_pathfinder(
             in use or cannot be written.
     """
     to = Path(to).expanduser().resolve()
-    asked = {"test": test, "val": val, "train": train}
-    _check(size, difficulty, contour, asked, seed, workers)
+    counts = {"test": test, "val": val, "train": train}
+    _check(size, difficulty, contour, counts, seed, workers)
     if source is not None:
         if contour is not None:
             raise ValueError(
                 f"contour is {contour}, but published pictures are easy, intermediate or hard: leave it out, or leave "
                 "--from out to have pictures drawn."
             )
-        if given := [name for name, count in asked.items() if count is not None]:
+        if given := [name for name, count in counts.items() if count is not None]:
             raise ValueError(
                 f"{', '.join(given)} cannot be chosen for published pictures, which are split 80 / 10 / 10: leave it"
                 " out, or leave --from out to have pictures drawn."
             )
         return import_release(Path(source), to, size=size, difficulty=difficulty, seed=seed)
-    sizes = {name: PUBLISHED_SIZES[name] if count is None else count for name, count in asked.items()}
+    sizes = {name: PUBLISHED_SIZES[name] if count is None else count for name, count in counts.items()}
     if not any(sizes.values()):
         raise ValueError("train, val and test are all 0: ask for at least one picture.")
     settings = {"origin": "generated", "size": size, "difficulty": difficulty, **sizes, "seed": seed}

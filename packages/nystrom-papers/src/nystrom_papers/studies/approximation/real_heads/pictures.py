@@ -35,16 +35,16 @@ def read_pictures(folder: Path) -> dict[str, dict[str, np.ndarray]]:
     Raises:
         ValueError: There are none.
     """
-    found: dict[str, dict[str, np.ndarray]] = {}
+    heads: dict[str, dict[str, np.ndarray]] = {}
     for file in sorted(folder.glob(_file("*")), key=lambda file: int(file.stem.rpartition("-")[2])):
         layer = int(file.stem.rpartition("-")[2])
         with np.load(file, allow_pickle=False) as arrays:
             for key in arrays.files:
                 head, _, name = key.partition("/")
-                found.setdefault(f"layer {layer + 1}, head {int(head) + 1}", {})[name] = arrays[key]
-    if not found:
+                heads.setdefault(f"layer {layer + 1}, head {int(head) + 1}", {})[name] = arrays[key]
+    if not heads:
         raise ValueError(f"{folder} has rows but no maps-*.npz, so its figure cannot be drawn: choose another --to.")
-    return found
+    return heads
 
 
 def block_means(x: Float[Tensor, "*shape"], most: int = 128) -> Float[Tensor, "*smaller"]:
