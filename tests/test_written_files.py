@@ -13,7 +13,7 @@ OWNED = {("os", "replace"), ("os", "rename"), ("shutil", "copy"), ("np", "save")
 # A locked file; and the descriptor of an open stream and a switch of the kernel, no files.
 GROWING = {
     *(("nystrom_lab/measure/rows.py", "ab+"), ("nystrom_lab/cli/streams.py", "w")),
-    ("nystrom_lab/measure/resident.py", "write_text"),
+    ("nystrom_lab/measure/memory.py", "write_text"),
 }
 # In a folder that `partial_folder` lent, or such a folder itself.
 LENT = {
