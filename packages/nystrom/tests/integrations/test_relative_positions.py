@@ -85,7 +85,7 @@ SMALL = {"block_size": 8, "reach": 2, "num_heavy": 4, "num_clusters": 4, "exact_
 
 
 def test_an_encoder_that_was_exact_is_set(monkeypatch):
-    # As if no model of this class had been made with a method.
+    # Undo the patch of the class: no model of it was made with a method yet.
     monkeypatch.setattr(T5Attention, "compute_bias", inspect.unwrap(T5Attention.compute_bias))
     (ids, keep), model = texts(), make("sdpa")
     named = {"input_ids": ids, "attention_mask": keep.long()}
