@@ -10,7 +10,7 @@ PAPERS := packages/nystrom-papers
 # Writes what groups of pyproject.toml ask for, a line each.
 GROUPS := import sys, tomllib; groups = tomllib.load(open("pyproject.toml", "rb"))["dependency-groups"]; \
   print(*(each for name in sys.argv[1:] for each in groups[name]), sep="\n")
-# Of uv, which takes the oldest torch without CUDA; empty for PyPI's.
+# Option of uv, which takes the oldest torch without CUDA; empty for PyPI's.
 FLOORS ?= --torch-backend cpu
 
 .PHONY: help demo test whole slow shapes bare floors lint types layers readme tables docs check gpu clean
@@ -56,8 +56,9 @@ shapes: $(VENV)/.dev  ## the mathematics again, each shape and dtype in a signat
 	  -k 'not compile and not export and not one_graph and not triton and not torch_jit' `# torch does not trace through the checker, nor does Triton` \
 	  $(addprefix $(LIBRARY)/tests/,attention linalg parity test_kernels.py test_landmarks.py)
 
-tables: $(VENV)/.dev  ## write the tables of the pages from the rows in results/
+tables: $(VENV)/.dev  ## write the tables of the pages, and the first page's figure, from the rows in results/
 	$(BIN)/python tools/write_tables.py
+	$(BIN)/python tools/first_page.py --figure docs/first-page.png
 
 $(VENV)-docs/.made: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)-docs

@@ -63,7 +63,7 @@ def no_space(monkeypatch):
     monkeypatch.setattr("nystrom.whole_files.sync", sync)
 
 
-# Of the tiny model's vocabulary.
+# Words of the tiny model's vocabulary.
 WORDS = ["a", "the", "of", "and", "in", "one", "two", "three", "river", "stone", "map", "road", "hill", "church"]
 WORDS += ["summer", "winter", "tree", "light"]
 

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 N, M = 128, 12
-# As many heavy keys and clusters as nystrom has landmarks; the default keeps 128 tokens exact.
+# The same number of heavy keys and of clusters as nystrom has landmarks; the default keeps 128 tokens exact.
 OPTIONS = NearFarOptions(block_size=16, reach=4, num_heavy=M, num_clusters=M, exact_up_to=0)
 
 
@@ -82,7 +82,7 @@ def draw_near_far(exact: Tensor, ours: Tensor, cluster: Tensor, near: Tensor) ->
 
 
 def draw_errors(exact: Tensor, others: dict[str, Tensor], kinds: dict[str, Tensor]) -> "Figure":
-    """What each method adds to or takes from a weight, and how much of that is at which keys."""
+    """The errors of each method's weights, and the share of them at each kind of key."""
     differences = {name: (matrix - exact).numpy() for name, matrix in others.items()}
     norm, style = scale_of(list(differences.values()), "signed")
     figure = figure_of(PAGE, 2.9)
@@ -130,7 +130,8 @@ def main() -> None:
     kinds = {"near": near, "heavy": heavy, "other": ~near & ~heavy}
     save_figure(draw_errors(exact, others, kinds), args.to / "how-errors.png")
     for name, matrix in others.items():
-        print(f"{name}: {float((matrix - exact).norm() / exact.norm()):.2f} off, with {M} landmarks or clusters")
+        error = float((matrix - exact).norm() / exact.norm())
+        print(f"{name}: relative error {error:.2f}, with {M} landmarks or clusters")
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
 """A vision transformer over a picture of 1,024 x 1,024 pixels: 4,096 patches, with exact attention and with others.
 
 The model is a ViT of transformers, small and with random weights unless --model names a trained one whose positions are
-for such pictures. Its attention changes by a name; printed are the time and memory of a forward pass, and how far its
-output is from that of exact attention.
+for such pictures. The attention changes by a name; the example prints the time and memory of a forward pass, and how
+far the output is from that of exact attention.
 
     python examples/large_image.py
     python examples/large_image.py --pixels 1536 --methods near_far
@@ -54,7 +54,7 @@ def main() -> None:
         memory = peak_bytes(read, torch.device("cpu")) / 1e6
         exact = states if exact is None else exact
         error = ((states - exact).norm() / exact.norm()).item()
-        print(f"{method}: {states.shape[1]} tokens, {took:.2f} s, {memory:.0f} MB, states {error:.3f} off")
+        print(f"{method}: {states.shape[1]} tokens, {took:.2f} s, {memory:.0f} MB, error {error:.3f}")
 
 
 if __name__ == "__main__":

@@ -79,7 +79,7 @@ def main() -> None:
             right = torch.cat([(model(part) > 0) for part in series.split(16)]) == (alike > 0)
             print(f"accuracy on series of {steps} steps: {right.double().mean():.1%}")
 
-    # As many tokens as there are steps, where every step counts.
+    # Every step counts here: one token a step.
     x = torch.randn(1, args.steps, WIDTH)
     for method in ("nystrom", "softmax"):
         layer = MultiheadAttention(WIDTH, 4, method=method)

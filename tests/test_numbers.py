@@ -25,12 +25,20 @@ def value(file, quantity, method, n=None, **facts):
     return found
 
 
-def long_inputs(method, n=8192, of="encoder"):
-    return f"{value('long-inputs.csv', 'forward time / exact', method, n, of=of):.2f}"
+def faster_from(method, file="long-inputs.csv"):
+    """The shortest length from which on a forward pass, of whole encoders, takes at most .95 of exact attention's."""
+    times = {
+        (row.method, row.n): row.value
+        for row in read_rows(ROOT / "results" / file)
+        if row.quantity == "forward time" and row.fact("of") in ("", "encoder")
+    }
+    lengths = sorted(n for name, n in times if name == method and n)
+    slower = [n for n in lengths if times[method, n] > 0.95 * times["softmax", n]]
+    return f"{min(n for n in lengths if n > max(slower)):,}"
 
 
-def error(method, n=8192, quantity="relative error of the hidden states"):
-    return f"{value('long-inputs.csv', quantity, method, n):.2f}"
+def error(method, n=8192):
+    return f"{value('long-inputs.csv', OUTPUT, method, n):.2f}"
 
 
 def bias(method, quantity, n):
@@ -43,23 +51,34 @@ def whole_model_on_a_gpu(pick):
     return f"{pick(row.value / exact[row.quantity, row.n] for row in rows if 'triton' in row.method):.1f}"
 
 
+def prose(page):
+    """A page in one line, without blocks of code and without tables that commands print."""
+    text = page.read_text(encoding="utf-8")
+    text = re.sub(r"^```.*?^```|<!-- (?:nystrom|python) .*?<!-- end -->", "", text, flags=re.MULTILINE | re.DOTALL)
+    return " ".join(text.split())
+
+
 # The sentences that tell a quantity, with {} for its number, and its value by the rows; all pages are searched.
 QUANTITIES = {
-    "near_far: time of the encoder at 8,192": (
-        [r"8,192 tokens in {} of the time with `near_far`", r"in {} of the time of exact attention, and by"],
-        long_inputs("near_far"),
+    "near_far: length from which an encoder is faster": (
+        [
+            r"(?:tokens, and is faster|gains time|beats fused exact attention) from {} tokens",
+            r"from 1,024 tokens, `near_far` from {} \|",
+            r"vision transformer, from about {} patches",
+        ],
+        faster_from("near_far"),
     ),
-    "near_far: error of the encoder at 8,192": (
-        [r"`near_far`, its hidden states {} off", r"hidden states at 8,192 tokens differ by {} with `near_far`"],
-        error("near_far"),
+    "nystrom-64: length from which an encoder is faster": (
+        [r"fewer than {} tokens \| exact attention", r"with 64 landmarks(?: and skip)? from {}[ ;]"],
+        faster_from("nystrom-64"),
     ),
-    "nystrom-64: time of the encoder at 8,192": (
-        [r"and in {} with `nystrom`, 0", r"with `nystrom-64`, in {} \("],
-        long_inputs("nystrom-64"),
+    "nystrom: length from which attention alone is faster on a GPU": (
+        [r"alone is faster from {} tokens with `nystrom`", r"the kernels win from {} or"],
+        faster_from("nystrom-triton-64", "gpu-lengths.csv"),
     ),
-    "nystrom-64: error of the encoder at 8,192": (
-        [r"with `nystrom`, {} off, on two CPU cores", r"and by {} with `nystrom-64`, in"],
-        error("nystrom-64"),
+    "near_far: length from which attention alone is faster on a GPU": (
+        [r"with `nystrom`, from {} tokens with `near_far`", r"the kernels win from [\d,]+ or {} tokens"],
+        faster_from("near_far-triton", "gpu-lengths.csv"),
     ),
     "causal near_far: forward time at 8,192": (
         [
@@ -88,9 +107,9 @@ QUANTITIES = {
     ),
     "near_far with growing sizes, error at 8,192": (
         [r"\| exact \| exact \| 0\.10 \| 0\.11 \| {} \|"],
-        error("near_far", quantity=OUTPUT),
+        error("near_far"),
     ),
-    "nystrom-64, error at 8,192": ([r"at 8,192 tokens the error is {} with 64"], error("nystrom-64", quantity=OUTPUT)),
+    "nystrom-64, error at 8,192": ([r"at 8,192 tokens the error is {} with 64"], error("nystrom-64")),
     "text, 4,000 bytes": (
         [r"comes out: {} % beside 65.52"],
         f"{100 * value('lra-text-4000-full.csv', 'test accuracy', 'nystrom-64+skip'):.1f}",
@@ -98,10 +117,6 @@ QUANTITIES = {
     "text, 1,000 bytes": (
         [r"with 1,000 bytes {} % \(`nystrom lra table"],
         f"{100 * value('lra-text.csv', 'test accuracy', 'nystrom-64+skip'):.1f}",
-    ),
-    "a layer with nystrom over 100,000 tiles": (
-        [r"takes {} s with `nystrom`, 18 with"],
-        f"{value('slides.csv', 'forward time', 'NystromAttention', 100_000) / 1e3:.1f}",
     ),
     **{
         f"near_far with buckets, {what} at {n:,}": (
@@ -127,11 +142,55 @@ QUANTITIES = {
         [r"and {} of the time of exact attention with the same bias"],
         f"{bias('near_far, ALiBi in 2-D', 'forward time / exact, ALiBi in 2-D', 20_000):.2f}",
     ),
-    "a layer with near_far over 100,000 tiles": (
-        [r"s with `nystrom`, {} with `near_far` of growing sizes"],
-        f"{value('slides.csv', 'forward time', 'near_far', 100_000) / 1e3:.0f}",
-    ),
+    **{
+        f"error on trained heads with a bias, {method} at {n:,}": (
+            [pattern],
+            f"{bias(method, 'relative error of the output, mean of the layers', n):.2f}",
+        )
+        for method, row in (
+            ("near_far, far bias by side", r"as the library has it"),
+            ("near_far, no far bias", r"no bias of far keys"),
+            ("near_far, no bias", r"no bias at all"),
+            ("nystrom-64, mean bias of segments", r"with the mean bias of segments"),
+            ("nystrom-64, no bias", r"`nystrom-64`, no bias"),
+        )
+        for n, pattern in ((2048, row + r" \| {} \|"), (4096, row + r" \| \d\.\d+ \| {} \|"))
+    },
+    **{
+        f"error of hidden states with a bias at {n:,}": (
+            [pattern],
+            f"{bias('near_far, far bias by side', 'relative error of the hidden states', n):.2f}",
+        )
+        for n, pattern in ((2048, r"with `near_far` err by {} and"), (4096, r"with `near_far` err by \d\.\d+ and {}\."))
+    },
 }
+
+
+# Sentences that a second page may contradict: from how many tokens on something is faster, by how much, and errors.
+FORMS = (
+    r"(?:faster|slower|beats?|wins?|gains?|exact attention)\b[^.|]{0,90}? from (?:about )?\d",
+    r"fewer than (?:about )?\d[\d,]* tokens \| exact",
+    r"\d times (?:faster|slower) than",
+    r"\b(?:errors?|off|differs?)\b[^.;|]{0,80}?(?<![\d.])0?\.\d+",
+)
+# Pages of one measurement each, which other tests hold to its rows.
+OWN_ROWS = re.compile(r"-measured|compare-attentions|gallery|inspect|heal|methods/|long-range-arena")
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if not OWN_ROWS.search(str(page))], ids=lambda page: page.name)
+def test_a_sentence_that_a_second_page_may_contradict_tells_a_quantity_of_the_list(page):
+    text = prose(page)
+    told = [
+        found.span()
+        for patterns, _ in QUANTITIES.values()
+        for pattern in patterns
+        for found in re.finditer(pattern.replace("{}", NUMBER), text)
+    ]
+    for form in FORMS:
+        for found in re.finditer(form, text):
+            assert any(begin < found.end() and found.start() < end for begin, end in told), (
+                f"QUANTITIES does not have: {text[found.start() - 80 : found.end() + 80]}"
+            )
 
 
 @pytest.mark.parametrize("name", QUANTITIES)
@@ -139,7 +198,7 @@ def test_a_quantity_that_is_told_twice_has_one_value_that_of_the_rows(name):
     patterns, wanted = QUANTITIES[name]
     said = {}
     for page in PAGES:
-        text = " ".join(page.read_text(encoding="utf-8").split())
+        text = prose(page)
         for place, pattern in enumerate(patterns):
             for number in re.findall(pattern.replace("{}", NUMBER), text):
                 said[page.relative_to(ROOT), place] = number

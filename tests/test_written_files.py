@@ -10,8 +10,11 @@ WRITERS = {
     *("NamedTemporaryFile", "touch", "symlink_to", "hardlink_to", "link", "renames", "tofile", "to_csv", "to_parquet"),
 }
 OWNED = {("os", "replace"), ("os", "rename"), ("shutil", "copy"), ("np", "save"), ("torch", "save")}
-# What is locked, and the descriptor of an open stream, no file.
-GROWING = {("nystrom_lab/measure/rows.py", "ab+"), ("nystrom_lab/cli/streams.py", "w")}
+# What is locked; and the descriptor of an open stream and a switch of the kernel, no files.
+GROWING = {
+    *(("nystrom_lab/measure/rows.py", "ab+"), ("nystrom_lab/cli/streams.py", "w")),
+    ("nystrom_lab/measure/resident.py", "write_text"),
+}
 # In a folder that `partial_folder` lent, or such a folder itself.
 LENT = {
     *(("nystrom_lab/data/store/token_files.py", "wb"), ("nystrom_lab/data/store/prepared_folder.py", "replace")),

@@ -4,7 +4,7 @@ Outputs and gradients of nystrom, near_far and skyformer at growing scores, in e
 row has the relative error of one tensor, in the Frobenius norm. near_far chooses keys in the dtype, and another choice
 counts as an error. Rows are written after each dtype, and dtypes that the file has are not measured again.
 
-`write_model_errors` compares the last hidden states of a whole encoder with those of exact attention. Its weights are
+`write_model_errors` compares the last hidden states of a whole encoder with those of exact attention. The weights are
 random, which makes attention nearly even: such errors show whether a model computes what it should, and no more.
 """
 

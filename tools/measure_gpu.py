@@ -7,8 +7,8 @@ command goes on with the steps that are left, and an interrupted table goes on a
 that would not end in the minutes that are left, and none goes on beyond them. One that fails is named at the end, and
 does not keep the others from running; rows without a value are printed with what they say.
 
-Minutes are estimates for an H200 and 16 cores, a quarter of a minute for the imports of a process included. Those of
-tests and errors follow from runs with 14 cores. Those of encoders follow from times of their attention and of shorter
+Minutes are estimates for an H200 and 16 cores, a quarter of a minute for the imports of a process included. Tests and
+errors are estimated from runs with 14 cores, encoders from times of their attention and of shorter
 lengths on an H100, a second and a half for the random weights of each encoder, and the compiler's time on a CPU. The
 first `FIRST` steps take 13 minutes or less in all.
 
@@ -45,7 +45,7 @@ class Step(NamedTuple):
     """One step.
 
     Attributes:
-        name: Its name, that of its folder.
+        name: Name of the step, and of its folder.
         minutes: About how long it takes on an H200; it is ended after half as long again.
         words: The command; {to} is the folder of the step.
         calls: The function that the command calls, as "module:function", or as "module:function:class" with the class
@@ -89,7 +89,7 @@ _METHODS = ("softmax", "nystrom-triton-64", "near_far-triton", "near_far-growing
 _TABLE = ("softmax", "authors-64", "nystrom-64", "nystrom-triton-64", "near_far", "near_far-triton", "skyformer-128")
 _LENGTHS = (1024, 2048, 4096, 8192, 16384, 32768, 65536)
 _LAUNCHES: dict[str, Any] = {"launches": ("eager", "graph")}
-# What `backend="auto"` does not rest on yet: one method beside its kernels, at few lengths.
+# Measurements that `backend="auto"` does not rest on yet: one method beside its kernels, at few lengths.
 _PAIRS = ("nystrom-64", "nystrom-triton-64", "near_far", "near_far-triton", "skyformer-128", "skyformer-triton-128")
 _WIDER: dict[str, Any] = {"methods": _PAIRS, "lengths": (512, 4096, 16384), "skip": "without", "repeats": 9}
 _TIMED = (
@@ -119,7 +119,7 @@ _FIRST = (
         _model(f"compiled-{name}", 0.9, methods=(name,), lengths=(8192,), launches=("eager", "compiled"))
         for name in _METHODS[:3]
     ),
-    # By torch's operators
+    # torch's operators compute this one.
     _model("selected", 0.6, methods=("near_far-selected",), lengths=(2048, 8192), repeats=3),
 )  # fmt: skip
 FIRST = len(_FIRST)
@@ -195,7 +195,7 @@ def _run_for(words: Sequence[str], log: Path, seconds: float) -> int | None:
             stderr=subprocess.STDOUT,
             cwd=_ROOT,
             env=os.environ | {"PYTHONPATH": path},
-            # What a shell starts in the background ignores the signal, and so would its children.
+            # A process that a shell starts in the background ignores the signal, and so would its children.
             preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
         ) as process,
     ):
@@ -211,7 +211,7 @@ def _run_for(words: Sequence[str], log: Path, seconds: float) -> int | None:
 
 
 def _notes(folder: Path) -> Iterator[str]:
-    """What rows without a value say."""
+    """The notes of rows without a value."""
     for path in sorted(folder.glob("*.csv")):
         with path.open(encoding="utf-8", newline="") as file:
             for row in csv.DictReader(file):

@@ -1,4 +1,4 @@
-"""What a bias of positions costs near_far, in time and memory, with random queries, keys and values.
+"""The cost of a bias of positions for near_far, in time and memory, with random queries, keys and values.
 
 - `ratio`: near_far with T5's buckets beside near_far without a bias, 12 heads of 64, forward and with its gradients.
 - `protein`: the peak memory of near_far with T5's buckets beyond its inputs, a layer of ProtT5's shape, 32 heads of 128

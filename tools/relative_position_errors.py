@@ -1,12 +1,12 @@
 """The error of approximated attention in a small encoder of T5's kind, trained here, whose heads use their biases.
 
-An encoder of 4 layers and 4 heads of 32 learns to fill in masked bytes of a text, 8 pieces of 256 bytes a step. Its queries, keys,
-values and biases on bytes that it has not seen, more at a time than it was trained on, then go through
+An encoder of 4 layers and 4 heads of 32 learns to fill in masked bytes of a text, 8 pieces of 256 bytes a step. Its
+queries, keys, values and biases on bytes that it has not seen, more at a time than it was trained on, then go through
 
 - `near_far`: the bias of far keys by side, as the library has it; the same with no bias for far keys; and with none;
 - `nystrom`: softmax with the mean bias of segments in its three matrices; and with none.
 
-The error of a head is |out - exact| / |exact|, where exact attention has the bias. Its mean over the heads of a layer
+The error of a head is |out - exact| / |exact|, where exact attention has the bias. The mean over the heads of a layer
 is a row, and so is the error of the hidden states with near_far in all layers.
 
     python tools/relative_position_errors.py train.txt.xz held-out.txt.xz --to results/position-bias.csv
@@ -35,7 +35,7 @@ from nystrom_lab.measure.rows import Row, append_rows
 
 MASK, VOCABULARY, LENGTH, BATCH, SEED = 256, 260, 256, 8, 0
 SIZES: dict[str, Any] = {"d_model": 128, "d_kv": 32, "num_heads": 4, "d_ff": 512, "num_layers": 4}
-# Of bytes that are masked.
+# The share of bytes that are masked.
 SHARE = 0.15
 LANDMARKS = 64
 

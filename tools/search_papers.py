@@ -1,7 +1,7 @@
 """How many passages find their paper, by models that read it in one pass, and by means over windows of 512 tokens.
 
-Of the last papers of a file that have enough tokens, the first N tokens are read. A passage of 128 tokens from the
-middle of their second half is taken out, and should be nearest to the rest of its own paper, by cosines of mean
+The models read the first N tokens of the last papers of a file that have enough of them. A passage of 128 tokens from
+the middle of their second half is taken out, and should be nearest to the rest of its own paper, by cosines of mean
 embeddings.
 
     python tools/search_papers.py papers.jsonl.xz --exact MODEL --models FOLDER ... --to rows.csv

@@ -124,7 +124,7 @@ def site_links(text: str, source: str) -> str:
 
 
 def page_of(file: str) -> str | None:
-    """Where a file of the repository is on the site; None where it is not there.
+    """The place of a file of the repository on the site; None if it is not there.
 
     Raises:
         ValueError: There is no such file.

@@ -38,7 +38,7 @@ from nystrom_lab.measure.rows import Row, append_rows, cpu_name
 
 WIDTH, HEADS, LAYERS, FEATURES = 48, 4, 3, 6
 TEST_ROWS = 1000
-# What the scores are multiplied by.
+# Factors of the scores.
 SHARPER = (1, 5, 30)
 # Training rows of a task, as powers of two, and test rows beside them.
 FEWEST, MOST, BESIDE = 6, 9, 96

@@ -187,7 +187,7 @@ def fastest_lines(timings: Sequence[Timing], best: int = 3) -> list[str]:
     """The fastest combination of each pass, and the fastest few of each kernel.
 
     Args:
-        timings: Of all combinations.
+        timings: Times of all combinations.
         best: Combinations of a kernel.
     """
     lines = [f"fastest {name}: {min(timings, key=time)}" for name, time in (

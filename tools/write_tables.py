@@ -2,18 +2,20 @@
 
     python tools/write_tables.py
 
-A table stands between two lines of a page, the first with the command that prints it:
+A table stands between two lines of a page, the first with the command that prints it, of nystrom or of a tool:
 
     <!-- nystrom report efficiency results/FILE.csv --markdown -->
     <!-- end -->
 
-What is between them is replaced by what the command prints. A page that would change, and --check, is an error.
+The text between them is replaced by what the command prints. Between `<!-- laws -->` and the end stand the tests of
+each law, by their mark in test_every_method.py. A page that would change, and --check, is an error.
 """
 
 import argparse
 import contextlib
 import io
 import re
+import runpy
 import shlex
 import sys
 from collections.abc import Sequence
@@ -22,7 +24,12 @@ from pathlib import Path
 from nystrom_lab.cli.main import main as nystrom
 
 ROOT = Path(__file__).resolve().parents[1]
-_TABLE = re.compile(r"<!-- nystrom (?P<words>.*?) -->\n(?P<body>.*?)<!-- end -->\n", re.DOTALL)
+LAWS = ROOT / "packages" / "nystrom" / "tests" / "attention" / "test_every_method.py"
+_BEGIN = r"<!-- (?P<command>(?:nystrom|python tools/).*?) -->\n"
+_TABLE = re.compile(rf"{_BEGIN}(?P<body>.*?)<!-- end -->\n", re.DOTALL)
+
+_LAWS = re.compile(r"(?<=<!-- laws -->\n).*?(?=<!-- end -->\n)", re.DOTALL)
+_LAW = re.compile(r"^@pytest\.mark\.law\((\d)\)\n(?:(?!def ).*\n)*?def (test_\w+)", re.MULTILINE)
 
 
 def pages(root: Path) -> list[Path]:
@@ -31,8 +38,8 @@ def pages(root: Path) -> list[Path]:
 
 
 def commands(page: str) -> list[str]:
-    """The commands of a page's tables, without their first word."""
-    return [found["words"] for found in _TABLE.finditer(page)]
+    """The commands of a page's tables."""
+    return [found["command"] for found in _TABLE.finditer(page)]
 
 
 def written(page: str) -> str:
@@ -41,21 +48,41 @@ def written(page: str) -> str:
     Raises:
         ValueError: A command that fails, or a table without an end.
     """
-    begins = page.count("<!-- nystrom ")
+    begins = len(re.findall(_BEGIN, page))
     if begins != len(commands(page)):
         raise ValueError(f"{begins} tables begin and {len(commands(page))} end: put <!-- end --> below each.")
-    return _TABLE.sub(
-        lambda found: f"<!-- nystrom {found['words']} -->\n{_printed(found['words'])}<!-- end -->\n", page
-    )
+    page = _LAWS.sub(lambda _: laws(LAWS.read_text(encoding="utf-8")), page)
+    return _TABLE.sub(lambda found: f"<!-- {found['command']} -->\n{_printed(found['command'])}<!-- end -->\n", page)
 
 
-def _printed(words: str) -> str:
+def laws(tests: str) -> str:
+    """The tests of each law as a list, by the mark `law` in their source."""
+    names: dict[str, list[str]] = {}
+    for law, name in _LAW.findall(tests):
+        names.setdefault(law, []).append(f"`{name}`")
+    return "\n".join(["", *(f"- Law {law}: {', '.join(names[law])}." for law in sorted(names)), "", ""])
+
+
+def _printed(command: str) -> str:
     out, said = io.StringIO(), io.StringIO()
+    program, *words = shlex.split(command)
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(said):
-        code = nystrom(shlex.split(words))
+        code = nystrom(words) if program == "nystrom" else _run(words)
     if code:
-        raise ValueError(f"nystrom {words} ended with {code}: {said.getvalue().strip()}")
+        raise ValueError(f"{command} ended with {code}: {said.getvalue().strip()}")
     return f"\n{out.getvalue().strip()}\n\n"
+
+
+def _run(words: list[str]) -> object:
+    """Run a tool as Python would; the exit code."""
+    before, sys.argv = sys.argv, words
+    try:
+        runpy.run_path(words[0], run_name="__main__")
+    except SystemExit as end:
+        return end.code
+    finally:
+        sys.argv = before
+    return 0
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -1,7 +1,9 @@
+import re
+
 import pytest
 
 from nystrom_lab.measure.rows import Row, append_rows
-from tools.write_tables import ROOT, commands, main, pages, written
+from tools.write_tables import LAWS, ROOT, commands, laws, main, pages, written
 
 
 def test_the_pages_say_what_the_rows_say(capsys):
@@ -32,6 +34,20 @@ def test_a_table_is_replaced_and_the_rest_stays(file):
     assert written(new) == new
 
 
+def test_the_tests_of_a_law_are_listed_by_their_mark():
+    second = "@pytest.mark.law(2)\n@few\n@given(\n    n=1\n)\ndef test_b():\n"
+    source = f"{second}\n\n@pytest.mark.law(1)\ndef test_a():\n\n\ndef test_c():\n"
+    assert laws(source) == "\n- Law 1: `test_a`.\n- Law 2: `test_b`.\n\n"
+    page = written("<!-- laws -->\n<!-- end -->\n")
+    assert all(f"- Law {law}: `test_" in page for law in range(1, 10))
+    without = {
+        *("test_every_method_has_its_variants", "test_the_module_is_the_function"),
+        "test_outputs_and_gradients_are_those_of_the_reference",
+    }
+    suite = re.findall(r"^def (test_\w+)", LAWS.read_text(encoding="utf-8"), re.MULTILINE)
+    assert {*re.findall(r"`(test_\w+)`", page), *without} == {*suite}
+
+
 def test_memory_alone_is_of_one_call(file):
     page = f"<!-- nystrom report efficiency {file} --markdown --only 'forward memory' -->\n<!-- end -->\n"
     assert "- Peak of one of the calls; in brackets" in written(page)
@@ -41,6 +57,8 @@ def test_memory_alone_is_of_one_call(file):
     ("page", "wanted"),
     [
         ("<!-- nystrom methods -->\n", "1 tables begin and 0 end"),
+        ("<!-- python tools/first_page.py -->\n", "1 tables begin and 0 end"),
+        ("<!-- python tools/first_page.py --rows 3 -->\n<!-- end -->\n", "first_page.py --rows 3 ended with 2"),
         ("<!-- nystrom report efficiency none.csv -->\n<!-- end -->\n", "ended with 2: .*none.csv"),
         ("<!-- nystrom report efficiency FILE --only speed -->\n<!-- end -->\n", "ended with 2: .*'speed'"),
     ],

@@ -1,4 +1,4 @@
-"""What the kernels use of a GPU, computed without one.
+"""The parts of a GPU that the kernels use, computed without one.
 
 Both passes of `nystrom.gpu.landmark_attention` run on meta tensors, which have shapes and no numbers; their launches
 are compiled and recorded by the driver in `driver.py`, which says how bytes are counted.
@@ -56,7 +56,7 @@ def analyse(shape: Shape, *, capability: str = "9.0", multiprocessors: int = 132
     Triton's driver is replaced during this call, so nothing else may launch kernels at the same time.
 
     Args:
-        shape: What to launch for, with more than two tokens per landmark.
+        shape: Sizes to launch for, with more than two tokens per landmark.
         capability: Compute capability of the GPU, a key of `SHARED_MEMORY`.
         multiprocessors: Its number of multiprocessors, which determines how sums over tokens are split.
 

@@ -1,4 +1,4 @@
-"""What the Triton kernels of a forward and a backward pass take, compiled for a GPU that does not have to be present.
+"""The cost of the Triton kernels of a forward and a backward pass, compiled for a GPU that does not have to be present.
 
 Nothing is timed. Each kernel is compiled as its launch would compile it; sizes are counted from shapes, and `driver.py`
 says what counts. A row is one number of one kernel in one pass, with a quantity such as "forward left_forward

@@ -9,7 +9,7 @@ alike:
 
 - A tensor of tokens (queries, keys, values, their gradients, masks, numbers per token) counts in full, once for each
   time that programs go over it: once in most kernels; once per block of landmarks where the programs of each block
-  walk over the tokens; in `skip_taps` again for each block of neighbours beyond the first two. Where landmarks are
+  walk over the tokens; in `skip_taps` again for each block of neighbours beyond the first two. If landmarks are
   drawn tokens (Skyformer), the kernel of the means reads only those.
 - Every other tensor counts once.
 
@@ -39,7 +39,7 @@ from nystrom.temporary import scratch_folder
 
 @dataclass(frozen=True)
 class Shape:
-    """What the kernels are launched for.
+    """The sizes that kernels are launched for.
 
     Attributes:
         batch: Sequences b.
@@ -74,7 +74,7 @@ class Launch:
     """One launch of a kernel.
 
     Attributes:
-        kernel: Its name.
+        kernel: Name of the kernel.
         programs: Programs that it starts.
         registers: Registers per thread.
         stack: Bytes per thread that did not fit into registers.
@@ -96,7 +96,7 @@ class OfflineDriver(DriverBase):
     """Stands in for the driver of a GPU that is not present.
 
     Attributes:
-        shape: What the kernels are launched for.
+        shape: Sizes that the kernels are launched for.
         launches: The launches so far.
     """
 

@@ -35,7 +35,7 @@ def kernel_lines(rows: Sequence[Row], timed: str) -> list[tuple[str, list[str]]]
 
 
 def kernel_notes(rows: Sequence[Row], timed: str) -> str:
-    """What a whole pass takes, compared with the torch path and the floor."""
+    """The cost of a whole pass, compared with the torch path and the floor."""
     method, first = _method(rows), rows[0]
     others = list(dict.fromkeys(row.method for row in rows if row.method not in (method, "floor")))
     found = {(row.method, row.quantity): row.value for row in rows}

@@ -29,9 +29,9 @@ def batch():
 
 
 def test_each_number_has_its_row(bert, batch):
-    found = inspect_model(bert, [batch], methods=["nystrom-4", "linear"], num_queries=12)
-    rows = inspection_rows(found)
-    layer = found.layers[1].methods["nystrom-4"]
+    inspection = inspect_model(bert, [batch], methods=["nystrom-4", "linear"], num_queries=12)
+    rows = inspection_rows(inspection)
+    layer = inspection.layers[1].methods["nystrom-4"]
     (row,) = (
         row for row in rows if (row.quantity, row.method) == (ERROR, "nystrom-4") and layer_and_head(row) == (1, 2)
     )
@@ -45,9 +45,9 @@ def test_each_number_has_its_row(bert, batch):
 
 
 def test_times_have_their_quartiles_and_ratios_within_the_turns(bert, batch):
-    found = inspect_model(bert, [batch], methods=["nystrom-4"], whole_model=False)
-    found = replace(found, times=Times({"nystrom-4": [1.0, 2.0, 30.0], "softmax": [2.0, 8.0, 60.0]}))
-    rows = inspection_rows(found)
+    inspection = inspect_model(bert, [batch], methods=["nystrom-4"], whole_model=False)
+    inspection = replace(inspection, times=Times({"nystrom-4": [1.0, 2.0, 30.0], "softmax": [2.0, 8.0, 60.0]}))
+    rows = inspection_rows(inspection)
     (time,) = (row for row in rows if (row.quantity, row.method) == (TIME, "nystrom-4"))
     assert (time.value, time.low, time.high, time.unit, time.repeats) == (2000, 1500, 16000, "ms", 3)
     (ratio,) = (row for row in rows if (row.quantity, row.method) == (RATIO, "nystrom-4"))
@@ -55,11 +55,13 @@ def test_times_have_their_quartiles_and_ratios_within_the_turns(bert, batch):
 
 
 def test_a_model_with_exact_attention_where_it_is_badly_served_has_its_own_row(bert, batch):
-    found = inspect_model(bert, [batch], methods=["nystrom-20", "nystrom-4"], num_queries=30)
-    assert found.mended, "no method serves some layers badly and others not: choose another for this test"
-    for name, (layers, mended) in found.mended.items():
-        badly = [layer.layer for layer in found.layers if layer.methods[name].error.mean > 0.3]
+    inspection = inspect_model(bert, [batch], methods=["nystrom-20", "nystrom-4"], num_queries=30)
+    assert inspection.mended, "no method has a large error in some layers alone: choose another for this test"
+    for name, (layers, mended) in inspection.mended.items():
+        badly = [layer.layer for layer in inspection.layers if layer.methods[name].error.mean > 0.3]
         assert list(layers) == badly
-        (row,) = (row for row in inspection_rows(found) if (row.quantity, row.method) == (HIDDEN, name) and row.words)
+        (row,) = (
+            row for row in inspection_rows(inspection) if (row.quantity, row.method) == (HIDDEN, name) and row.words
+        )
         assert row.words == "exact=" + ",".join(map(str, layers))
-        assert row.value == mended.error < found.whole[name].error
+        assert row.value == mended.error < inspection.whole[name].error

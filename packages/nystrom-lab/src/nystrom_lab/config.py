@@ -68,7 +68,7 @@ class Steps:
 
 @dataclass(frozen=True, kw_only=True)
 class Loop(Steps):
-    """What a preset sets besides.
+    """Further options that a preset sets.
 
     Attributes:
         dropout: Dropout on the hidden states.
@@ -131,7 +131,7 @@ class Optimizer:
 
 @dataclass(frozen=True, kw_only=True)
 class Regularity:
-    """What keeps a model from learning its samples by heart.
+    """Options that keep a model from learning its samples by heart.
 
     Attributes:
         label_smoothing: Label smoothing in training: the share spread evenly over the classes.
@@ -148,12 +148,12 @@ class Regularity:
 
 @dataclass(frozen=True, kw_only=True)
 class Arena(Loop, Regularity, Optimizer, Parts):
-    """What a preset of the Long Range Arena sets, and a user may change."""
+    """Options that a preset of the Long Range Arena sets, and a user may change."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Machine:
-    """What a model is computed on.
+    """The machine that computes a model.
 
     Attributes:
         precision: "auto" is bfloat16 autocast on an accelerator that has it, and float32 elsewhere.
@@ -375,7 +375,7 @@ class Slurm:
         if self.memory is not None:
             check_at_least("slurm.memory", self.memory, 1)
 
-    def device(self, device: str, precision: str) -> str:
+    def device(self, device: str, precision: str) -> Device:
         """The device of a run in a job, "cuda" or "cpu".
 
         Args:
@@ -385,7 +385,7 @@ class Slurm:
         Raises:
             ValueError: The job has no such device, or a GPU and no precision.
         """
-        has = "cuda" if self.gpus else "cpu"
+        has: Device = "cuda" if self.gpus else "cpu"
         check_choice("device", device, ("auto", "cpu", "cuda"))
         if device not in ("auto", has):
             raise ValueError(f"device is {device!r} but slurm.gpus is {self.gpus}: a job then has {has!r}. Change one.")
@@ -530,12 +530,13 @@ class HealOptions(ConvertOptions, RunOptions):
     """Convert a model, and let its attention learn from the exact model; a model that became worse is not kept.
 
     Attributes:
-        source: As for a conversion; of another model of transformers, a decoder too, the attention alone is replaced.
+        source: A model that can be converted; in another model of transformers, a decoder too, the attention alone is
+            replaced.
         to: Folder for the new model. Checkpoints, curves and rows go to the folder TO-run beside it.
         texts: Files or folders of texts to heal on: plain text, or rows with a column of texts; may be compressed.
         text_field: Column of the texts. Default: the usual names.
-        learn: What learns: "queries-keys"; "attention", the attention blocks; "all" weights of the layers, which needs
-            steps of the whole; or "adapters" of low rank on these, by PEFT, which are added to the weights at the end.
+        learn: Weights that learn: "queries-keys"; "attention", the attention blocks; "all" weights of the layers, which
+            needs steps of the whole; or "adapters" of low rank on these, by PEFT, added to the weights at the end.
         whole: Share of the steps, the last ones, in which the whole model learns; before, each layer learns alone.
         length: Tokens at which a text is cut. Default: the longest input of the new model, but at most 8,192.
         shortest: Tokens of the shortest text to use. Default: a quarter of length.
@@ -713,7 +714,7 @@ class Resolved(Steps, RunOptions):
         }
         first = {name: first[own] for own, name in self.recorded().items() if own in first}
         before = {**json.loads(json.dumps(first)), **before}
-        # Of earlier versions: one that changed no weight, and a mean of the weights, which a run may not have had.
+        # Ignore two settings of version 0.3: track_error, which changed no weight, and ema where it was off.
         before = {name: value for name, value in before.items() if name != "track_error" and (name != "ema" or value)}
         models, changed = (now["weights"], before["weights"]), list[str]()
         if all(isinstance(model, str) for model in models):
@@ -749,26 +750,26 @@ def option_words(named: Mapping[str, object]) -> list[str]:
     return words
 
 
-def asked_words(given: Any, *, options: str = "options.") -> list[str]:
+def words_of(options: Any, *, prefix: str = "options.") -> list[str]:
     """The non-default options of a command, as words, plus those that always affect the result.
 
     Args:
-        given: An instance of the command's options class; positional arguments are left out.
-        options: Prefix of the options of the method.
+        options: An instance of the command's options class; positional arguments are left out.
+        prefix: Prefix of the options of the method.
     """
     named: dict[str, Any] = {}
-    for name, parameter in parameters_of(type(given)).items():
-        value = getattr(given, name)
+    for name, parameter in parameters_of(type(options)).items():
+        value = getattr(options, name)
         flag = parameter.kind is parameter.KEYWORD_ONLY and name not in _WHERE
         if flag and (name in _ALWAYS or value != parameter.default):
             named[name] = value
-    named |= {f"{options}{name}": value for name, value in (named.pop("options", None) or {}).items()}
+    named |= {f"{prefix}{name}": value for name, value in (named.pop("options", None) or {}).items()}
     if (grid := named.pop("grid", None)) is not None:
         named |= {f"search.{name}": values for name, values in grid.values().items()}
     return option_words(named)
 
 
-# What a command that reproduces a run says even where it is the default, which another version may change.
+# A command that reproduces a run names these even at their default, which another version may change.
 _ALWAYS = ("preset", "seed", "batch_size", "learning_rate", "device", "precision")
-# Of where and when it runs.
+# Options of where and when a run takes place.
 _WHERE = ("resume", "jobs", "on", "slurm")

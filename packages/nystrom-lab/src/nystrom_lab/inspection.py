@@ -29,7 +29,7 @@ from nystrom_lab.report.inspection import (
 _OVERFLOWS = "the output of the method is not finite"
 
 
-def inspection_rows(found: Inspection, *, device: str | None = None) -> list[Row]:
+def inspection_rows(inspection: Inspection, *, device: str | None = None) -> list[Row]:
     """The rows of an inspection, of the study "inspect".
 
     `low` and `high` are the ends of 95 % intervals; for times they are the quartiles over the turns. The facts are the
@@ -37,17 +37,17 @@ def inspection_rows(found: Inspection, *, device: str | None = None) -> list[Row
     each text; and `beside`, the method whose time in the same turn divides a ratio of times.
 
     Args:
-        found: The inspection.
+        inspection: The inspection.
         device: The device; None means this machine's processor.
     """
-    sizes = {each.name: each.size for each in found.candidates}
+    sizes = {each.name: each.size for each in inspection.candidates}
     blank = Row(
         study="inspect", quantity="", method="", value=0, device=cpu_name() if device is None else device,
-        repeats=found.texts, n=found.tokens, dtype=str(found.dtype).removeprefix("torch."),
+        repeats=inspection.texts, n=inspection.tokens, dtype=str(inspection.dtype).removeprefix("torch."),
     )  # fmt: skip
     rows = []
-    for layer in found.layers:
-        place = layer.layer, found.num_queries
+    for layer in inspection.layers:
+        place = layer.layer, inspection.num_queries
         for quantity, unit, estimate in (
             (ENTROPY, "nats", layer.entropy), (DISTANCE, "tokens", layer.distance), (NEAR, "", layer.near)
         ):  # fmt: skip
@@ -60,21 +60,21 @@ def inspection_rows(found: Inspection, *, device: str | None = None) -> list[Row
                 rows += _of_heads(replace(mine, quantity=VARIATION), method.variation, place)
             if method.residual is not None:
                 rows += _of_heads(replace(mine, quantity=RESIDUAL), method.residual, place)
-    for name, whole in found.whole.items():
+    for name, whole in inspection.whole.items():
         mine = replace(blank, method=name, m=sizes[name])
-        for layers, result in (((), whole), *([found.mended[name]] if name in found.mended else [])):
+        for layers, result in (((), whole), *([inspection.mended[name]] if name in inspection.mended else [])):
             those = mine.with_facts(exact=",".join(map(str, layers)))
             note = "" if math.isfinite(result.error) else _OVERFLOWS
             rows.append(replace(those, quantity=HIDDEN, value=result.error, note=note))
             if result.changed is not None:
                 rows.append(replace(those, quantity=CHANGED, value=result.changed))
-    for name, turns in found.times.turns.items():
+    for name, turns in inspection.times.turns.items():
         mine = replace(blank, method=name, m=sizes.get(name), repeats=len(turns))
-        low, middle, high = (1e3 * time for time in found.times.quartiles[name])
+        low, middle, high = (1e3 * time for time in inspection.times.quartiles[name])
         rows.append(replace(mine, quantity=TIME, value=middle, low=low, high=high, unit="ms"))
-        for other in found.times.turns:
+        for other in inspection.times.turns:
             if other != name:
-                low, middle, high = found.times.ratio(name, other)
+                low, middle, high = inspection.times.ratio(name, other)
                 ratio = replace(mine, quantity=RATIO, value=middle, low=low, high=high)
                 rows.append(ratio.with_facts(beside=other))
     return rows
@@ -85,17 +85,17 @@ def plan_rows(plan: AttentionPlan, blank: Row) -> list[Row]:
 
     A row of the inspection, `blank`, has the device and settings.
     """
-    found = plan.found
+    measured = plan.found
     mine = replace(blank, method=PLAN, m=None, low=None, high=None, unit="", note="", facts={})
-    mine = mine.with_facts(budget=f"{found['budget']:g}")
-    rows = [replace(mine, quantity=HIDDEN, value=found["error"]).with_facts(heads=" ".join(found["exact heads"]))]
-    if found["held-out error"] is not None:
-        rows.append(replace(mine, quantity=HIDDEN_HELD_OUT, value=found["held-out error"]))
-    if found["changed predictions"] is not None:
-        rows.append(replace(mine, quantity=CHANGED, value=found["changed predictions"]))
-    low, high = found["quartiles of the mean ms"]
-    time = replace(mine, quantity=TIME, value=found["mean ms of a layer's attention"], low=low, high=high, unit="ms")
-    return [*rows, replace(time, repeats=found["turns"])]
+    mine = mine.with_facts(budget=f"{measured['budget']:g}")
+    rows = [replace(mine, quantity=HIDDEN, value=measured["error"]).with_facts(heads=" ".join(measured["exact heads"]))]
+    if measured["held-out error"] is not None:
+        rows.append(replace(mine, quantity=HIDDEN_HELD_OUT, value=measured["held-out error"]))
+    if measured["changed predictions"] is not None:
+        rows.append(replace(mine, quantity=CHANGED, value=measured["changed predictions"]))
+    low, high = measured["quartiles of the mean ms"]
+    time = replace(mine, quantity=TIME, value=measured["mean ms of a layer's attention"], low=low, high=high, unit="ms")
+    return [*rows, replace(time, repeats=measured["turns"])]
 
 
 def _of_heads(row: Row, values: Estimate | Tensor, place: tuple[int, int]) -> Iterator[Row]:
@@ -103,6 +103,6 @@ def _of_heads(row: Row, values: Estimate | Tensor, place: tuple[int, int]) -> It
     all_of = values if isinstance(values, Estimate) else Estimate(values, values, values)
     for head, (value, low, high) in enumerate(zip(*(part.tolist() for part in all_of), strict=True)):
         ends = {"low": low, "high": high} if isinstance(values, Estimate) else {}
-        # Of exact attention, which the inspection has checked, all is finite.
+        # The inspection has checked that exact attention is finite.
         note = "" if row.method == EXACT or math.isfinite(value) else _OVERFLOWS
         yield replace(row, value=value, note=note, **ends).with_facts(layer=layer, head=head, r=sampled)

@@ -1,7 +1,7 @@
 """Folders that are created atomically: filled under a temporary name (`nystrom.temporary`), and renamed.
 
-What has the name of a new folder already is never removed. If it holds the same files (by the sums in `complete.json`,
-see `nystrom.sums`) it stays as it is, with whatever a user has added; otherwise it is renamed to `data-before`.
+A file or folder that already has the name is never removed. If it holds the same files (by the sums in `complete.json`,
+see `nystrom.sums`) it stays as it is, with all that a user has added; otherwise it is renamed to `data-before`.
 """
 
 import json
@@ -66,7 +66,7 @@ def remove_files(folder: Path, names: Iterable[str]) -> None:
     for name in names:
         (folder / name).unlink(missing_ok=True)
     for inside, _, _ in os.walk(folder, topdown=False):
-        # One that is not empty stays.
+        # A folder that is not empty stays.
         with suppress(OSError):
             os.rmdir(inside)
 
@@ -78,7 +78,7 @@ def _free_name(path: Path) -> Path:
 
 
 def files_in(folder: Path) -> set[str]:
-    """The files and links in a folder, and in the folders inside, but for the record."""
+    """The files and links in a folder, and in the folders inside, except the record."""
     paths = (path for path in folder.rglob("*") if path.is_symlink() or not path.is_dir())
     return {path.relative_to(folder).as_posix() for path in paths} - {SUMS}
 

@@ -53,8 +53,8 @@ def test_what_contradicts_is_refused(tiny_bert, prose, tmp_path, capsys):
 
 
 def test_heads_that_make_little_are_told():
-    found = {"error": 0.1, "error without exact heads": 0.1, "exact heads": {}, "tokens": 9}
+    measured = {"error": 0.1, "error without exact heads": 0.1, "exact heads": {}, "tokens": 9}
     assert (
-        told_of_heads(found, "near_far")
-        == "exact heads: none makes much of the error; hidden states are 0.100 off at 9 tokens"
+        told_of_heads(measured, "near_far")
+        == "exact heads: none makes much of the error, 0.100 in the hidden states at 9 tokens"
     )

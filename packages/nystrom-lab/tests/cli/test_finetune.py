@@ -9,7 +9,7 @@ from nystrom_lab.config import SearchGrid
 
 
 @pytest.fixture
-def asked(monkeypatch, tmp_path):
+def trained(monkeypatch, tmp_path):
     """What the command line would train, without training it."""
     given = {}
     monkeypatch.chdir(tmp_path)
@@ -20,24 +20,24 @@ def asked(monkeypatch, tmp_path):
     return given
 
 
-def test_options_of_the_method_and_of_the_search_reach_the_run(asked):
+def test_options_of_the_method_and_of_the_search_reach_the_run(trained):
     words = "finetune mrpc --data a b --model m --attention skyformer --num-landmarks 16 --search.batch-size 8 16"
     assert main([*words.split(), "--search.learning-rate", "2e-5"]) == 0
-    assert (asked["task"], asked["data"], asked["attention"]) == ("mrpc", (Path("a"), Path("b")), "skyformer")
-    assert asked["options"] == {"num_landmarks": 16}
-    assert asked["grid"] == SearchGrid(batch_size=(8, 16), learning_rate=(2e-5,))
-    assert not asked.get("search")
+    assert (trained["task"], trained["data"], trained["attention"]) == ("mrpc", (Path("a"), Path("b")), "skyformer")
+    assert trained["options"] == {"num_landmarks": 16}
+    assert trained["grid"] == SearchGrid(batch_size=(8, 16), learning_rate=(2e-5,))
+    assert not trained.get("search")
 
 
-def test_own_texts_need_no_task_and_the_search_of_the_paper_no_values(asked):
+def test_own_texts_need_no_task_and_the_search_of_the_paper_no_values(trained):
     assert main(["finetune", "--data", "a.csv", "--model", "m", "--search", "--labels", "numbers"]) == 0
-    assert (asked["task"], asked["search"], asked["grid"].values(), asked["options"]) == (None, True, {}, {})
+    assert (trained["task"], trained["search"], trained["grid"].values(), trained["options"]) == (None, True, {}, {})
 
 
-def test_options_of_another_method_end_in_one_line(asked, capsys):
+def test_options_of_another_method_end_in_one_line(trained, capsys):
     assert (
         main(["finetune", "sst2", "--data", "a", "--model", "m", "--attention", "linear", "--num-landmarks", "4"]) == 2
     )
     (line,) = capsys.readouterr().err.splitlines()
     assert "num-landmarks" in line
-    assert not asked
+    assert not trained

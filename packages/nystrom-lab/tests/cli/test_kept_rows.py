@@ -48,8 +48,8 @@ def test_a_command_keeps_the_rows_that_it_does_not_measure_anew(command, file, w
     to = tmp_path / "to"
 
     def run(words):
-        asked = [*command.split(), *words.format(**places).split(), "--to", str(to)]
-        return main([word for word in asked if word != "--resume" or (to / "run.json").exists()])
+        full = [*command.split(), *words.format(**places).split(), "--to", str(to)]
+        return main([word for word in full if word != "--resume" or (to / "run.json").exists()])
 
     def loses_nothing(words):
         before, measured = (to / file).read_bytes(), measurements(to / file)

@@ -38,7 +38,7 @@ def test_the_version_is_that_of_the_package(capsys):
         (["trian", "listops"], "there is no command 'trian listops'. Perhaps you meant 'nystrom train'"),
         (["--verison"], "Perhaps you meant 'nystrom --version'"),
         (["bench", "eficiency"], "Perhaps you meant 'nystrom bench efficiency'"),
-        (["bench", "x"], "there is no command 'bench x'. Commands of bench: 'bench efficiency', 'bench model', "),
+        (["bench", "x"], "there is no command 'bench x'. Commands of bench: 'bench efficiency', 'bench engines', "),
         (
             ["lra", "run", "--tasks", "listops", "--methods", "nystrom", "--preset", "official"],
             "--preset is 'official'; expected one of 'demo', 'modern', 'modern-small', 'nystromformer', "

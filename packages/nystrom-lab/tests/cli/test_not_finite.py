@@ -33,7 +33,7 @@ MODELS = {
 }
 # Files of rows, by the words of the command that reads them.
 ROWS = {
-    **{f"report {study} {{file}}": "" for study in ("efficiency", "model", "training")},
+    **{f"report {study} {{file}}": "" for study in ("efficiency", "engines", "model", "training")},
     "report study {file} --study complexity": "",
     "lra table {file}": "",
     "lra table {file} --time": "",

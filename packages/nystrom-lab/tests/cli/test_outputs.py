@@ -71,6 +71,7 @@ OUTPUTS = {
     ],
     ("report study", "figure"): [("{curves} --study complexity --figure {to}" + end, [""]) for end in (".png", ".svg")],
     ("bench efficiency", "to"): [("--to {to}", ("efficiency.csv", "efficiency.png", "efficiency.svg"))],
+    ("bench engines", "to"): [("{model} --to {to}.csv", [""])],
     ("bench model", "to"): [("--to {to}", ("model.csv", "model.png", "model.svg"))],
     ("bench training", "to"): [("--to {to}", ("training.csv", "training.png", "training.svg"))],
 } | {

@@ -18,9 +18,9 @@ def helped(*words):
 @pytest.fixture
 def given(monkeypatch):
     """What a command line gives to a training."""
-    found = {}
-    monkeypatch.setattr("nystrom_lab.training.train.train", lambda options: found.update(vars(options)))
-    return found
+    values = {}
+    monkeypatch.setattr("nystrom_lab.training.train.train", lambda options: values.update(vars(options)))
+    return values
 
 
 def test_the_help_has_the_numbers_of_the_preset_and_of_the_method():

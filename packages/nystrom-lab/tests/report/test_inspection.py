@@ -70,7 +70,7 @@ def test_a_layers_error_is_the_mean_of_its_heads_and_of_their_intervals():
 
 def test_a_near_method_is_to_be_kept():
     text, advice = said({"nystrom-64": [0.05, 0.02]}, {"nystrom-64": 0.04}, changed={"nystrom-64": 0.015})
-    assert "nystrom-64 serves this model: its hidden states are 0.040 off. Keep it." in advice
+    assert "nystrom-64 fits this model: the hidden states have a relative error of 0.040. Keep it." in advice
     assert "1.5%" in text
     assert "0.050 ±0.020" in text
 
@@ -79,10 +79,12 @@ def test_ways_out_have_their_error_and_time():
     errors = {"nystrom-64": [0.5, 0.2, 0.6], "nystrom-256": [0.3, 0.1, 0.3], "linear": [1.0, 1.0, 1.0]}
     hidden = {"nystrom-64": 0.5, "nystrom-256": 0.2, "linear": 0.9}
     _, advice = said(errors, hidden, {"nystrom-256": 3.0}, exact=[("nystrom-64", "0,2", 0.12)])
-    assert "nystrom-64 serves layers 0 2 badly, and hidden states are 0.500 off." in advice
-    assert "nystrom-256: 0.200 off, at 3.00 times the time of nystrom-64, slower than exact attention here." in advice
+    assert (
+        "nystrom-64 has an error above 0.3 in layers 0 2, and the hidden states have a relative error of 0.5" in advice
+    )
+    assert "nystrom-256: an error of 0.200, at 3.00 times the time of nystrom-64, slower than exact attention" in advice
     # A third of the layers at 1, two thirds at 2.
-    assert "with exact attention in layers 0 2: 0.120 off, at 1.67 times the time of nystrom-64." in advice
+    assert "with exact attention in layers 0 2: an error of 0.120, at 1.67 times the time of nystrom-64." in advice
     assert "linear:" not in advice
 
 
@@ -134,7 +136,8 @@ def test_a_plan_is_said_with_its_error_and_time():
     assert f"{doubt} The plan depends on it." in " ".join(busy.split())
     assert max(map(len, text.splitlines())) <= 80
     said = " ".join(text.split())
-    assert "Within a budget of 0.05: a in layers 0-1. Hidden states are 0.000 off and 2.0% of the predictions" in said
+    error = "The hidden states have a relative error of 0.000 and 2.0% of the predictions change, at"
+    assert f"Within a budget of 0.05: a in layers 0-1. {error}" in said
     assert "1.50 ms a layer on average (quartiles 1.25 to 1.75; 2.00 with exact attention)" in said
     assert "plan.json is taken by nystrom convert --plan" in said
 
@@ -144,8 +147,8 @@ def test_exact_heads_and_the_error_on_other_texts_are_said():
     said = plan_text("a", FOUND | heads | {"held-out error": 0.0412}, file=Path("plan.json"))
     assert max(map(len, said.splitlines())) <= 80
     said = " ".join(said.split())
-    assert "1.1 (42%), 2.9 (31%). Without them hidden states are 0.171 off." in said
-    assert "0.030 off and 2.0% of the predictions change (0.041 on texts that it was not chosen by), at" in said
+    assert "1.1 (42%), 2.9 (31%). Without them the error is 0.171." in said
+    assert "0.030 (0.041 on texts that it was not chosen by) and 2.0% of the predictions change, at" in said
     over = " ".join(plan_text("a", FOUND | {"held-out error": 0.06}, file=Path("plan.json")).split())
     assert "(0.060 on texts that it was not chosen by, more than the budget: name more with --num-texts)" in over
     assert "Exact heads" not in over
@@ -156,17 +159,18 @@ def test_exact_heads_and_the_error_on_other_texts_are_said():
     [
         # Errors that add up, and no way out.
         (({"a": [0.2, 0.25], "linear": [1.0, 1.0]}, {"a": 0.3, "linear": 0.9}),
-         ("serves no layer badly, but the errors add up: hidden states are 0.300 off.", "some with --methods"), ""),
-        # A layer without a finite error is served badly.
-        (({"a": [0.05, float("nan")]}, {"a": float("inf")}), ("serves layers 1 badly",), "errors add up"),
+         ("an error above 0.3 in no layer, but the errors add up: the hidden states have a relative error of 0.300.",
+          "some with --methods"), ""),
+        # An error that is not finite counts as large.
+        (({"a": [0.05, float("nan")]}, {"a": float("inf")}), ("an error above 0.3 in layers 1,",), "errors add up"),
         # Exact attention that is as fast is recommended, and a method that is near but slower is not to be kept.
         (({"a": [0.2]}, {"a": 0.3}, {"softmax": 0.9}),
          ("exact attention is as fast as a (0.90 ms a layer, 1.00 with a)",), "Keep it"),
         (({"a": [0.02]}, {"a": 0.01}, {"softmax": 0.9}), (), "Keep it"),
         (({"a": [0.2]}, {"a": 0.3}, {"softmax": 1.1}), (), "as fast"),
         # Without the whole model the layers alone are judged.
-        (({"a": [0.2, 0.4]},), ("a serves layers 1 badly. Run with the whole model",), "off"),
-        (({"a": [0.2, 0.3]},), ("a serves all layers.",), "off"),
+        (({"a": [0.2, 0.4]},), ("a has an error above 0.3 in layers 1. Run with the whole model",), "relative"),
+        (({"a": [0.2, 0.3]},), ("a has an error above 0.3 in no layer.",), "relative"),
     ],
 )  # fmt: skip
 def test_the_advice_follows_from_the_errors_and_times(rows, there, absent):

@@ -11,7 +11,7 @@ from nystrom.models import EncoderModel
 from nystrom_lab.cli.main import main
 from nystrom_lab.config import TrainOptions, command_line
 from nystrom_lab.measure.rows import read_rows
-from nystrom_lab.training.run_settings import settle, train_options
+from nystrom_lab.training.run_settings import Settings, train_options
 
 PLACES = {"data": Path("data/x"), "to": Path("runs/x")}
 
@@ -19,15 +19,16 @@ PLACES = {"data": Path("data/x"), "to": Path("runs/x")}
 @pytest.fixture
 def trained(monkeypatch, tmp_path):
     """What the command line would train, without training."""
-    asked = {}
+    values = {}
     monkeypatch.chdir(tmp_path)
     PLACES["data"].mkdir(parents=True)
-    monkeypatch.setattr("nystrom_lab.training.train.train", lambda options: asked.update(vars(options)))
-    return asked
+    monkeypatch.setattr("nystrom_lab.training.train.train", lambda options: values.update(vars(options)))
+    return values
 
 
-def settings_of(task="listops", **asked):
-    return settle(train_options(task, **{"attention": "nystrom", "preset": "demo", "device": "cpu", "seed": 3} | asked))
+def settings_of(task="listops", **options):
+    named = {"attention": "nystrom", "preset": "demo", "device": "cpu", "seed": 3} | options
+    return Settings.resolve(train_options(task, **named))
 
 
 @pytest.mark.parametrize(
@@ -50,7 +51,7 @@ def test_the_words_make_the_settings(given, trained):
     settings = settings_of(**given)
     assert main(replace(settings, **PLACES, threads=2).words()) == 0
     assert (str(trained["data"]), str(trained["to"]), trained["threads"]) == ("data/x", "runs/x", 2)
-    assert settle(TrainOptions(**trained)) == settings
+    assert Settings.resolve(TrainOptions(**trained)) == settings
 
 
 @pytest.mark.long

@@ -8,9 +8,8 @@ import pytest
 
 from nystrom_lab.config import FinetuneOptions, PretrainOptions
 from nystrom_lab.training.finetune.finetune_settings import FinetuneSettings
-from nystrom_lab.training.pretrain import pretrain_settings
-from nystrom_lab.training.pretrain.pretrain_settings import find_pretraining
-from nystrom_lab.training.run_settings import settle, train_options
+from nystrom_lab.training.pretrain.pretrain_settings import PretrainingSettings, find_pretraining
+from nystrom_lab.training.run_settings import Settings, train_options
 
 # As the version before the one class of options wrote them, of the three kinds of runs.
 BEFORE = json.loads((Path(__file__).parent / "settings_before_config.json").read_text())
@@ -21,19 +20,19 @@ HERE = {"device": "cpu", "precision": "float32"}
 
 def train():
     options = {"preset": "modern-small", "attention": "linformer", "options": {"num_features": 16}, "augment": True}
-    return settle(train_options("listops", **options, **HERE, steps=50), num_positions=600)
+    return Settings.resolve(train_options("listops", **options, **HERE, steps=50), num_positions=600)
 
 
 def pretrain():
-    asked = PretrainOptions(data=Path("x"), preset="demo", steps=50, **HERE)
-    return pretrain_settings.settle(find_pretraining("demo"), None, asked)
+    options = PretrainOptions(data=Path("x"), preset="demo", steps=50, **HERE)
+    return PretrainingSettings.resolve(options, find_pretraining("demo"), None)
 
 
 def finetune():
     numbers = {"max_length": 128, "steps": 20, "batch_size": 16, "warmup_steps": 2, "evaluate_every": 10}
     method = {"attention": "nystrom", "options": {"num_landmarks": 8}}
-    asked = FinetuneOptions("mrpc", model="bert", data=(), seed=1, **numbers, **method, **HERE)
-    given = {entry.name: getattr(asked, entry.name) for entry in fields(FinetuneOptions)}
+    options = FinetuneOptions("mrpc", model="bert", data=(), seed=1, **numbers, **method, **HERE)
+    given = {entry.name: getattr(options, entry.name) for entry in fields(FinetuneOptions)}
     return FinetuneSettings(**given, log_every=5, fingerprint="0123456789abcdef")
 
 

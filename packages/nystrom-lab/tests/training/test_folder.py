@@ -12,7 +12,7 @@ from nystrom.sums import sha256
 from nystrom.whole_files import NotWritten
 from nystrom_lab.training.hardware import LostRanks
 from nystrom_lab.training.run_folder import Point, RunFolder, written
-from nystrom_lab.training.run_settings import settle, train_options
+from nystrom_lab.training.run_settings import Settings, train_options
 
 
 @pytest.fixture
@@ -22,7 +22,7 @@ def run(tmp_path):
 
 @pytest.fixture
 def settings():
-    return settle(train_options("listops", device="cpu", attention="nystrom", preset="demo"))
+    return Settings.resolve(train_options("listops", device="cpu", attention="nystrom", preset="demo"))
 
 
 def save(run, step, *, complete=True, **state):

@@ -17,7 +17,7 @@ from nystrom_lab.data.store.split import Pictures, write_pictures
 from nystrom_lab.measure.rows import read_rows
 from nystrom_lab.training.grid.run_grid import GridOptions, run_grid
 from nystrom_lab.training.presets import PRESETS, find_preset
-from nystrom_lab.training.run_settings import data_positions, lengthened, settle, train_options
+from nystrom_lab.training.run_settings import Settings, data_positions, lengthened, train_options
 from nystrom_lab.training.scoring import evaluate
 
 SHORT = {"steps": 2, "warmup_steps": 0, "evaluate_every": 1, "batch_size": 2}
@@ -126,7 +126,7 @@ def test_a_run_keeps_its_size_of_pictures(root, small_run, tmp_path):
 
 
 def _settled(attention, preset, positions, options=None, **changes):
-    return settle(
+    return Settings.resolve(
         train_options("pathfinder", device="cpu", attention=attention, options=options, preset=preset, **changes),
         num_positions=positions,
     )

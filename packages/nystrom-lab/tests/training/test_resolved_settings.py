@@ -14,11 +14,10 @@ from typing import Any
 
 import pytest
 
-from nystrom_lab.config import PretrainOptions, asked_words
+from nystrom_lab.config import PretrainOptions, words_of
 from nystrom_lab.training.presets import PRESETS
-from nystrom_lab.training.pretrain.pretrain_settings import PRETRAINING
-from nystrom_lab.training.pretrain.pretrain_settings import settle as settle_pretraining
-from nystrom_lab.training.run_settings import settle, train_options
+from nystrom_lab.training.pretrain.pretrain_settings import PRETRAINING, PretrainingSettings
+from nystrom_lab.training.run_settings import Settings, train_options
 
 KEPT = Path(__file__).with_name("resolved_settings.txt")
 # Of train, with the number of positions by the name of its option.
@@ -51,7 +50,7 @@ def trained(task: str, preset: str, attention: str | None) -> Iterator[dict[str,
             options = train_options(
                 task=task, preset=preset, attention=attention, device="cpu", precision="float32", **named
             )
-            settings = settle(options, num_positions=num_positions)
+            settings = Settings.resolve(options, num_positions=num_positions)
             yield {"settings": settings.record(), "words": settings.words()}
         except (ValueError, TypeError) as error:
             yield {"refused": str(error)}
@@ -61,8 +60,8 @@ def pretrained(name: str) -> Iterator[dict[str, Any]]:
     for change in PRETRAIN_CHANGES:
         try:
             options = PretrainOptions(data=Path("mlm"), preset=name, device="cpu", precision="float32", **change)
-            settings = settle_pretraining(PRETRAINING[name], None, options)
-            yield {"settings": settings.record(), "words": asked_words(options)}
+            settings = PretrainingSettings.resolve(options, PRETRAINING[name], None)
+            yield {"settings": settings.record(), "words": words_of(options)}
         except (ValueError, TypeError) as error:
             yield {"refused": str(error)}
 

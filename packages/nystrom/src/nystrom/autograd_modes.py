@@ -1,4 +1,4 @@
-"""What a `backward` does in graphs, batches of gradients and transforms, and recomputation by checkpointing."""
+"""A `backward` in graphs, batches of gradients and transforms, and recomputation by checkpointing."""
 
 import functools
 import inspect
@@ -25,7 +25,7 @@ def pull_back(function: Callable[..., Any], inputs: Sequence[Tensor], *grads: Te
 def needs_graph(*grads: Tensor | None) -> bool:
     """Whether a `backward` is to use plain operations, such as those of `pull_back`.
 
-    That is where its graph is recorded; for a batch of gradients, by `is_grads_batched`; and inside a transform of
+    True if its graph is recorded; for a batch of gradients, by `is_grads_batched`; and inside a transform of
     torch.func, whose gradients come for a graph that was recorded outside.
     """
     if torch.is_grad_enabled() or is_transformed():
@@ -50,7 +50,7 @@ def for_one_gradient(backward: F) -> F:
         try:
             return backward(*inputs)
         except RuntimeError as error:
-            # Of an operator, or of a loop of our own.
+            # An operator of torch raises the first message, a compiled loop of ours the second.
             if not any(
                 words in str(error) for words in ("Batching rule not implemented", "Cannot access data pointer")
             ):

@@ -1,4 +1,4 @@
-"""Interleaved measurements and their quartiles: whatever slows the machine down then slows all that are compared.
+"""Interleaved measurements and their quartiles: a load that slows the machine down then slows all that are compared.
 
 In each turn, each candidate is measured once. Ratios are taken within a turn; the median and the quartiles are
 reported.

@@ -23,7 +23,7 @@ def read_json(path: Path, *, remedy: str = _FETCH) -> dict[str, Any]:
 
     Args:
         path: The file.
-        remedy: What to do where it does not, for the error.
+        remedy: Advice in the error for a file that does not.
 
     Raises:
         ValueError: There is no such file, or it holds something else; the message names it.
@@ -48,17 +48,17 @@ def parse_json(content: bytes, wanted: type = dict) -> Any:
     except UnicodeDecodeError as error:
         raise ValueError(f"is not UTF-8 ({error.reason} at byte {error.start})") from error
     try:
-        found = json.loads(text, object_pairs_hook=_each_once)
+        value = json.loads(text, object_pairs_hook=_each_once)
     except RecursionError:
         raise ValueError(_too_deep()) from None
     except ValueError as error:
         raise ValueError(f"is not valid JSON ({error})") from error
-    if not isinstance(found, wanted):
-        raise ValueError(f"holds a {type(found).__name__}; expected {_WORDS[wanted]}")
+    if not isinstance(value, wanted):
+        raise ValueError(f"holds a {type(value).__name__}; expected {_WORDS[wanted]}")
     # A text with few brackets is not nested deeply: most have no need to be walked.
-    if text.count("[") + text.count("{") > DEEPEST and _is_deep(found):
+    if text.count("[") + text.count("{") > DEEPEST and _is_deep(value):
         raise ValueError(_too_deep())
-    return found
+    return value
 
 
 def _read(path: Path, wanted: type, remedy: str) -> Any:
@@ -75,11 +75,11 @@ def _read(path: Path, wanted: type, remedy: str) -> Any:
 
 
 def _each_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) < len(pairs):
+    entries = dict(pairs)
+    if len(entries) < len(pairs):
         names = [name for name, _ in pairs]
         raise ValueError(f"it has {next(name for name in names if names.count(name) > 1)!r} twice")
-    return found
+    return entries
 
 
 def _is_deep(content: Any) -> bool:

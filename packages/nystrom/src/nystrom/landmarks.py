@@ -123,7 +123,7 @@ def uniform(
     `draws` are the positions within the segments, in [0, 1), shared by the batch; None uses `even_draws`.
 
     Raises:
-        ValueError: As `segment_means`.
+        ValueError: The cases of `segment_means`.
     """
     _check(x, m, keep)
     keep = all_real(x) if keep is None else keep
@@ -156,7 +156,7 @@ def kmeans(
     A cluster that becomes empty in one of Lloyd's `steps` keeps its centre.
 
     Raises:
-        ValueError: As `segment_means`, or a negative number of steps.
+        ValueError: The cases of `segment_means`, or a negative number of steps.
     """
     _check(x, m, keep)
     check_at_least("steps", steps, 0)
@@ -176,7 +176,7 @@ def kmeans(
 def nearest_centres(x: Float[Tensor, "b n d"], centres: Float[Tensor, "b m d"]) -> Int[Tensor, "b n"]:
     """The nearest centre of each token, computed in chunks of tokens: nothing of size n x m is stored.
 
-    Of nearly equally near centres the first wins: their distances differ by rounding, which depends on padding.
+    The first of nearly equally near centres wins: their distances differ by rounding, which depends on padding.
     """
     # argmin |x - c|^2 = argmin |c|^2 / 2 - x.c; relative to the mean of the centres, fewer digits cancel.
     middle = centres.mean(dim=1, keepdim=True)
@@ -198,7 +198,7 @@ def _first_least(values: Float[Tensor, "b n m"], near: Float[Tensor, "b 1 1"]) -
 def even_draws(m: int, device: torch.device) -> Float[Tensor, " m"]:
     """Numbers in [0, 1) spread by the golden ratio, used if no random draws are given."""
     if torch.compiler.is_exporting():
-        # As constants: ONNX would compute in float32, and rounding could then select other tokens.
+        # Write constants: ONNX would compute in float32, and rounding could then select other tokens.
         return torch.tensor([i * GOLDEN_RATIO % 1 for i in range(1, m + 1)], dtype=torch.float32, device=device)
     return (torch.arange(1, m + 1, device=device, dtype=torch.float64) * GOLDEN_RATIO % 1).float()
 
@@ -265,7 +265,7 @@ def places_of_middle(count: Int[Tensor, " b"]) -> Int[Tensor, "b r"]:
 
 def middle_of_some(some: Float[Tensor, "b h r d"]) -> Float[Tensor, "b h 1 d"]:
     """The median of tokens in each channel, bounded; see `middle_of`."""
-    # By a stable sort, which can be exported to ONNX; of the two middle values, the one nearer to 0.
+    # A stable sort can be exported to ONNX; the median is the one of the two middle values that is nearer to 0.
     low, high = (
         some.sort(dim=2, stable=True).values[:, :, MIDDLE_TOKENS // 2 - 1 : MIDDLE_TOKENS // 2 + 1].split(1, dim=2)
     )

@@ -394,7 +394,7 @@ struct OfPositions {
         distance.assign(2 * at.furthest + 1, 0), around.assign(at.width, 0), sides.assign(2, 0);
         std::fill(scores.begin(), scores.end(), 0);
     }
-    // By the scores of the i-th query of a block.
+    // Add the scores of the i-th query of a block.
     void add_query(int64_t block, int64_t i, const REAL* given) {
         add(&strip[h.s.size - 1 - i], given, h.heavy);
         add(&scores[h.heavy], given + h.heavy, h.picked - h.heavy);
@@ -403,7 +403,7 @@ struct OfPositions {
             scores[h.heavy + j] = 0;
         }
     }
-    // By all queries of a block, and by what its clusters are given; the values beside its window are given theirs.
+    // Add all queries of a block and the shares of its clusters; the values beside its window get theirs.
     void add_block(int64_t block, const REAL* share, REAL* of_v) {
         for (int64_t i = 0; i < h.heavy + h.s.size - 1; i++) distance[at.at(i - h.s.size + 1 - h.s.reach)] += strip[i];
         for (int64_t i = 0; i < h.s.heavies; i++) distance[at.at(h.heavy_at[i] - block * h.s.size)] += scores[h.heavy + i];

@@ -5,7 +5,8 @@ They compute what `block_stretches`, `biased_blocks` (for buckets), `clusters.ne
 float32 and float64. A thread of torch takes whole heads, or stretches of tokens that no sum crosses, so that a result
 depends neither on the number of threads nor on what else the machine does. `native_library` has the machine's compiler
 make them at the first call that needs them. Without a compiler, with NYSTROM_NATIVE=0, and where something watches or
-transforms the operators, torch's operators do the work: `status` says which, and why.
+transforms the operators, torch's operators do the work: `status` says which, and why. `torch.compile` keeps the loops
+of `near_far` and `nystrom`, see `attention.loops_operator`.
 """
 
 import ctypes
@@ -19,7 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from nystrom.native_library import loops
-from nystrom.private_torch import count_modes, is_forward_mode, is_transformed, tracing_state
+from nystrom.private_torch import constant_of_graphs, count_modes, is_forward_mode, is_transformed, tracing_state
 from nystrom.shapes import has_numbers, is_number
 
 _OF_LANDMARKS = (
@@ -44,7 +45,7 @@ class Rows(ctypes.Structure):
 
     @classmethod
     def of(cls, x: Tensor | None) -> "Rows":
-        """Of a tensor, which must outlive the call."""
+        """The rows of a tensor, which must outlive the call."""
         if x is None:
             return cls(None, 0, 0, 0, 1)
         if x.ndim == 3:
@@ -87,10 +88,10 @@ class _Blocks(ctypes.Structure):
 class Positions(NamedTuple):
     """A bias of positions, as native.cpp's `Positions` has it."""
 
-    numbers: Tensor  # Of each head (h, x)
+    numbers: Tensor  # (h, x): for each head its bias by distance, around blocks, and at both sides
     furthest: int
     beside: int
-    gradient: Tensor | None = None  # Of the numbers, for each row of the queries, which is written
+    gradient: Tensor | None = None  # Gradient of the numbers for each row of the queries, an output
 
 
 class Status(NamedTuple):
@@ -112,6 +113,21 @@ def status(dtype: torch.dtype = torch.float32) -> Status:
     return Status(library is not None, file, problem or missing)
 
 
+def onnx_library() -> Path:
+    """A library of onnxruntime's operators with the loops, for its `SessionOptions.register_custom_ops_library`.
+
+    It has what `nystrom.models.export.onnx_program.export_onnx` writes with loops, and is compiled if need be.
+
+    Raises:
+        RuntimeError: No compiler can make it, or no folder can keep it.
+    """
+    _, file, problem = loops(torch.float32, "onnx_operators.cpp")
+    if file is None:
+        missing = problem or "they need a C++ compiler (CXX, or c++) on a POSIX system"
+        raise RuntimeError(f"the operators of onnxruntime cannot be made: {missing}")
+    return file
+
+
 def runs_in_stretches(*inputs: Tensor) -> bool:
     """Whether to work in stretches: on numbers on a CPU, in float32 or float64, of known sizes, outside a compiler."""
     return not torch.compiler.is_compiling() and all(
@@ -126,6 +142,20 @@ def is_plain(*inputs: Tensor) -> bool:
     if not runs_in_stretches(*inputs) or any(type(x) not in (Tensor, nn.Parameter) for x in inputs):
         return False
     return tracing_state() is None and not (is_transformed() or count_modes() or is_forward_mode())
+
+
+def keeps_loops(*inputs: Tensor) -> bool:
+    """Whether a compiler keeps the loops, see `attention.loops_operator`: outside of exports and transforms."""
+    if not torch.compiler.is_dynamo_compiling() or torch.compiler.is_exporting():
+        return False
+    if is_transformed() or is_forward_mode():
+        return False
+    return all(x.device.type == "cpu" and x.dtype == inputs[0].dtype for x in inputs) and _has_loops(inputs[0].dtype)
+
+
+@constant_of_graphs
+def _has_loops(dtype: torch.dtype) -> bool:
+    return status(dtype).runs
 
 
 def is_worth_loops(tokens: int) -> bool:
@@ -156,7 +186,7 @@ def run(name: str, arguments: ctypes.Structure, rows: int, *inputs: Tensor, repe
 
 @functools.cache
 def _of_torch() -> object:
-    """What calls a function on the threads of torch's operators, if that is GNU's OpenMP."""
+    """The call that runs a function on the threads of torch's operators, if they are GNU OpenMP's."""
     return getattr(ctypes.CDLL(None), "GOMP_parallel", None) if os.name == "posix" else None
 
 
@@ -197,7 +227,7 @@ def run_blocks(
 ) -> None:
     """Call a loop of `native.cpp` over the blocks of each head of near_far, whose tokens are whole blocks.
 
-    It writes into the memory of `out`, of the gradients, or of `selected`. What is chosen are heavy keys, which of them
+    It writes into the memory of `out`, of the gradients, or of `selected`. `chosen` are heavy keys, which of them
     exist, and the cluster of each key; the sizes are the number of clusters, the queries of a block, and its reach.
     """
     x, chosen = {name: dense(x) for name, x in tensors.items()}, [packed(each) for each in chosen]

@@ -1,10 +1,11 @@
 r"""The loops of `native.cpp`, compiled once for a machine and loaded from a file that is whole and ours.
 
 `CXX`, or c++, compiles them in about two seconds, in one thread of one process, into `~/.cache/nystrom` (or that of
-`XDG_CACHE_HOME`, if absolute). The name of a library is a hash of the source, the compiler and its options, the
-processor and the C library. It ends in a checksum, and is loaded if that is right, and if file and folder belong to
-this user and no other may write to them; otherwise it is compiled anew. If the folder cannot be used, each process
-compiles for itself. A process settles this once for each dtype, and warns once.
+`XDG_CACHE_HOME`, if absolute). The name of a library is a hash of the source (`native.cpp`, or that and a file that
+stands on it), the compiler and its options, the processor and the C library. It ends in a checksum, and is loaded if
+that is right, and if file and folder belong to this user and no other may write to them; otherwise it is compiled anew.
+If the folder cannot be used, each process compiles for itself. A process settles this once for each dtype and source,
+and warns once.
 """
 
 import ctypes
@@ -53,30 +54,31 @@ class Loops(NamedTuple):
     problem: str = ""
 
 
-_settled: dict[torch.dtype, Loops] = {}
+_settled: dict[tuple[torch.dtype, str], Loops] = {}
 
 
-def loops(dtype: torch.dtype) -> Loops:
-    """The loops in float32 or float64, if they can be had."""
-    if dtype not in _settled:
+def loops(dtype: torch.dtype, more: str = "") -> Loops:
+    """The loops in float32 or float64, if they can be had; `more` is a file of source that stands on `native.cpp`."""
+    wanted = dtype, more
+    if wanted not in _settled:
         with _lock:
-            silent = dtype in _settled or any(others.problem for others in _settled.values())
-            if dtype not in _settled:
-                _settled[dtype] = _settle(dtype)
-        problem = _settled[dtype].problem
+            silent = wanted in _settled or any(others.problem for others in _settled.values())
+            if wanted not in _settled:
+                _settled[wanted] = _settle(dtype, more)
+        problem = _settled[wanted].problem
         # Once all is settled, since a filter may raise it.
         if problem and not silent:
             warnings.warn(problem, RuntimeWarning, stacklevel=2)
-    return _settled[dtype]
+    return _settled[wanted]
 
 
-def _settle(dtype: torch.dtype) -> Loops:
+def _settle(dtype: torch.dtype, more: str) -> Loops:
     compiler = os.environ.get("CXX", "c++")
     words = compiler.split()
     if sys.platform == "win32" or not words or shutil.which(words[0]) is None:
         return Loops()
     try:
-        return _load(words, dtype)
+        return _load(words, dtype, more)
     except (OSError, RuntimeError, subprocess.SubprocessError) as error:  # RuntimeError: no thread can be started
         lines = (getattr(error, "stderr", None) or b"").decode(errors="replace").split("\n")
         problem = (
@@ -86,9 +88,9 @@ def _settle(dtype: torch.dtype) -> Loops:
         return Loops(problem=problem)
 
 
-def _load(words: list[str], dtype: torch.dtype) -> Loops:
+def _load(words: list[str], dtype: torch.dtype, more: str) -> Loops:
     # The compiler reads these bytes, of which the key is a hash; they may lie in an archive.
-    source = files("nystrom").joinpath("native.cpp").read_bytes()
+    source = b"".join(files("nystrom").joinpath(name).read_bytes() for name in ("native.cpp", more) if name)
     version = subprocess.run([*words, "--version"], capture_output=True, timeout=60).stdout
     capability = torch.backends.cpu.get_cpu_capability()
     options = "-std=c++17", "-O3", f"-DREAL={_NAMES[dtype]}", "-shared", "-fPIC", "-pthread"

@@ -3,18 +3,19 @@
 A new version of torch may move or drop any of them: this is the file to read then.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from types import CodeType
 from typing import TypeVar
 
 import torch
 from torch._C import _are_functorch_transforms_active as is_transformed  # Inside vmap, grad or another of torch.func
-from torch._C import _current_graph_task_id as graph_task  # Of the backward pass that runs; negative outside of one
+from torch._C import _current_graph_task_id as graph_task  # Id of the backward pass that runs; negative outside of one
 from torch._C import _get_tracing_state as tracing_state  # None outside of torch.jit.trace
 from torch._C import _len_torch_dispatch_stack as count_modes  # Modes that see each operator
 from torch._C._autograd import _get_current_graph_task_keep_graph as keeps_graph  # retain_graph of the pass that runs
 from torch._C._autograd import _top_saved_tensors_default_hooks as saved_tensors_hooks
-from torch._C._functorch import is_legacy_batchedtensor as is_batched_gradient  # By is_grads_batched
+from torch._C._functorch import is_legacy_batchedtensor as is_batched_gradient  # Made by is_grads_batched
 from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack as outside_transforms
 from torch._subclasses.fake_tensor import FakeTensor  # A tensor without numbers
 from torch.autograd import forward_ad
@@ -38,6 +39,7 @@ __all__ = [
     "skip_code",
     "softmax_backward",
     "tracing_state",
+    "with_autograd",
 ]
 
 # Raises where a condition on values does not hold when a compiled graph runs.
@@ -55,6 +57,18 @@ def is_forward_mode() -> bool:
     return forward_ad._current_level >= 0
 
 
+@contextmanager
+def with_autograd() -> Iterator[None]:
+    """Record a graph inside an operator of our own, below which torch records none."""
+    keys = torch._C.DispatchKey
+    with (
+        torch._C._SetExcludeDispatchKeyGuard(keys.AutogradFunctionality, False),
+        torch._C._SetExcludeDispatchKeyGuard(keys.ADInplaceOrView, False),
+        torch.enable_grad(),
+    ):
+        yield
+
+
 def skip_code(code: CodeType) -> None:
     """Let a compiler make no graph of a function of its own."""
     # Importing the compiler takes seconds.
@@ -66,7 +80,7 @@ def skip_code(code: CodeType) -> None:
 def constant_of_graphs(function: F) -> F:
     """Let a compiler call a function once and keep its result, as torch.compiler.assume_constant_result does.
 
-    That would import the compiler.
+    The function itself would import the compiler.
     """
     function._dynamo_marked_constant = True  # pyright: ignore[reportFunctionMemberAccess]
     return function

@@ -28,7 +28,7 @@ class Progress:
     Args:
         what: The work, in a few words.
         total: Amount of work; None if it is not known.
-        unit: What is counted, such as "files"; "B" for bytes, shown in megabytes.
+        unit: Unit of the work, such as "files"; "B" for bytes, shown in megabytes.
         initial: Amount that was done before.
     """
 
@@ -120,7 +120,7 @@ class Progress:
         line = (
             f"{self.what}: {step}, {self.unit.removesuffix('s')} {self.done + 1} of {self.total}, {duration(seconds)}"
         )
-        # One that takes longer than those before would be told to end at once.
+        # A piece that takes longer than the mean of those before has no estimate: it would be negative.
         if self.total is not None and done and self.unit != _STEPS and seconds <= before / done:
             line += f", about {duration(before / done * (self.total - self.done) - seconds)} left"
         if self._lines:

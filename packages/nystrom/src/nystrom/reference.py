@@ -48,8 +48,8 @@ def by_sequence(
         for h in range(q.shape[1]):
             zeros = v.new_zeros(q.shape[2], v.shape[3])
             if len(real_k):
-                found = formula(q[b, h, real_q], k[b, h, real_k], v[b, h, real_k], b, h, real_k - real_k[0])
-                zeros = zeros.index_copy(0, real_q, found)
+                rows = formula(q[b, h, real_q], k[b, h, real_k], v[b, h, real_k], b, h, real_k - real_k[0])
+                zeros = zeros.index_copy(0, real_q, rows)
             out.append(zeros)
     return torch.stack(out).unflatten(0, q.shape[:2])
 
@@ -336,7 +336,7 @@ def far_bias(
 
     Args:
         between: The bias of distances, key minus query.
-        places: Those of the tokens, counted from the first.
+        places: Places of the tokens, counted from the first.
         block_size: Queries of a block.
         reach: Tokens beside its block that a query sees.
         by_sides: Which of the two.
@@ -375,7 +375,7 @@ def selected_keys(
 ) -> Bool[Tensor, "n s"]:
     r"""The keys that the block of each query selects in `near_far`, where they count as near (ours).
 
-    Those with the largest $\max_t e^{c\, \bar q_t^\top k_j} / Z_t \cdot \|v_j - \nu(j)\|_1$ among 4 candidates for
+    They have the largest $\max_t e^{c\, \bar q_t^\top k_j} / Z_t \cdot \|v_j - \nu(j)\|_1$ among 4 candidates for
     each: $\bar q_t$ are the means of 16 queries, $Z_t$ the sums of their softmax over heavy keys and clusters, $\nu(j)$
     is the mean value of the cluster of j. Candidates are the keys of the clusters with the largest loss, their mean
     keys and mean distances in its place. Logarithms are compared in steps of 1 / 1024; of equal ones, the first wins.

@@ -30,7 +30,7 @@ from torch import Tensor
 from nystrom.precision import is_autocast
 from nystrom.private_torch import FakeTensor, assert_in_graph
 
-# Where a method's draws come from: None spreads them evenly, "global" is torch's global generator.
+# The source of a method's draws: None spreads them evenly, "global" is torch's global generator.
 Generator = torch.Generator | Literal["global"] | None
 # A torch.distributed.ProcessGroup, or a DeviceMesh of one dimension; not every build of torch has them.
 Group = Any

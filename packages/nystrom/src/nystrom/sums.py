@@ -30,7 +30,7 @@ def read_sums(folder: Path) -> dict[str, tuple[int, str | None]]:
 
 
 def find_fault(folder: Path, *, of: Path | None = None, besides: tuple[str, ...] = ()) -> str:
-    """What is wrong with the recorded files of a folder; "" if they are unchanged.
+    """The fault of the recorded files of a folder; "" if they are unchanged.
 
     Files outside of it, which a record of an earlier version may list, are left out, and names that end in one of
     `besides`.

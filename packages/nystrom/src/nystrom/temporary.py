@@ -108,7 +108,7 @@ if sys.platform != "win32":
             if stat.S_ISREG(status.st_mode) and status.st_uid == os.geteuid():
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 if path.suffix == _LOCK:
-                    # Of a link in the folder's place nothing is removed.
+                    # rmtree removes nothing through a link in the folder's place.
                     shutil.rmtree(path.with_suffix(""), ignore_errors=True)
                 path.unlink()
         finally:

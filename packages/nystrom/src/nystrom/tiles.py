@@ -98,10 +98,10 @@ def heat_map(
             f"coordinates of {len(values)} tiles span a grid of {shape[0]:,} x {shape[1]:,} cells, so their "
             "distance is not plain: pass tile=, the size of a tile in pixels, or tile=1 if coordinates count tiles."
         )
-    found, seen = (
+    grid, seen = (
         values.new_zeros(shape).index_put((y, x), each, accumulate=True) for each in (values, torch.ones_like(values))
     )
-    return torch.where(seen > 0, found, torch.nan)
+    return torch.where(seen > 0, grid, torch.nan)
 
 
 # Bits of a coordinate; a place along the curve has twice as many.

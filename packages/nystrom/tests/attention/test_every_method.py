@@ -1,5 +1,7 @@
 """The nine laws that every attention method keeps (see the module docstrings under `nystrom.attention`).
 
+The mark `law` numbers the law that a test holds, and docs/promises.md lists the tests by it (`make tables`).
+
 A method in the registry without a line in `VARIANTS` fails the suite. A line is a small set of options under which a
 sequence of a dozen tokens takes the method's own path, not its exact limit.
 """
@@ -427,6 +429,7 @@ def test_the_module_is_the_function(name, options):
 # Law 1: any length.
 
 
+@pytest.mark.law(1)
 @every_case
 @few
 @given(
@@ -441,6 +444,7 @@ def test_any_length(name, options, n, s, b, h, d, e, seed):
     assert out.isfinite().all()
 
 
+@pytest.mark.law(1)
 @every_case
 @pytest.mark.parametrize(("b", "n", "s"), [(0, 9, 9), (2, 0, 0), (2, 9, 0), (2, 0, 9)])
 def test_no_sequence_no_query_or_no_key_gives_an_empty_result_or_zeros(name, options, b, n, s):
@@ -458,6 +462,7 @@ def test_no_sequence_no_query_or_no_key_gives_an_empty_result_or_zeros(name, opt
 # Law 2: what a masked token holds, and padding, change nothing.
 
 
+@pytest.mark.law(2)
 @every_case
 @few
 @given(n=lengths, seed=seeds, junk=st.sampled_from([float("nan"), float("inf"), -1e30, 3.0]))
@@ -475,6 +480,7 @@ def test_what_a_masked_token_holds_changes_nothing(name, options, n, seed, junk)
         assert not soiled[(~keep)[:, None].expand(soiled.shape[:3])].any()
 
 
+@pytest.mark.law(2)
 @every_case
 @few
 @given(n=lengths, before=st.integers(0, 30), after=st.integers(0, 30), seed=seeds)
@@ -487,6 +493,7 @@ def test_padding_changes_nothing(name, options, n, before, after, seed):
     torch.testing.assert_close(out[:, :, before : before + n], attend(*inputs), **CLOSE)
 
 
+@pytest.mark.law(2)
 @every_case
 @few
 @given(n=lengths, words=st.integers(1, 6), before=st.integers(0, 30), after=st.integers(0, 30), seed=seeds)
@@ -508,6 +515,7 @@ def test_padding_changes_nothing_where_tokens_repeat(name, options, n, words, be
     torch.testing.assert_close(out[:, :, before : before + n], attend(*inputs), **CLOSE)
 
 
+@pytest.mark.law(2)
 @every_case
 @few
 @given(n=lengths, before=st.integers(0, 30), after=st.integers(0, 30), seed=seeds)
@@ -522,6 +530,7 @@ def test_padding_changes_nothing_where_scores_are_equal(name, options, n, before
     torch.testing.assert_close(out[:, :, before : before + n], attend(*inputs), **CLOSE)
 
 
+@pytest.mark.law(2)
 @every_case
 @few
 @given(n=lengths, s=lengths, before=st.integers(0, 30), after=st.integers(0, 30), seed=seeds)
@@ -543,6 +552,7 @@ def test_padding_of_queries_and_keys_apart_changes_nothing(name, options, n, s, 
     torch.testing.assert_close(out[:, :, after : after + n], expected, **CLOSE)
 
 
+@pytest.mark.law(2)
 @every_case
 @few
 @given(n=lengths, seed=seeds)
@@ -557,6 +567,7 @@ def test_holes_change_nothing(name, options, n, seed):
     )
 
 
+@pytest.mark.law(2)
 @every_case
 @pytest.mark.parametrize("n", [19, 20, 21])
 def test_masks_of_cross_attention_do_not_look_at_lengths(name, options, n):
@@ -571,6 +582,7 @@ def test_masks_of_cross_attention_do_not_look_at_lengths(name, options, n):
     torch.testing.assert_close(attend(q[:, :, :n], k, v, key_keep=keep), expected, **CLOSE)
 
 
+@pytest.mark.law(2)
 @every_case
 @pytest.mark.parametrize("junk", [float("nan"), 1e30])
 @pytest.mark.parametrize("self_attention", [True, False])
@@ -595,6 +607,7 @@ def test_what_padding_holds_reaches_no_gradient_of_a_layer(name, options, junk, 
 # Law 3: the rest of the batch changes nothing.
 
 
+@pytest.mark.law(3)
 @every_case
 @few
 @given(n=lengths, seed=seeds)
@@ -609,6 +622,7 @@ def test_the_rest_of_the_batch_changes_nothing(name, options, n, seed):
         torch.testing.assert_close(together[i : i + 1], alone, **CLOSE)
 
 
+@pytest.mark.law(3)
 @every_case
 @few
 @given(n=lengths, words=st.integers(1, 6), seed=seeds)
@@ -625,6 +639,7 @@ def test_the_rest_of_the_batch_changes_nothing_where_tokens_repeat(name, options
         torch.testing.assert_close(together[i : i + 1], alone, **CLOSE)
 
 
+@pytest.mark.law(3)
 @cases_of_torch
 def test_a_neighbour_that_is_not_a_number_changes_nothing(name, options):
     clean = draw(19, 24, b=3)
@@ -640,6 +655,7 @@ def test_a_neighbour_that_is_not_a_number_changes_nothing(name, options):
         torch.testing.assert_close(x, y, **CLOSE)
 
 
+@pytest.mark.law(3)
 @every_case
 @few
 @given(sizes=st.lists(st.integers(0, 25), min_size=1, max_size=6), seed=seeds)
@@ -664,6 +680,7 @@ def test_packed_sequences_are_each_alone(name, options, sizes, seed):
         torch.testing.assert_close(ours, alone, **CLOSE)
 
 
+@pytest.mark.law(3)
 @pytest.mark.refuses
 @every_case
 def test_packed_sequences_that_are_none_are_refused(name, options):
@@ -719,6 +736,7 @@ EXACT_CASES = [
 every_exact_case = pytest.mark.parametrize(("name", "backend"), EXACT_CASES, ids=str)
 
 
+@pytest.mark.law(4)
 @every_exact_case
 @few
 @given(count=st.integers(1, 12), seed=seeds)
@@ -729,6 +747,7 @@ def test_the_exact_limit_is_met(name, backend, count, seed):
     torch.testing.assert_close(attend(q, k, v), oracle(q, k, v), rtol=1e-10, atol=1e-12)
 
 
+@pytest.mark.law(4)
 @every_exact_case
 @few
 @given(count=st.integers(1, 12), seed=seeds)
@@ -745,6 +764,7 @@ def test_a_short_sequence_among_long_ones_is_exact(name, backend, count, seed):
     torch.testing.assert_close(out, oracle(*(x[0, :, keep[0]] for x in inputs)), rtol=1e-10, atol=1e-12)
 
 
+@pytest.mark.law(4)
 @every_case
 def test_gradients_of_a_short_sequence_do_not_see_the_long_ones(name, options):
     together, keep = draw(16, 30), torch.ones(2, 30, dtype=torch.bool, device=DEVICE)
@@ -759,6 +779,7 @@ def test_gradients_of_a_short_sequence_do_not_see_the_long_ones(name, options):
         torch.testing.assert_close(x.grad[:1, :, :2], y.grad, **CLOSE)
 
 
+@pytest.mark.law(4)
 @pytest.mark.parametrize(("name", "backend"), [case for case in EXACT_CASES if is_cross(*case)], ids=str)
 @pytest.mark.parametrize(("n", "s"), [(5, 40), (40, 5)])
 def test_few_queries_or_few_keys_are_exact(name, backend, n, s):
@@ -774,6 +795,7 @@ def test_few_queries_or_few_keys_are_exact(name, backend, n, s):
 # Law 5: dtypes, autocast, finiteness, no real token.
 
 
+@pytest.mark.law(5)
 @every_case
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 2e-4), (torch.bfloat16, 6e-2), (torch.float16, 8e-3)])
 def test_low_precision_stays_near_float64(name, options, dtype, tolerance):
@@ -960,6 +982,7 @@ def relative_error(found, exact):
     return error if error == error else float("inf")
 
 
+@pytest.mark.law(5)
 @cases_of_torch
 @pytest.mark.parametrize("size", [1, 10, 100])
 def test_float32_is_as_near_to_float64_as_the_plain_formula(name, options, size):
@@ -977,6 +1000,7 @@ def test_float32_is_as_near_to_float64_as_the_plain_formula(name, options, size)
     assert errors <= 4 * formula + 8 * torch.finfo(torch.float32).eps
 
 
+@pytest.mark.law(5)
 @every_case
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_autocast_is_the_low_dtype(name, options, dtype):
@@ -992,6 +1016,7 @@ def test_autocast_is_the_low_dtype(name, options, dtype):
         assert attend(*(x.detach()[:0] for x in (q, k, v))).dtype == dtype
 
 
+@pytest.mark.law(5)
 @every_case
 @pytest.mark.parametrize(
     ("dtype", "size"),
@@ -1005,6 +1030,7 @@ def test_outputs_and_gradients_are_finite(name, options, dtype, size):
     assert all(x.grad.isfinite().all() for x in inputs)
 
 
+@pytest.mark.law(5)
 @cases_of_torch
 @pytest.mark.parametrize("masked", [False, True])
 def test_float16_with_the_skip_is_clipped_where_the_sum_overflows(name, options, masked):
@@ -1027,6 +1053,7 @@ def test_float16_with_the_skip_is_clipped_where_the_sum_overflows(name, options,
     torch.testing.assert_close(out.float(), expected, rtol=0, atol=200)
 
 
+@pytest.mark.law(5)
 @cases_of_torch
 @pytest.mark.parametrize("size", [1e3, 6e4])
 def test_tokens_near_the_largest_float16_have_finite_gradients(name, options, size):
@@ -1054,6 +1081,7 @@ def with_outlier(inputs, seed, *, where, whole, size):
     return list(inputs.values())
 
 
+@pytest.mark.law(5)
 @cases_of_torch
 @settings(max_examples=40, deadline=None)
 @given(
@@ -1097,6 +1125,7 @@ def test_huge_tokens_leave_finite_what_exact_attention_does(name, options, n, dt
         assert ours.isfinite().all() or not (fits and of_exact.isfinite().all())
 
 
+@pytest.mark.law(5)
 @cases_of_torch
 @pytest.mark.parametrize("where", ["q", "k", "v", "unwanted"])
 def test_an_outlier_costs_no_more_digits_than_in_the_plain_formula(name, options, where):
@@ -1130,6 +1159,7 @@ COMMON_OFFSET = {
 }
 
 
+@pytest.mark.law(5)
 @pytest.mark.parametrize(
     ("name", "options"), [case for case in cases_of_torch.args[1] if case.values[0] in COMMON_OFFSET]
 )
@@ -1153,6 +1183,7 @@ def test_a_common_offset_costs_no_more_digits_than_in_the_plain_formula(name, op
     assert errors <= 4 * formula + 8 * torch.finfo(torch.float32).eps
 
 
+@pytest.mark.law(5)
 @every_case
 def test_equal_tokens_are_finite(name, options):
     inputs = [torch.ones(1, 2, 20, 4, dtype=torch.float64, requires_grad=True, device=DEVICE) for _ in range(3)]
@@ -1162,6 +1193,7 @@ def test_equal_tokens_are_finite(name, options):
     assert all(x.grad.isfinite().all() for x in inputs)
 
 
+@pytest.mark.law(5)
 @every_case
 def test_a_sequence_without_a_real_token_gives_zeros(name, options):
     inputs = [x.requires_grad_() for x in draw(6, 17)]
@@ -1174,6 +1206,7 @@ def test_a_sequence_without_a_real_token_gives_zeros(name, options):
     assert all(not x.grad[0].any() and x.grad.isfinite().all() for x in inputs)
 
 
+@pytest.mark.law(5)
 @every_case
 def test_queries_without_a_real_key_give_zeros(name, options):
     if not is_cross(name, options):
@@ -1211,6 +1244,7 @@ def largest_tensor(name, options, n, masked):
     return largest.numel
 
 
+@pytest.mark.law(8)
 @cases_of_torch
 @pytest.mark.parametrize("kind", ["meta", "fake"])
 def test_tensors_without_numbers_give_shapes(name, options, kind):
@@ -1230,6 +1264,7 @@ def test_tensors_without_numbers_give_shapes(name, options, kind):
         assert [x.grad.shape for x in inputs] == [x.shape for x in inputs]
 
 
+@pytest.mark.law(6)
 @every_case_masked
 def test_nothing_quadratic_is_stored(name, options, masked):
     if (name, options) == QUADRATIC_BY_DESIGN:
@@ -1255,6 +1290,7 @@ def test_nothing_quadratic_is_stored(name, options, masked):
 # Law 7: randomness enters as a generator.
 
 
+@pytest.mark.law(7)
 @pytest.mark.parametrize(("name", "options"), RANDOM, ids=str)
 def test_the_generator_decides(name, options):
     q, k, v = draw(8, 40)
@@ -1268,6 +1304,7 @@ def test_the_generator_decides(name, options):
     torch.testing.assert_close(torch.get_rng_state(), state, rtol=0, atol=0)
 
 
+@pytest.mark.law(7)
 @pytest.mark.parametrize(("name", "options"), RANDOM, ids=str)
 def test_draws_do_not_see_padding_or_neighbours(name, options):
     q, k, v = draw(9, 40)
@@ -1284,6 +1321,7 @@ def test_draws_do_not_see_padding_or_neighbours(name, options):
         torch.testing.assert_close(together[i : i + 1, :, real], out, **CLOSE)
 
 
+@pytest.mark.law(7)
 @every_case
 def test_evaluation_repeats_itself(name, options):
     q, k, v = draw(10, 40)
@@ -1293,6 +1331,7 @@ def test_evaluation_repeats_itself(name, options):
     torch.testing.assert_close(torch.get_rng_state(), state, rtol=0, atol=0)
 
 
+@pytest.mark.law(8)
 @cases_of_torch
 @pytest.mark.parametrize("context", [torch.no_grad, torch.inference_mode])
 def test_without_a_graph_the_result_is_the_same(name, options, context):
@@ -1305,6 +1344,7 @@ def test_without_a_graph_the_result_is_the_same(name, options, context):
         torch.testing.assert_close(out, attend(*leaves, **masks).detach(), **CLOSE)
 
 
+@pytest.mark.law(7)
 @pytest.mark.parametrize(("name", "options"), RANDOM, ids=str)
 def test_training_draws_anew(name, options):
     q, k, v = draw(11, 40)
@@ -1329,6 +1369,7 @@ def under(default):
         torch.set_default_dtype(before)
 
 
+@pytest.mark.law(7)
 @pytest.mark.parametrize(
     ("name", "options", "n", "default", "native"),
     [
@@ -1370,6 +1411,7 @@ def test_torchs_defaults_change_nothing(name, options, n, default, native, monke
             torch.testing.assert_close(y, x, rtol=0, atol=0)
 
 
+@pytest.mark.law(7)
 @every_default
 @pytest.mark.parametrize("rows", [nystrom_rows, near_far_rows])
 def test_rows_do_not_see_torchs_defaults(rows, default):
@@ -1379,6 +1421,7 @@ def test_rows_do_not_see_torchs_defaults(rows, default):
         torch.testing.assert_close(rows(q, k, asked.to(DEVICE), keep=keep), expected, rtol=0, atol=0)
 
 
+@pytest.mark.law(7)
 @every_default
 @pytest.mark.parametrize(("name", "options"), [case for case in RANDOM if "backend" not in case[1]], ids=str)
 def test_draws_do_not_see_torchs_defaults(name, options, default):
@@ -1392,6 +1435,7 @@ def test_draws_do_not_see_torchs_defaults(name, options, default):
         torch.testing.assert_close(y, x, rtol=0, atol=0)
 
 
+@pytest.mark.law(7)
 @pytest.mark.long
 @every_default
 @pytest.mark.parametrize("name", ["bigbird", "skyformer", "reformer"])
@@ -1407,6 +1451,7 @@ def test_an_exported_draw_does_not_see_torchs_defaults(name, default):
 # Law 8: compile, export with a dynamic n, gradcheck.
 
 
+@pytest.mark.law(8)
 @compiled_cases_masked
 def test_compiles_to_one_graph(name, options, masked):
     attend = build(name, options)
@@ -1422,6 +1467,7 @@ def test_compiles_to_one_graph(name, options, masked):
 LONG = {"reformer", "longformer", "bigbird"}
 
 
+@pytest.mark.law(8)
 @pytest.mark.parametrize(
     ("name", "backend"),
     [pytest.param(*case, marks=[pytest.mark.slow] * (case[0] in LONG)) for case in EXACT_CASES],
@@ -1441,6 +1487,7 @@ def test_compiles_to_one_graph_for_any_length(name, backend):
     torch.compiler.reset()
 
 
+@pytest.mark.law(8)
 @pytest.mark.parametrize(
     ("kind", "masked", "marked"),
     [
@@ -1473,6 +1520,7 @@ def test_one_graph_serves_all_lengths(name, kind, masked, marked):
     torch.compiler.reset()
 
 
+@pytest.mark.law(8)
 @pytest.mark.long
 @every_exact_case
 def test_compiles_for_one_length_where_nothing_is_trained(name, backend):
@@ -1483,6 +1531,7 @@ def test_compiles_for_one_length_where_nothing_is_trained(name, backend):
     torch.compiler.reset()
 
 
+@pytest.mark.law(8)
 @pytest.mark.slow
 @every_exact_case
 def test_inductor_gives_the_same(name, backend):
@@ -1494,6 +1543,7 @@ def test_inductor_gives_the_same(name, backend):
     torch.compiler.reset()
 
 
+@pytest.mark.law(8)
 @compiled_cases_masked
 @pytest.mark.parametrize("strict", [False, pytest.param(True, marks=pytest.mark.long)], ids=["traced", "strict"])
 def test_exports_with_a_dynamic_length(name, options, masked, strict):
@@ -1516,6 +1566,7 @@ def test_exports_with_a_dynamic_length(name, options, masked, strict):
         torch.testing.assert_close(exported(*inputs, **keeps), attend(*inputs, **keeps), **CLOSE)
 
 
+@pytest.mark.law(8)
 @every_case_masked
 def test_gradients_are_right(name, options, masked):
     if options.get("landmarks") == "kmeans":
@@ -1556,6 +1607,7 @@ def second_derivatives(loss, x, way):
     yield from (by_grad, by_backward, by_reverse_twice, by_forward_over_reverse)
 
 
+@pytest.mark.law(8)
 @mapped_one_by_one
 @cases_with_one_of_triton
 @pytest.mark.parametrize("masked", [False, True])
@@ -1594,6 +1646,7 @@ def test_second_derivatives_are_right_or_raise(name, options, masked):
         assert found >= 9
 
 
+@pytest.mark.law(8)
 @mapped_one_by_one
 @cases_of_torch
 def test_forward_mode_is_right_or_refused_by_name(name, options):
@@ -1619,6 +1672,7 @@ def test_forward_mode_is_right_or_refused_by_name(name, options):
     torch.testing.assert_close(torch.func.hessian(loss)(*inputs), reverse, **CLOSE)
 
 
+@pytest.mark.law(8)
 @mapped_one_by_one
 @cases_of_torch
 @pytest.mark.parametrize("masked", [False, True])
@@ -1638,6 +1692,7 @@ def test_gradients_of_each_sequence_by_torch_func(name, options, masked):
         torch.testing.assert_close(x, y.grad, **CLOSE)
 
 
+@pytest.mark.law(8)
 @mapped_one_by_one
 @cases_of_torch
 def test_a_map_over_one_of_the_inputs_alone(name, options):
@@ -1651,6 +1706,7 @@ def test_a_map_over_one_of_the_inputs_alone(name, options):
             torch.testing.assert_close(out[copy], expected, **CLOSE)
 
 
+@pytest.mark.law(8)
 @mapped_one_by_one
 @cases_of_torch
 @pytest.mark.parametrize("case", ["open", "masked", "skip"])
@@ -1741,6 +1797,7 @@ def bad_inputs():
 BAD_INPUTS = list(bad_inputs())
 
 
+@pytest.mark.law(9)
 @every_case
 @pytest.mark.refuses
 @pytest.mark.parametrize("case", BAD_INPUTS, ids=[case[0] for case in BAD_INPUTS])
@@ -1751,6 +1808,7 @@ def test_bad_inputs_raise_by_name(name, options, case):
         attend(*inputs, **masks)
 
 
+@pytest.mark.law(9)
 @pytest.mark.parametrize("name", METHODS)
 def test_unknown_options_raise_with_the_nearest(name):
     known = [field.name for field in dataclasses.fields(METHODS[name].options)]
@@ -1758,11 +1816,13 @@ def test_unknown_options_raise_with_the_nearest(name):
         build_attention(name, num_heads=2, head_dim=4, **{known[0] + "s": 3})
 
 
+@pytest.mark.law(9)
 def test_unknown_methods_raise():
     with pytest.raises(ValueError, match=r"attention method 'nystorm' is unknown.*Perhaps you meant 'nystrom'"):
         build_attention("nystorm", num_heads=2, head_dim=4)
 
 
+@pytest.mark.law(1)
 @pytest.mark.parametrize("rows", [nystrom_rows, near_far_rows])
 @pytest.mark.parametrize(("b", "n", "s"), [(2, 5, 0), (0, 5, 5), (2, 0, 5), (2, 0, 0)])
 def test_rows_of_nothing_are_empty(rows, b, n, s):
@@ -1772,6 +1832,7 @@ def test_rows_of_nothing_are_empty(rows, b, n, s):
         assert rows(q, k, asked, **masks).shape == (b, 2, n, s)
 
 
+@pytest.mark.law(9)
 @pytest.mark.refuses
 @pytest.mark.parametrize("generator", [3, "globl"])
 @pytest.mark.parametrize(("name", "options"), RANDOM, ids=str)
@@ -1780,6 +1841,7 @@ def test_what_is_no_generator_raises(name, options, generator):
         FUNCTIONS[name](*draw(0, 40), generator=generator, **options)
 
 
+@pytest.mark.law(9)
 @pytest.mark.refuses
 def test_autocast_takes_no_mix_with_float64():
     q, k, v = draw(0, 12)

@@ -61,7 +61,7 @@ def arguments_of(
 ) -> dict[str, Any]:
     """The arguments of a command line, by the signature and docstring of a function or a class of options.
 
-    tyro reads the words. What must be given comes first, and a class's own fields before those of its bases.
+    tyro reads the words. Required options come first, and a class's own fields before those of its bases.
 
     Args:
         kind: The function or class, which is not called.
@@ -85,7 +85,7 @@ def arguments_of(
     parameters = {key: each for key, each in parameters_of(kind).items() if key not in without}
     own = {key: each.default for key, each in parameters.items() if each.default is not each.empty}
     defaults = {**own, **defaults}
-    # What must be given comes first.
+    # Required options come first.
     shown = sorted(parameters, key=defaults.__contains__)
     types, docs = {**get_type_hints(kind, include_extras=True), **types}, _docs(kind)
 
@@ -118,7 +118,7 @@ def arguments_of(
             raise UsageError(f"{line}. See nystrom {name} --help.")
 
     with ExitStack() as stack:
-        # Not of tyro's public interface: without it tyro prints its own box, and exits.
+        # This hook is not part of tyro's public interface: without it tyro prints its own box, and exits.
         if (told := getattr(getattr(tyro, "_errors", None), "on_parse_error", None)) is not None:
             stack.enter_context(told(refuse))
         # Help has styles on a terminal.
@@ -145,7 +145,7 @@ def _check_paths(given: Mapping[str, Any], names: Mapping[str, str]) -> None:
             if not isinstance(path, Path):
                 continue
             if key in OUTPUTS:
-                # What is there already may be of the same command, which says so.
+                # An output that exists may be of the same command, which reports it.
                 if not os.path.lexists(path):
                     check_place(path)
                 continue
@@ -285,7 +285,7 @@ def attention_of(model: str) -> str:
     try:
         named = read_json(config).get("attention", "nystrom")
     except (OSError, ValueError):
-        # What is wrong with the model is said when it is read.
+        # The command that reads the model reports what is wrong with it.
         return "nystrom"
     return named if isinstance(named, str) else "nystrom"
 
@@ -309,7 +309,7 @@ def _docs(kind: Callable[..., Any]) -> dict[str, str]:
 
 
 def _wrong(event: Any) -> str:
-    """What is wrong with a command line, by tyro's event; "" for what tyro says itself."""
+    """The fault of a command line, by tyro's event; "" if tyro's own message says it."""
     if missing := getattr(event, "missing_arguments", ()):
         items = [(each.arg.get_invocation_text()[1], each.arg.field.helptext) for each in missing]
         texts = [f"{name} ({' '.join(text.split()).strip('.')})" if text else name for name, text in items]
@@ -317,7 +317,7 @@ def _wrong(event: Any) -> str:
     if tokens := getattr(event, "tokens", ()):
         return f"Unrecognized options: {', '.join(tokens)}"
     if (argument := getattr(event, "argument", None)) is None:
-        # What a class of options itself refuses.
+        # The class of options refused its values itself.
         return getattr(event, "message", "").strip(" .")
     # A value of another kind stands in tyro's message alone: 'x', or ['x', 'y'].
     message = getattr(event, "message", repr(getattr(event, "value", None)))

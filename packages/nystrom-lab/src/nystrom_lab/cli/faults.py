@@ -35,7 +35,7 @@ class Fault(NamedTuple):
     """How a command ends.
 
     Attributes:
-        line: What is wrong, and what to do.
+        line: The fault, and what to do.
         code: The exit code.
     """
 
@@ -69,7 +69,7 @@ def _of_system(error: OSError, command: str, words: list[str]) -> Fault:
     if error.errno is None or error.strerror is None:
         # One of ours, or of a library, which says all in its message.
         return Fault(_one_line(str(error)), WORLD)
-    # Where a file could not be renamed, the second name is the one that was asked for.
+    # If a file could not be renamed, the second name is the one that the user passed.
     file = error.filename2 if error.filename2 is not None else error.filename
     name = _output(command, words) if file is None else os.fsdecode(file) if isinstance(file, bytes) else str(file)
     if error.errno in _WAYS:

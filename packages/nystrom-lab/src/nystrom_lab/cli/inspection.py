@@ -8,7 +8,7 @@ from nystrom.checks import check_at_least, check_positive
 from nystrom.whole_files import check_new, write_whole
 from nystrom_lab.cli.arguments import call
 
-# What is compared where nothing is named; a plan may choose exact attention, too.
+# Methods compared if the user names none; a plan may choose exact attention, too.
 USUAL = ("nystrom-64", "nystrom-128", "nystrom-256", "near_far", "near_far-128")
 
 
@@ -92,7 +92,7 @@ def inspect(options: InspectOptions) -> None:
     from nystrom_lab.data.language.tokenizer import load_tokenizer
     from nystrom_lab.inspection import inspection_rows, plan_rows
     from nystrom_lab.measure.rows import append_rows
-    from nystrom_lab.report.inspection import BADLY, inspection_text, plan_text
+    from nystrom_lab.report.inspection import LARGE, inspection_text, plan_text
     from nystrom_lab.training.hardware import usable_device
 
     read_candidates(names)
@@ -116,7 +116,7 @@ def inspect(options: InspectOptions) -> None:
         methods=names,
         num_queries=options.num_queries,
         whole_model=options.whole_model,
-        exact_above=BADLY,
+        exact_above=LARGE,
         seed=options.seed,
     )
     rows = inspection_rows(measured, device=torch.cuda.get_device_name(place) if place.type == "cuda" else None)

@@ -145,14 +145,14 @@ _OWN = {
 COMMANDS = {name: f"nystrom_lab.cli.{place}" for name, place in _OWN.items()} | {
     each.name: each.value for each in entry_points(group="nystrom.commands") if each.name not in _OWN
 }
-# What a group is called, and how the names of its commands begin; each command is in one group.
+# The title of a group, and how the names of its commands begin; each command is in one group.
 GROUPS = {
     "models": ("Use a model", ("convert", "heal", "inspect", "predict", "export", "methods")),
     "training": ("Train", ("pretrain", "finetune", "train", "evaluate", "data", "tokenizer")),
     "papers": ("The papers", ("reproduce", "lra")),
     "measuring": ("Measure", ("bench", "report")),
 }
-# Those of the first screen, in its order.
+# Commands of the first screen, in its order.
 FIRST = (
     *("convert", "inspect", "predict", "export"),
     *("finetune", "pretrain", "train"),
@@ -161,5 +161,5 @@ FIRST = (
 )
 # How the commands of nystrom-papers begin.
 PAPERS = ("reproduce", "lra table", "lra curves", "bench", "report")
-# They write files even if none is named, and so continue when their output is closed.
+# Commands that write files even if none is named, and so continue when their output is closed.
 LASTING = {"train", "pretrain", "finetune", "lra run", "reproduce", "bench efficiency", "bench model", "bench training"}

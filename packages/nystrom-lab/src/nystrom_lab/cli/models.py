@@ -34,6 +34,8 @@ class ExportOptions:
         to: File to write, such as model.onnx; must not exist yet.
         opset: ONNX opset version, 18 to 22; None uses torch's default.
         token_type_ids: Add token_type_ids as an input; otherwise all tokens belong to the first segment.
+        loops: Write near_far as one operator for each layer, for onnxruntime with the library of
+            `nystrom.native.onnx_library`.
         check: Run the file with onnxruntime, and compare it with the model.
     """
 
@@ -42,6 +44,7 @@ class ExportOptions:
     _: KW_ONLY
     opset: int | None = None
     token_type_ids: bool = False
+    loops: bool = False
     check: bool = True
 
 
@@ -85,7 +88,8 @@ def export_model(words: list[str]) -> None:
     check_file(to)
     check_weights(folder)
     model = model_class(EncoderConfig.from_pretrained(folder), folder).from_pretrained(folder)
-    print(export_onnx(model, to, opset=options.opset, token_type_ids=options.token_type_ids, check=options.check))
+    segments, loops, check = options.token_type_ids, options.loops, options.check
+    print(export_onnx(model, to, opset=options.opset, token_type_ids=segments, loops=loops, check=check))
 
 
 def list_methods(words: list[str]) -> None:
@@ -97,7 +101,7 @@ def list_methods(words: list[str]) -> None:
         """Print the attention methods: a summary of each, its options, cost, exact limit, capabilities and source.
 
         Args:
-            markdown: As a Markdown table, without options and capabilities.
+            markdown: Print a Markdown table, without options and capabilities.
         """
         if markdown:
             print(methods_markdown(METHODS), end="")

@@ -4,7 +4,7 @@ A command that writes files continues when its output is closed: `nystrom finetu
 other command ends as soon as it cannot print.
 
 Whatever is printed goes through these streams, which escape control characters: names of files, and what a file holds,
-must not control a terminal. What draws, bars of progress and the styles of tables and help, does.
+must not control a terminal. Bars of progress, and the styles of tables and help, do control it.
 """
 
 import os
@@ -20,7 +20,7 @@ import nystrom
 import nystrom_lab
 from nystrom.printable import printable
 
-# What tqdm writes for a bar: a return and then text, or moves of the cursor alone.
+# tqdm writes a bar as a return and then text, or as moves of the cursor alone.
 _OF_BAR = re.compile(r"(\r[^\x00-\x1f\x7f-\x9f]*)+|\n*(\x1b\[A)*")
 _OURS = [Path(str(module.__file__)).parent for module in (nystrom, nystrom_lab)]
 
@@ -78,7 +78,7 @@ class _Styled:
 
 @contextmanager
 def standing_streams(*, lasting: bool) -> Iterator[None]:
-    """Give a command streams that it can print to, whatever their state.
+    """Give a command streams that it can print to, regardless of their state.
 
     Args:
         lasting: Whether the command continues when it cannot print.
@@ -88,7 +88,7 @@ def standing_streams(*, lasting: bool) -> Iterator[None]:
     while (free := os.open(os.devnull, os.O_RDWR)) <= 2:
         pass
     os.close(free)
-    # What somebody put in their place stays.
+    # A stream that another program put in their place stays.
     if before[0] is sys.__stdout__:
         sys.stdout = _Stream(before[0], 1, lasting=lasting)  # pyright: ignore[reportAttributeAccessIssue]
     if before[1] is sys.__stderr__:
@@ -97,7 +97,7 @@ def standing_streams(*, lasting: bool) -> Iterator[None]:
         yield
     finally:
         for stream in (sys.stdout, sys.stderr):
-            # What cannot be printed was told, or comes after a worse fault.
+            # The fault of this output was reported, or a worse one came before it.
             with suppress(OSError):
                 stream.flush()
         sys.stdout, sys.stderr = before

@@ -77,12 +77,12 @@ def _options(words: list[str], name: str, **how: Any) -> TrainOptions:
 
 
 def _pretraining_of(words: list[str], attention: str) -> dict[str, Any]:
-    """What a pretraining takes from its preset, as `_preset_of` has it for a training."""
+    """The options that a pretraining takes from its preset, in the form of `_preset_of`."""
     from nystrom_lab.training.presets import MethodSetting
     from nystrom_lab.training.pretrain.pretrain_settings import PRETRAINING, SIZES, loop_values
 
     if (base := PRETRAINING.get(word_after("--preset", words, PretrainOptions.preset))) is None or base.lengthens:
-        # It is refused, or the model that it needs decides.
+        # The preset is refused later, or the model that it needs decides.
         return {}
     values = loop_values(base, *_steps_of(words, base.steps))
     values |= {name: getattr(base, name) for name in ("length", *SIZES)}
@@ -97,7 +97,7 @@ def _steps_of(words: list[str], whole: int) -> tuple[int, int, int | None]:
 
 
 def _of_method(method: "MethodSetting", attention: str) -> dict[str, Any]:
-    """What a run takes from the preset of its method, options as "options.NAME"."""
+    """The options that a run takes from the preset of its method, as "options.NAME"."""
     from nystrom.attention.registry import METHODS
 
     options = fields(METHODS[attention].options) if attention in METHODS else ()
@@ -107,7 +107,7 @@ def _of_method(method: "MethodSetting", attention: str) -> dict[str, Any]:
 
 
 def _preset_of(words: list[str], attention: str) -> tuple[dict[str, Any], str]:
-    """What a command line takes from its preset, by argument, options as "options.NAME"; and a line that says so.
+    """The arguments that a command line takes from its preset, options as "options.NAME"; and a line that says so.
 
     An unknown preset has nothing here: the training refuses it.
     """

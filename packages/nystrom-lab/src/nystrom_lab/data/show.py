@@ -69,7 +69,7 @@ def show(task: str, data: Path, *, split: str = "train", count: int = 4, to: Pat
 
     Args:
         task: Which task.
-        data: Its prepared folder.
+        data: Prepared folder of the task.
         split: train, val or test.
         count: How many samples.
         to: PNG file to write, for image tasks.

@@ -1,16 +1,18 @@
 """The peak memory of this process, which says how much memory a run needs, and the settings of its allocator.
 
 On an accelerator this is the most that torch's allocator had given out at one time; on the CPU it is what the system
-counts as resident, including the interpreter, the libraries and mapped data.
+counts as resident, including the interpreter, the libraries and mapped data. Memory is in MB of 10^6 bytes.
 """
 
 import os
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-import torch
+if TYPE_CHECKING:
+    import torch
 
-_STATUS = Path("/proc/self/status")
+_STATUS, _CLEAR = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 # Variables that change how freed memory is kept: those of glibc, another allocator, and torch's own for accelerators.
 _ALLOCATOR = (
     "MALLOC_MMAP_THRESHOLD_",
@@ -22,7 +24,7 @@ _ALLOCATOR = (
     "PYTORCH_CUDA_ALLOC_CONF",
     "PYTORCH_ALLOC_CONF",
 )
-# Bytes that the modules of a layer take, whatever its width: measured with 200 and 1,000 layers without weights.
+# Bytes that the modules of a layer take, regardless of its width: measured with 200 and 1,000 layers without weights.
 _MODULES = 50_000
 
 
@@ -35,9 +37,11 @@ def allocator() -> str:
     return " ".join(told) or "default"
 
 
-def free_bytes(device: torch.device) -> int:
+def free_bytes(device: "torch.device") -> int:
     """Free memory in bytes: on CUDA, including unused memory that torch has reserved; else what the system has left."""
     if device.type == "cuda":
+        import torch
+
         reusable = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
         return torch.cuda.mem_get_info(device)[0] + reusable
     import psutil
@@ -48,7 +52,21 @@ def free_bytes(device: torch.device) -> int:
 def peak_megabytes(device: str) -> float:
     """The peak since the process began, on "cpu" or "cuda", in MB (10^6 bytes); 0 where it is not reported."""
     if device == "cuda":
+        import torch
+
         return torch.cuda.max_memory_allocated() / 1e6
+    return peak_resident()
+
+
+def held_resident() -> float:
+    """The memory that this process holds."""
+    import psutil
+
+    return psutil.Process().memory_info().rss / 1e6
+
+
+def peak_resident() -> float:
+    """The peak since the process, or `begin_peak`, began; 0 where the system does not report it."""
     # getrusage also counts the peak of the process that started this one, and psutil has no peak on Linux.
     if _STATUS.is_file():
         for line in _STATUS.read_text(encoding="utf-8", errors="replace").splitlines():
@@ -60,6 +78,16 @@ def peak_megabytes(device: str) -> float:
 
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6
     return 0.0
+
+
+def begin_peak() -> bool:
+    """Begin a new peak at what is held now; False where the system cannot, and the earlier peak stays."""
+    try:
+        # 5 sets VmHWM to what is held, see proc_pid_clear_refs(5).
+        _CLEAR.write_text("5", encoding="ascii")
+    except OSError:
+        return False
+    return True
 
 
 def check_memory(*, layers: int, width: int, intermediate: int, vocabulary: int, numbers: int) -> None:

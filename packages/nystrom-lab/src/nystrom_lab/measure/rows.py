@@ -46,10 +46,10 @@ class Row:
 
     Attributes:
         study: Name of the study, such as "efficiency"; `nystrom reproduce` fills in its own.
-        quantity: What was measured, such as "forward time".
+        quantity: Measured quantity, such as "forward time".
         method: The method that was measured, such as "nystrom-64".
         value: The number; NaN if it was not measured.
-        unit: Its unit, such as "ms"; "" for a pure number.
+        unit: Unit, such as "ms"; "" for a pure number.
         low: Lower end of the spread; None if there is none. The study defines the spread.
         high: Upper end of the spread.
         repeats: Number of measurements.
@@ -83,7 +83,7 @@ class Row:
     m: int | None = None
     dtype: str = "float32"
     seed: int | None = None
-    # What is not given of the rest is of this machine, as of now.
+    # The fields below default to this machine and the current date.
     device: str = field(default_factory=lambda: cpu_name())
     torch: str = field(default_factory=lambda: _torch_version())
     commit: str = field(default_factory=lambda: _commit())
@@ -152,7 +152,7 @@ def append_rows(path: Path, rows: Iterable[Row]) -> None:
 def write_rows(path: Path, rows: Iterable[Row]) -> None:
     """Write rows as a CSV file, after those of other measurements that it holds; its folder is created if missing.
 
-    Rows that differ in nothing but their numbers, torch version, commit, date and note are of one measurement. Only one
+    Rows that differ only in their numbers, torch version, commit, date and note are of one measurement. Only one
     process at a time may write so to a file.
 
     Raises:
@@ -196,7 +196,7 @@ def other_setting(path: Path, name: str, came: object, wanted: object) -> ValueE
 
 
 def _measurement(row: Row) -> tuple[Row, tuple[tuple[str, str], ...]]:
-    """What was measured and how, without the result."""
+    """The measurement of a row without its result."""
     bare = replace(row, value=0.0, low=None, high=None, torch="", commit="", date="", note="", facts={})
     return bare, tuple(sorted(row.facts.items()))
 

@@ -1,9 +1,9 @@
 """The results of an inspection in words: for which layers a method works, and what to change at what cost.
 
-A method serves a layer well if the mean relative error of its heads is at most a tenth, and badly if it is above three
-tenths; these are rules of thumb. What decides is the error of the hidden states after the last layer, and the share of
-predictions that change. Times are medians over turns. Where the advice depends on which of two methods is faster, and
-the turns leave that open, the text says so instead (`nystrom.interleaved_timing`).
+The mean relative error of a layer's heads is small up to a tenth, and large above three tenths; these are rules of
+thumb. The error of the hidden states after the last layer decides, and the share of predictions that change. Times are
+medians over turns. If the advice depends on which of two methods is faster, and the turns leave that open, the text
+says so instead (`nystrom.interleaved_timing`).
 """
 
 import math
@@ -24,8 +24,8 @@ HIDDEN, CHANGED, TIME = "hidden error", "changed predictions", "attention time"
 RATIO = "attention time / another's"
 HIDDEN_HELD_OUT = "held-out hidden error"
 
-# NaN, from a method whose output is not finite, counts as badly.
-WELL, BADLY = 0.1, 0.3
+# Small and large errors; NaN, from a method whose output is not finite, counts as large.
+SMALL, LARGE = 0.1, 0.3
 # Columns of the terminal, those for the methods of a table of layers, and those for a list of layers.
 _COLUMNS, _ACROSS, _LIST = 80, 75, 24
 _BULLET = TextWrapper(_COLUMNS, initial_indent="- ", subsequent_indent="  ", break_on_hyphens=False)
@@ -82,24 +82,24 @@ def inspection_text(rows: Sequence[Row], *, model: str) -> str:
     return "\n".join(lines) + "\n"
 
 
-def plan_text(said: str, found: Mapping[str, Any], *, file: Path) -> str:
+def plan_text(said: str, measured: Mapping[str, Any], *, file: Path) -> str:
     """A description of a plan for a budget, and how to use it, at most 80 columns wide.
 
     Args:
         said: The layers and their methods, in words.
     """
-    mean, exact = found["mean ms of a layer's attention"], found["ms of a layer's attention"]["softmax"]
-    changed = found["changed predictions"]
+    mean, exact = measured["mean ms of a layer's attention"], measured["ms of a layer's attention"]["softmax"]
+    changed = measured["changed predictions"]
     lost = "" if changed is None else f" and {changed:.1%} of the predictions change"
-    low, high = found["quartiles of the mean ms"]
+    low, high = measured["quartiles of the mean ms"]
     return "\n".join(
         _wrapped(
             [
-                f"Within a budget of {found['budget']:g}: {said}. Hidden states are {_short(found['error'])} "
-                f"off{lost}{_held_out(found)}, at {mean:.2f} ms a layer on average (quartiles {low:.2f} to "
-                f"{high:.2f}; {exact:.2f} with exact attention).",
-                *_exact_heads(found),
-                *([f"{found['too busy to tell']} The plan depends on it."] if found["too busy to tell"] else []),
+                f"Within a budget of {measured['budget']:g}: {said}. The hidden states have a relative error of "
+                f"{_short(measured['error'])}{_held_out(measured)}{lost}, at {mean:.2f} ms a layer on average "
+                f"(quartiles {low:.2f} to {high:.2f}; {exact:.2f} with exact attention).",
+                *_exact_heads(measured),
+                *([f"{measured['too busy to tell']} The plan depends on it."] if measured["too busy to tell"] else []),
                 f"{file.name} is taken by nystrom convert --plan, nystrom finetune --plan, and "
                 "nystrom.integrations.set_attention(model, nystrom.attention.plan.read_plan(FILE)).",
             ]
@@ -107,21 +107,21 @@ def plan_text(said: str, found: Mapping[str, Any], *, file: Path) -> str:
     )
 
 
-def _held_out(found: Mapping[str, Any]) -> str:
-    error = found["held-out error"]
+def _held_out(measured: Mapping[str, Any]) -> str:
+    error = measured["held-out error"]
     if error is None:
         return ""
-    more = ", more than the budget: name more with --num-texts" if error > found["budget"] else ""
+    more = ", more than the budget: name more with --num-texts" if error > measured["budget"] else ""
     return f" ({_short(error)} on texts that it was not chosen by{more})"
 
 
-def _exact_heads(found: Mapping[str, Any]) -> list[str]:
+def _exact_heads(measured: Mapping[str, Any]) -> list[str]:
     """The exact heads of a plan, by layer and head, and the error without them."""
-    heads = ", ".join(f"{place} ({share:.0%})" for place, share in found["exact heads"].items())
-    without = found["error without exact heads"]
+    heads = ", ".join(f"{place} ({share:.0%})" for place, share in measured["exact heads"].items())
+    without = measured["error without exact heads"]
     return [
         f"Exact heads, as layer.head, with the share of the squared error that each makes where all use the method: "
-        f"{heads}. Without them hidden states are {_short(without)} off."
+        f"{heads}. Without them the error is {_short(without)}."
     ] * bool(heads)
 
 
@@ -152,20 +152,20 @@ def _layer_tables(rows: Sequence[Row], errors: dict[str, dict[int, tuple[float, 
 
 
 def _method_table(rows: Sequence[Row], errors: dict[str, dict[int, tuple[float, float, float]]]) -> list[str]:
-    """A line for each method: the model's error, the time, and the layers it serves."""
+    """A line for each method: the model's error, the time, and the layers with small and with large errors."""
     hidden, changed = (_by_method(rows, quantity) for quantity in (HIDDEN, CHANGED))
     ratios = {row.method: row for row in rows if row.quantity == RATIO and row.facts["beside"] == "softmax"}
     width = max(map(len, errors))
     lines = [
         "Hidden states after the last layer, time of attention over exact, and layers",
-        f"{'':{width}}  hidden  changed   time  {'served well':{_LIST // 2}}  served badly",
+        f"{'':{width}}  hidden  changed   time  {f'error <= {SMALL}':{_LIST // 2}}  error > {LARGE}",
     ]
     for method, layers in errors.items():
-        well = _listed([layer for layer, error in layers.items() if error[0] <= WELL])
-        badly = _listed([layer for layer, error in layers.items() if not error[0] <= BADLY])
+        small = _listed([layer for layer, error in layers.items() if error[0] <= SMALL])
+        large = _listed([layer for layer, error in layers.items() if not error[0] <= LARGE])
         ratio = ratios[method].value
         cells = (_short(hidden.get(method)), "-" if method not in changed else f"{changed[method]:.1%}", f"{ratio:.2f}")
-        lines.append(f"{method:{width}}  {cells[0]:>6}  {cells[1]:>7}  {cells[2]:>5}  {well:{_LIST // 2}}  {badly}")
+        lines.append(f"{method:{width}}  {cells[0]:>6}  {cells[1]:>7}  {cells[2]:>5}  {small:{_LIST // 2}}  {large}")
     return lines
 
 
@@ -205,7 +205,7 @@ def _open_orders(rows: Sequence[Row], names: Sequence[str]) -> dict[tuple[str, s
 
 
 def _cost(time: float, first: str, times: Mapping[str, float], *, told: bool) -> str:
-    """What an alternative costs, and whether exact attention in all layers would cost less, if the turns told that."""
+    """The cost of an alternative, and whether exact attention in all layers would cost less, if the turns told that."""
     slower = ", slower than exact attention here" if told and time > times["softmax"] else ""
     return f"at {time / times[first]:.2f} times the time of {first}{slower}"
 
@@ -217,17 +217,17 @@ def _listed(layers: Sequence[int]) -> str:
 
 
 def _advice(rows: Sequence[Row], errors: dict[str, dict[int, tuple[float, float, float]]]) -> list[str]:
-    """What to do about the first method, with the other methods as alternatives."""
+    """Advice about the first method, with the other methods as alternatives."""
     hidden, times = _by_method(rows, HIDDEN), _by_method(rows, TIME)
     first = next(iter(errors))
-    badly = [layer for layer, error in errors[first].items() if not error[0] <= BADLY]
+    large = [layer for layer, error in errors[first].items() if not error[0] <= LARGE]
     before = hidden.get(first)
     if before is None:
-        served = "serves all layers" if not badly else f"serves layers {ranges(badly)} badly"
-        return [f"{first} {served}. Run with the whole model to see what becomes of its hidden states."]
+        found = f"has an error above {LARGE} in " + (f"layers {ranges(large)}" if large else "no layer")
+        return [f"{first} {found}. Run with the whole model to see the error of its hidden states."]
     better = sorted((hidden[name], name) for name in errors if name != first and hidden[name] < 0.9 * before)
     mended = [row for row in rows if row.quantity == HIDDEN and "exact" in row.facts]
-    ways = () if before <= WELL else (*(name for _, name in better), *(row.method for row in mended))
+    ways = () if before <= SMALL else (*(name for _, name in better), *(row.method for row in mended))
     doubts = _open_orders(rows, list(dict.fromkeys((first, *ways, "softmax"))))
     said = [too_busy(doubts, _turns(rows))] if doubts else []
     if (first, "softmax") not in doubts and times[first] >= times["softmax"]:
@@ -235,28 +235,29 @@ def _advice(rows: Sequence[Row], errors: dict[str, dict[int, tuple[float, float,
             f"At this length exact attention is as fast as {first} ({times['softmax']:.2f} ms a layer, "
             f"{times[first]:.2f} with {first}): leave the model as it is, or inspect it at the length that you need."
         )
-    if before <= WELL:
+    if before <= SMALL:
         advice = "" if said else " Keep it."
-        return [*said, f"{first} serves this model: its hidden states are {_short(before)} off.{advice}"]
-    if badly:
-        said.append(f"{first} serves layers {ranges(badly)} badly, and hidden states are {_short(before)} off.")
-    else:
-        said.append(f"{first} serves no layer badly, but the errors add up: hidden states are {_short(before)} off.")
+        return [*said, f"{first} fits this model: the hidden states have a relative error of {_short(before)}.{advice}"]
+    layers = f"layers {ranges(large)}, and" if large else "no layer, but the errors add up:"
+    said.append(
+        f"{first} has an error above {LARGE} in {layers} the hidden states have a relative error of {_short(before)}."
+    )
     for error, name in reversed(better):
         told = (name, "softmax") not in doubts
-        said.append(f"{name}: {_short(error)} off, {_cost(times[name], first, times, told=told)}.")
+        said.append(f"{name}: an error of {_short(error)}, {_cost(times[name], first, times, told=told)}.")
     for row in mended:
         exact = [int(layer) for layer in row.facts["exact"].split(",")]
         share = len(exact) / len(errors[row.method])
         time = (1 - share) * times[row.method] + share * times["softmax"]
         told = (row.method, "softmax") not in doubts
         said.append(
-            f"{row.method} with exact attention in layers {ranges(exact)}: {_short(row.value)} off, "
+            f"{row.method} with exact attention in layers {ranges(exact)}: an error of {_short(row.value)}, "
             f"{_cost(time, first, times, told=told)}."
         )
     if not better:
         said.append(
-            "No other method that was measured is much nearer: name some with --methods, such as more landmarks."
+            "No other method that was measured has a much smaller error: name some with --methods, such as more "
+            "landmarks."
         )
     return said
 

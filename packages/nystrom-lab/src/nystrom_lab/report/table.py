@@ -17,7 +17,7 @@ class Table(NamedTuple):
     """A table of text.
 
     Attributes:
-        title: Its title; "" for none.
+        title: Title; "" for none.
         heads: Heads of the columns.
         lines: Cells of each line; on the terminal a line with a single cell is a heading for those below, and a line
             whose first cell begins with a blank is dimmed.

@@ -34,7 +34,7 @@ from nystrom_lab.training.tasks import Model, Splits, find_task
 class EncoderTrainer(RunTrainer[Settings]):
     """Trains one model by settings, in one run folder."""
 
-    # What is logged, and its name in the curves and lines.
+    # Logged quantities, and their names in the curves and lines.
     logged = QUANTITIES
 
     def __init__(
@@ -158,7 +158,7 @@ class EncoderTrainer(RunTrainer[Settings]):
         return RunResults(rows, partial(result_row, model.config, provenance=provenance), text, self.run.drawn)
 
     def provenance(self, command: str) -> Provenance:
-        """Where its results are measured."""
+        """The provenance of the results."""
         settings = self.settings
         return Provenance(settings.device, settings.precision, settings.seed, setting_facts(settings), command)
 

@@ -10,7 +10,7 @@ A batch is padded to its longest sample, or to a given length, so that all batch
 longest is rounded up by at most a sixteenth, see `rounded`.
 
 Sample i of pass e is augmented, or masked, by draws from (seed, e, i) alone: the same in one process or several, with
-any number of workers, and after an interruption. Of n tokens max(1, round(share n)) are masked, all to be predicted. A
+any number of workers, and after an interruption. max(1, round(share n)) of n tokens are masked, all to be predicted. A
 masked token x is encoded as x + (size of the vocabulary), so that masked samples make batches like any others.
 """
 

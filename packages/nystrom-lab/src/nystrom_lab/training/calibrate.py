@@ -28,8 +28,8 @@ def convert_calibrated(request: ConvertOptions, texts: Sequence[Path]) -> tuple[
         The conversion, and a line that names the heads and the errors of the hidden states.
 
     Raises:
-        ValueError: As for the conversion, a plan in addition, too little text, or a model without one method for all
-            layers.
+        ValueError: The cases of a conversion; a plan in addition, too little text, or a model without one method for
+            all layers.
     """
     if request.plan is not None:
         raise ValueError(
@@ -58,20 +58,20 @@ def convert_calibrated(request: ConvertOptions, texts: Sequence[Path]) -> tuple[
             return convert(request), told
         plan.write(file)
         taps = config.conv_kernel_size
-        asked = replace(request, attention=None, options=None, num_landmarks="auto", plan=file, conv_kernel_size=taps)
-        return convert(asked), told
+        planned = replace(request, attention=None, options=None, num_landmarks="auto", plan=file, conv_kernel_size=taps)
+        return convert(planned), told
 
 
-def told_of_heads(found: Mapping[str, Any], method: str) -> str:
+def told_of_heads(measured: Mapping[str, Any], method: str) -> str:
     """The exact heads and the errors of the hidden states, in a line."""
-    without, tokens = found["error without exact heads"], found["tokens"]
+    without, tokens = measured["error without exact heads"], measured["tokens"]
     if not without:
         return f"exact heads: none, since {method} is exact at {tokens} tokens: convert to more positions or fewer keys"
-    heads = ", ".join(f"{place} ({share:.0%})" for place, share in found["exact heads"].items())
+    heads = ", ".join(f"{place} ({share:.0%})" for place, share in measured["exact heads"].items())
     if not heads:
-        return f"exact heads: none makes much of the error; hidden states are {without:.3f} off at {tokens} tokens"
+        return f"exact heads: none makes much of the error, {without:.3f} in the hidden states at {tokens} tokens"
     return (
-        f"exact heads, as layer.head with their share of the error: {heads}; at {tokens} tokens hidden states are "
-        f"{found['error']:.3f} off, {without:.3f} without them, and on a text that they were not chosen by "
-        f"{found['held-out error']:.3f} for {found['held-out error without exact heads']:.3f}"
+        f"exact heads, as layer.head with their share of the error: {heads}; at {tokens} tokens the hidden states have "
+        f"a relative error of {measured['error']:.3f}, {without:.3f} without them; on a text not used to choose them, "
+        f"{measured['held-out error']:.3f} and {measured['held-out error without exact heads']:.3f}"
     )

@@ -20,7 +20,7 @@ BACKEND = "inductor"
 
 def compile_model(model: Model | EncoderModel) -> None:
     """Compile a model in place; each graph is compiled when first needed."""
-    # Its loss would set this in the first step, and the second would then need another graph.
+    # The model's loss would set this in the first step, and the second would then need another graph.
     model.config.problem_type = "single_label_classification"
     compile_module(model)
 

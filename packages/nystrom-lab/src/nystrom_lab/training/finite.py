@@ -10,7 +10,7 @@ class NotFinite(FloatingPointError):
 
 
 def check_outputs(outputs: Any) -> Any:
-    """Check the outputs of a model before anything is told from them, and return them.
+    """Check the outputs of a model before anything is computed from them, and return them.
 
     Args:
         outputs: Logits or numbers, samples first; or a tuple that begins with them, as some models return.

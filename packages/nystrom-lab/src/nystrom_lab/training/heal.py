@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from nystrom.whole_files import check_fresh, check_place
-from nystrom_lab.config import HealOptions, asked_words
+from nystrom_lab.config import HealOptions, words_of
 from nystrom_lab.data.sources.corpora import find_corpora
 from nystrom_lab.training.hardware import usable_device, usable_precision
 from nystrom_lab.training.run_folder import RunFolder
@@ -20,7 +20,7 @@ def heal(options: HealOptions) -> Path:
     A run can be interrupted at any time and continued by the same command with `resume`.
 
     Returns:
-        The folder of the new model. Its card names the error on the held-out texts before and after; rows, curves and
+        The folder of the new model. The card names the error on the held-out texts before and after; rows, curves and
         checkpoints are in the folder of the run beside it.
 
     Raises:
@@ -46,7 +46,7 @@ def heal(options: HealOptions) -> Path:
         check_fresh(options.to)
     # Before anything is converted: what is not there, or has no text, is refused.
     find_corpora(options.texts, text_field=options.text_field)
-    words = ["heal", str(options.source), "--to", str(options.to), *asked_words(options, options="")]
+    words = ["heal", str(options.source), "--to", str(options.to), *words_of(options, prefix="")]
 
     from nystrom_lab.training.heal_model import heal_model
 

@@ -41,8 +41,8 @@ from nystrom_lab.measure.rows import Row, cpu_name
 from nystrom_lab.report.plots.curves import draw_over_minutes
 from nystrom_lab.training.finetune.encoding import EncodedSplit, collator, padding_of
 from nystrom_lab.training.finetune.finetune_settings import ADAM_EPSILON, model_name
-from nystrom_lab.training.hardware import is_main, processes
-from nystrom_lab.training.heal_settings import HealSettings, planned, settle
+from nystrom_lab.training.hardware import is_main
+from nystrom_lab.training.heal_settings import HealSettings, planned
 from nystrom_lab.training.heal_texts import read_texts
 from nystrom_lab.training.healing import Healing, two_tokens
 from nystrom_lab.training.life import Data, Kind, execute, leaving_the_group
@@ -95,13 +95,12 @@ class HealRun(Kind[HealOptions, HealSettings]):
     def settings(self) -> HealSettings:
         """Resolve the settings for the converted model."""
         self.student = load_encoder(self.made, decoders=True)
-        return settle(
+        return HealSettings.resolve(
             self.options,
             attention=self.method,
             of_method=self.method_options,
             longest=positions_of(self.student.config) or longest_input(self.student.config),
             fingerprint=self.start.fingerprint,
-            processes=processes(),
         )
 
     def data(self, settings: HealSettings) -> Data:
@@ -124,7 +123,7 @@ class HealRun(Kind[HealOptions, HealSettings]):
         """Make the trainer, of fewer steps where an interrupted run had stopped learning."""
         stopped = _stopped_after(self.run, settings.before_last_stage) if self.run.is_started else None
         if stopped is not None:
-            # Its last checkpoint is written, and its results are not.
+            # The stage's last checkpoint is written, and its results are not.
             settings = replace(settings, steps=stopped, warmup_steps=0)
         return HealTrainer(model, settings, self.made, self.train, self.held_out, self.collate, self.run)
 
@@ -358,7 +357,7 @@ class HealTrainer(RunTrainer[HealSettings]):
         write_whole(card, f"{text}\n{self._told(healed)}")
 
     def _told(self, healed: "Healed") -> str:
-        """What the card says."""
+        """The healing's part of the model card."""
         settings, texts = self.settings, ", ".join(path.name for path in self.settings.texts)
         return (
             "## Healed\n\n"
@@ -413,7 +412,7 @@ class HealTrainer(RunTrainer[HealSettings]):
         figure = self.run.path / "error.png"
         draw_over_minutes(self.run.curves, figure, "held-out error")
         files = {**self.run.drawn, "error": figure}
-        # On a busy machine minutes say little. Of a run that was interrupted it is that of its last process.
+        # On a busy machine minutes say little. After an interruption this is the time of the last process alone.
         rows.append(row("processor time", time.process_time(), "s"))
         return RunResults(rows, row, f"{said} (best after step {self.state.best_global_step})", files)
 
@@ -426,12 +425,12 @@ class Score(NamedTuple):
 
 
 class Healed(NamedTuple):
-    """What a healing reached.
+    """The results of a healing.
 
     Attributes:
-        before: Of the conversion.
-        after: Of the best checkpoint.
-        seconds: Of training, with the measurements.
+        before: Score of the conversion.
+        after: Score of the best checkpoint.
+        seconds: Seconds of training, with the measurements.
         steps: How many steps there were.
     """
 

@@ -40,7 +40,7 @@ from nystrom_lab.training.finite import NotFinite
 # Weight w of the distance of embeddings, which is about half the square of their relative error.
 _WEIGHT = 4.0
 _RANK = 16
-# Of queries and keys, by the names that the models of transformers give them; in some the values are with them.
+# Projections of queries and keys, by their names in transformers' models; some of them also hold the values.
 _QUERIES_KEYS = ("query", "key", "q_proj", "k_proj", "q_lin", "k_lin", "q", "k")
 _QUERIES_KEYS += ("qkv", "Wqkv", "qkv_proj", "c_attn", "query_key_value", "in_proj", "att_proj")
 _LANGUAGE = ("MaskedLM", "PreTraining", "CausalLM", "LMHeadModel")
@@ -55,8 +55,8 @@ class Errors(NamedTuple):
     """How far the converted model is from the exact one, for each text of a batch.
 
     Attributes:
-        error: Of the last hidden states, relative to their norm.
-        distance: Of the pooled embeddings, or of the logits.
+        error: Error of the last hidden states, relative to their norm.
+        distance: Distance of the pooled embeddings, or of the logits.
     """
 
     error: Tensor
@@ -70,8 +70,8 @@ class Healing(nn.Module):
 
     Args:
         student: The converted model.
-        folder: Its folder, which may say how a sentence encoder pools.
-        learn: What learns, see `HealOptions`.
+        folder: Folder of the model, which may say how a sentence encoder pools.
+        learn: The weights that learn, see `HealOptions`.
         mask: The mask token of the tokenizer; None if it has none.
 
     Raises:
@@ -86,7 +86,7 @@ class Healing(nn.Module):
         self.dtype = student.dtype
         student = student.float().eval()
         names = list(check_attention(student, two_tokens(student)).layers)
-        # No part of this module: it neither learns nor is saved.
+        # In a tuple, so that nn.Module does not register the teacher: it is neither trained nor saved.
         self._teacher = (_exact(student).requires_grad_(False),)
         self._blocks = [(_block(name), _layer(name)) for name in dict.fromkeys(names)]
         kind = type(student).__name__
@@ -119,7 +119,7 @@ class Healing(nn.Module):
         return super()._apply(fn, recurse)
 
     def state_dict(self, *args: Any, **kwargs: Any) -> dict[str, Tensor]:
-        """What learns."""
+        """The trainable weights."""
         return {name: weight.detach() for name, weight in self.learned.items()}
 
     def load_state_dict(self, state_dict: Mapping[str, Tensor], strict: bool = True, assign: bool = False) -> Any:
@@ -163,7 +163,7 @@ class Healing(nn.Module):
         finally:
             for hook in hooks:
                 hook.remove()
-        # Of value 0, and with these gradients: so the backward pass of the Trainer, and of DDP, is one of a few sums.
+        # The sum is 0 and has these gradients: the backward pass of the Trainer, and of DDP, is then one of a few sums.
         moved = sum(((weight - weight.detach()) * gradient).sum() for weight, gradient in gradients.items())
         return torch.stack(losses).sum() + moved
 

@@ -111,13 +111,13 @@ class MaskedTrainer(EncoderTrainer):
 
     def results(self, model: Any, scores: Any, command: str) -> RunResults:
         """The share of the masked tokens that are predicted, and the loss."""
-        samples, found = len(self.splits.val), {ACCURACY: scores["eval_accuracy"], LOSS: scores["eval_loss"]}
+        samples, values = len(self.splits.val), {ACCURACY: scores["eval_accuracy"], LOSS: scores["eval_loss"]}
         row = partial(
             result_row, model.config, provenance=self.provenance(command), study=f"pretrain {self.settings.task}"
         )
         text = (
-            f"of the masked tokens of {samples} validation samples {found[ACCURACY]:.1%} are predicted, loss "
-            f"{found[LOSS]:.4g}; best after step {self.state.best_global_step}"
+            f"of the masked tokens of {samples} validation samples {values[ACCURACY]:.1%} are predicted, loss "
+            f"{values[LOSS]:.4g}; best after step {self.state.best_global_step}"
         )
-        rows = [row(name, value, "", repeats=samples) for name, value in found.items()]
+        rows = [row(name, value, "", repeats=samples) for name, value in values.items()]
         return RunResults(rows, row, text, self.run.drawn)

@@ -40,7 +40,7 @@ DEPARTURES = (
     "pooling of real tokens alone, a denominator in linear attention, no dropped attention weights, a learning rate "
     "that begins and ends at 0"
 )
-# That of Skyformer's own method.
+# A departure of Skyformer's own method.
 DRAWN_BY_SEGMENTS = "landmarks of Skyformer drawn one from each segment instead of independently"
 
 
@@ -206,7 +206,7 @@ def _of_modern(length: int) -> Mapping[str, MethodSetting]:
         "performer": MethodSetting({"num_features": 128}),
         "reformer": reformer(length),
         "longformer": MethodSetting({"window": 129}),
-        # There are no queries and keys to turn.
+        # The model has no queries and keys to rotate.
         NO_ATTENTION: MethodSetting(position_kind="none"),
     }
 
@@ -267,7 +267,7 @@ SKYFORMER = replace(
     best_after=0.2,
     clip_value=1.0,
 )
-# Without the parts of the authors' code.
+# Encoders without the parts of the authors' code.
 PLAIN = replace(NYSTROMFORMER, design="transformers")
 
 # A first look at each task: few steps on short sequences, for a few minutes on two cores. With initial weights and

@@ -23,7 +23,7 @@ _SAID_ELSEWHERE = ("steps", "evaluate_every", "log_every")
 
 
 class Provenance(NamedTuple):
-    """Where a result was measured.
+    """The provenance of a result.
 
     Attributes:
         device: "cpu" or "cuda".
@@ -49,7 +49,7 @@ def setting_facts(settings: Settings) -> dict[str, object]:
     changed |= {"mask_share": settings.mask_share} if settings.mask_share else {}
     changed |= {"model": settings.fingerprint} if settings.fingerprint else {}
     if settings.pooled_norm != "none" and settings.part_size != settings.batch_size:
-        # Its mean and variance are those of the samples that a process takes at a time.
+        # The norm's mean and variance are those of the samples that a process takes at a time.
         changed["part_size"] = settings.part_size
     return {"preset": settings.preset, **changed}
 

@@ -59,7 +59,7 @@ class RunFolder:
     """The folder of one run.
 
     Args:
-        path: Its path; it need not exist yet.
+        path: Path of the folder; it need not exist yet.
     """
 
     def __init__(self, path: Path):
@@ -199,7 +199,7 @@ class RunFolder:
         """Whether a run that is resumed is finished; says so, and its files stay as they are.
 
         Raises:
-            ValueError: Its model is damaged.
+            ValueError: The run's model is damaged.
         """
         if not resume or not self.is_finished:
             return False
@@ -247,7 +247,7 @@ class RunFolder:
         """Remove the checkpoint that was being written when the run ended.
 
         Raises:
-            ValueError: Its place is a link.
+            ValueError: A link has the checkpoint's place.
         """
         check_no_link(self.unfinished)
         shutil.rmtree(self.unfinished, ignore_errors=True)
@@ -307,7 +307,7 @@ class RunFolder:
 
     @property
     def is_started(self) -> bool:
-        """Whether there is a run."""
+        """Whether run.json exists."""
         return (self.path / SETTINGS).is_file()
 
     @property
@@ -321,7 +321,7 @@ def written(path: Path, remedy: str) -> Iterator[None]:
     """Convert any failure to write a file to one kind of error; other errors are passed on.
 
     Args:
-        remedy: What to do once it can be written.
+        remedy: The action for the user once the file can be written.
 
     Raises:
         NotWritten: The system, torch or safetensors could not write it.
@@ -354,7 +354,7 @@ def versions() -> dict[str, str]:
 
 SETTINGS = "run.json"
 _STATE = "trainer_state.json"
-# What only a run that goes on from a checkpoint reads; of the best one, the weights are used.
+# Files that only a resumed run reads; the best checkpoint is used for its weights.
 _FOR_TRAINING = (".pt", ".pth", ".bin", _STATE)
 
 
@@ -380,7 +380,7 @@ def state_of(checkpoint: Path) -> dict[str, Any]:
 
 
 def fault_of(checkpoint: Path, step: int, *, weights: bool = False) -> str:
-    """What is wrong with a checkpoint, or with its weights alone; "" if it is of its run, and unchanged."""
+    """The fault of a checkpoint, or with its weights alone; "" if it is of its run, and unchanged."""
     return find_fault(checkpoint, besides=_FOR_TRAINING if weights else ()) or strangeness(checkpoint, step)
 
 
@@ -398,7 +398,7 @@ def strangeness(checkpoint: Path, step: int) -> str:
     if not run.is_file():
         return ""
     if entry := written.get(f"../{SETTINGS}"):
-        # As earlier versions had it, of the file as they wrote it.
+        # Version 0.3 stored the checksum of run.json with its own indentation.
         texts = (run.read_bytes(), (json.dumps(_read(run), indent=1) + "\n").encode())
         same = entry[1] in (None, *(hashlib.sha256(text).hexdigest() for text in texts))
         return "" if same else f"{run} is not the file that it was written with"

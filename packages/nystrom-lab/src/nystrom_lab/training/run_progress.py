@@ -15,7 +15,7 @@ from nystrom.progress import Progress, duration
 
 
 def logged_with(**scores: str) -> Mapping[str, str]:
-    """What the Trainer logs, with these scores of an evaluation, and its name in the curves and lines."""
+    """The quantities that the Trainer logs, with these scores of an evaluation, and their names in curves and lines."""
     rest = {"learning_rate": "learning rate", "grad_norm": "gradient norm"}
     return {"loss": "train loss", "eval_loss": "validation loss", **scores, **rest}
 

@@ -63,7 +63,7 @@ def lengthened(preset: Preset, max_length: int) -> Preset:
 class Settings(Resolved, TrainOptions):
     """Everything that determines the result of a run, except the data.
 
-    Its `max_length` is None for the positions of the preset.
+    `max_length` is None for the positions of the preset.
 
     Attributes:
         share_projections: Whether all layers share the weights of the method.
@@ -99,6 +99,59 @@ class Settings(Resolved, TrainOptions):
                 "variance: use a larger batch_size or a smaller accumulation, or pooled_norm 'none'."
             )
 
+    @classmethod
+    def resolve(
+        cls,
+        options: TrainOptions,
+        *,
+        num_positions: int | None = None,
+        start: "StartEncoder | None" = None,
+        elsewhere: bool = False,
+    ) -> "Settings":
+        """The settings of a run: its options, fitted to the length of its sequences and to the machine.
+
+        Args:
+            options: The options, see `train_options`.
+            num_positions: Number of positions of the model, see the module's docstring; None for the preset's.
+            start: The encoder that the run starts from; None for none.
+            elsewhere: Whether the run is for another machine, so that its device is not checked here.
+
+        Raises:
+            ValueError: An unknown name or an invalid value.
+        """
+        import torch
+
+        from nystrom.attention.backend import check_backend_device
+
+        base, attention, taps = find_preset(options.task, options.preset), options.attention, options.conv_kernel_size
+        if start is None:
+            length = base.data.max_length if num_positions is None else num_positions
+            method = base.methods(length).get(attention, MethodSetting())
+        else:
+            method, num_positions = start.method, start.num_positions(base, num_positions)
+        longest = attended(base, num_positions, options.pooling)
+        if start is not None:
+            start.check_longest(longest)
+        device = options.device if elsewhere else usable_device(options.device)
+        fitted: dict[str, Any] = {
+            "options": fit_options(attention, method.options, options.options, longest if start is None else None),
+            "conv_kernel_size": method.conv_kernel_size if taps is None else taps or None,
+            "adam_betas": tuple(options.adam_betas),
+            "device": device,
+            "precision": usable_precision(options.precision, device, has_bfloat16=True if elsewhere else None),
+            "max_length": num_positions,
+            "model": None if start is None else Path(start.folder),
+        }
+        settings = cls(
+            **(vars(options) | fitted),
+            processes=processes(),
+            fingerprint=None if start is None else start.fingerprint,
+            share_projections=method.share_projections,
+        )
+        settings.encoder_config()
+        check_backend_device(settings.options.get("backend", "auto"), torch.device(device))
+        return settings
+
     @property
     def base(self) -> Preset:
         """The preset."""
@@ -126,12 +179,12 @@ class Settings(Resolved, TrainOptions):
     def words(self) -> list[str]:
         """The words after `nystrom` that start this run by itself."""
         named: dict[str, object] = {"attention": self.attention, "preset": self.preset, "seed": self.seed}
-        # What a preset has takes its value written out, be it True or, of a method's option, None.
+        # An option that the preset sets has its value written out, be it True or, for a method's option, None.
         for name, value in self.changes().items():
             if value is not None or name.startswith("options."):
                 named[name] = value if isinstance(value, tuple) else str(value)
         named |= {name: value for name in ("accumulation", "context_parallel") if (value := getattr(self, name)) != 1}
-        # What is not given is None, False or 0.
+        # An option that was not passed is None, False or 0.
         others = ("precision", "device", "threads", "compile", "data", "text_field", "label_field", "pair_field", "to")
         named |= {name: getattr(self, name) or None for name in (*others, "model", "mask_share")}
         if not LRA[self.task].any_size:
@@ -198,8 +251,8 @@ def train_options(
 ) -> TrainOptions:
     """The options of a run: those of a preset, or of the encoder that the run starts from, and changes to them.
 
-    What follows from a change and is not given follows it: warm-up and intervals the steps, and the share of the width
-    that is rotated the kind of positions.
+    Options that were not passed follow the changes on which they depend: warm-up and intervals the steps, and the share
+    of the width that is rotated the kind of positions.
 
     Args:
         preset: Default: that of the model's run, or nystromformer.
@@ -234,58 +287,6 @@ def train_options(
     check_at_least("steps", steps, 1)
     values = preset_values(base, method, changes.get("position_kind"), steps, changes.get("evaluate_every")) | changes
     return TrainOptions(task, preset=preset, model=model, attention=attention, options=options or {}, **values)
-
-
-def settle(
-    options: TrainOptions,
-    *,
-    num_positions: int | None = None,
-    start: "StartEncoder | None" = None,
-    elsewhere: bool = False,
-) -> Settings:
-    """The settings of a run: its options, fitted to the length of its sequences and to the machine.
-
-    Args:
-        options: The options, see `train_options`.
-        num_positions: Number of positions of the model, see `nystrom_lab.training.run_settings`; None for the preset's.
-        start: The encoder that the run starts from; None for none.
-        elsewhere: Whether the run is for another machine, so that its device is not checked here.
-
-    Raises:
-        ValueError: An unknown name or an invalid value.
-    """
-    import torch
-
-    from nystrom.attention.backend import check_backend_device
-
-    base, attention, taps = find_preset(options.task, options.preset), options.attention, options.conv_kernel_size
-    if start is None:
-        length = base.data.max_length if num_positions is None else num_positions
-        method = base.methods(length).get(attention, MethodSetting())
-    else:
-        method, num_positions = start.method, start.num_positions(base, num_positions)
-    longest = attended(base, num_positions, options.pooling)
-    if start is not None:
-        start.check_longest(longest)
-    device = options.device if elsewhere else usable_device(options.device)
-    fitted: dict[str, Any] = {
-        "options": fit_options(attention, method.options, options.options, longest if start is None else None),
-        "conv_kernel_size": method.conv_kernel_size if taps is None else taps or None,
-        "adam_betas": tuple(options.adam_betas),
-        "device": device,
-        "precision": usable_precision(options.precision, device, has_bfloat16=True if elsewhere else None),
-        "max_length": num_positions,
-        "model": None if start is None else Path(start.folder),
-    }
-    settings = Settings(
-        **(vars(options) | fitted),
-        processes=processes(),
-        fingerprint=None if start is None else start.fingerprint,
-        share_projections=method.share_projections,
-    )
-    settings.encoder_config()
-    check_backend_device(settings.options.get("backend", "auto"), torch.device(device))
-    return settings
 
 
 def preset_values(

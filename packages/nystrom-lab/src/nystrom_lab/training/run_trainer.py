@@ -52,7 +52,7 @@ from nystrom_lab.training.run_progress import QUANTITIES, RunProgress
 from nystrom_lab.whole_folders import whole_folder
 
 S = TypeVar("S", bound=Resolved)
-# By their names in transformers.
+# Our names of schedules, and transformers'.
 _SCHEDULES = {"linear": "linear", "cosine": "cosine", "constant": "constant_with_warmup", "rsqrt": "inverse_sqrt"}
 # Samples that the mean and variance of pooled tokens are measured on, at most.
 MEASURED = 512
@@ -63,7 +63,7 @@ class RunResults(NamedTuple):
     """The results of a run.
 
     Attributes:
-        rows: Its scores as rows.
+        rows: Scores as rows.
         row: Makes a row of a quantity, a value and a unit.
         text: The scores in words.
         files: Files besides the model and the rows, by what they are.
@@ -122,7 +122,7 @@ class RunTrainer(Trainer, Generic[S]):
             preprocess_logits_for_metrics=judge and (lambda logits, labels: judge(check_outputs(logits), labels)),
             callbacks=[RunCallback(self), RunProgress(quantities)],
         )
-        # It prints numbers as quoted strings.
+        # PrinterCallback prints numbers as quoted strings; RunProgress replaces it.
         self.remove_callback(PrinterCallback)
 
     def get_train_dataloader(self) -> DataLoader:
@@ -188,7 +188,7 @@ class RunTrainer(Trainer, Generic[S]):
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         """Log, with the time and memory of training so far; time lost in an interruption does not count."""
         if "loss" in logs:
-            # Where the Trainer clips by the norm it logs the norm itself, from before that.
+            # A Trainer that clips by the norm logs the norm itself, from before the clipping.
             logs.setdefault("grad_norm", self.gradient_norm)
         logs |= {"seconds": self.seconds, "megabytes": self.megabytes}
         super().log(logs, start_time)
@@ -271,7 +271,7 @@ class RunTrainer(Trainer, Generic[S]):
         raise NotImplementedError
 
     def logged_at(self, step: int) -> dict[str, float]:
-        """What the evaluation after a step found, the last one if there were several."""
+        """The scores of the evaluation after a step, the last one if there were several."""
         return [entry for entry in self.state.log_history if entry["step"] == step and "eval_loss" in entry][-1]
 
     def curves(self) -> list[Point]:

@@ -32,7 +32,7 @@ from nystrom_lab.training.tasks import Model, Task, check_data, check_lengths, f
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
-def evaluate(asked: EvaluateOptions) -> Row:
+def evaluate(options: EvaluateOptions) -> Row:
     """Evaluate a saved model on all samples of one split.
 
     Returns:
@@ -41,24 +41,24 @@ def evaluate(asked: EvaluateOptions) -> Row:
     Raises:
         ValueError: An invalid name, folder, device or precision, or a model for another task or other classes.
     """
-    check_at_least("batch_size", asked.batch_size, 1)
-    device = usable_device(asked.device)
-    precision, model = usable_precision(asked.precision, device), Path(asked.model)
-    check_data(asked.task, Path(asked.data))
-    task = find_task(asked.task)
-    folder = prepared_folder(asked.task, Path(asked.data), max_length=num_positions(model), columns=asked)
-    verify(folder, task=asked.task)
-    samples = task.open(folder, asked.split)
+    check_at_least("batch_size", options.batch_size, 1)
+    device = usable_device(options.device)
+    precision, model = usable_precision(options.precision, device), Path(options.model)
+    check_data(options.task, Path(options.data))
+    task = find_task(options.task)
+    folder = prepared_folder(options.task, Path(options.data), max_length=num_positions(model), columns=options)
+    verify(folder, task=options.task)
+    samples = task.open(folder, options.split)
     if len(samples) == 0:
         raise ValueError(
-            f"data {folder} holds no samples in {asked.split}; expected at least one: name another with --split."
+            f"data {folder} holds no samples in {options.split}; expected at least one: name another with --split."
         )
     with no_file_bars():
-        loaded = load_model(model, asked.task, classes=samples.classes)
-    check_lengths(folder, asked.split, samples, loaded.config.max_position_embeddings)
-    share = accuracy(loaded, samples, task, batch_size=asked.batch_size, device=device, precision=precision)
+        loaded = load_model(model, options.task, classes=samples.classes)
+    check_lengths(folder, options.split, samples, loaded.config.max_position_embeddings)
+    share = accuracy(loaded, samples, task, batch_size=options.batch_size, device=device, precision=precision)
     provenance = Provenance(device, precision, seed=None, facts={"fingerprint": model_fingerprint(model)})
-    return accuracy_row(loaded.config, f"{asked.split} accuracy", share, len(samples), provenance)
+    return accuracy_row(loaded.config, f"{options.split} accuracy", share, len(samples), provenance)
 
 
 def load_model(folder: Path, task: str, *, classes: Sequence[str]) -> Model:

@@ -25,9 +25,9 @@ class StartModel:
     """A saved model.
 
     Attributes:
-        folder: Its folder.
-        fingerprint: What it is, see `nystrom.models.files.model_fingerprint`.
-        config: Its configuration; an `EncoderConfig` for a model of this library and a published Nyströmformer.
+        folder: Folder of the model.
+        fingerprint: Identity of the model, see `nystrom.models.files.model_fingerprint`.
+        config: Configuration; an `EncoderConfig` for a model of this library and a published Nyströmformer.
     """
 
     folder: Path
@@ -41,7 +41,7 @@ class StartModel:
 
     @property
     def method(self) -> MethodSetting:
-        """Its attention, in the form of a preset; for a model of this library."""
+        """The attention, in the form of a preset; for a model of this library."""
         config = self.config
         return MethodSetting(config.attention_options, config.conv_kernel_size, config.share_attention_weights)
 
@@ -73,7 +73,7 @@ def load_start(folder: Path, kind: Any, **options: Any) -> tuple[Any, dict[str, 
     """Make the model that is trained, with the weights of a folder.
 
     Args:
-        kind: Its class, one of this library.
+        kind: Class of the model, one of this library.
 
     Returns:
         The model, and transformers' report of missing, unexpected and mismatched weights.
@@ -91,7 +91,7 @@ def model_type(folder: Path) -> str | None:
     return read_json(folder / "config.json").get("model_type") if (folder / "config.json").is_file() else None
 
 
-# Of an encoder, by their names in presets and in `EncoderConfig`.
+# Sizes of an encoder, by their names in presets and in `EncoderConfig`.
 _SIZES = (
     "hidden_size",
     "num_hidden_layers",
@@ -114,7 +114,7 @@ class StartEncoder(StartModel):
     preset: str | None
 
     def settings(self) -> dict[str, Any]:
-        """Its other settings that a training can choose, by argument name."""
+        """The other settings that a training can choose, by argument name."""
         same = ("rotary_share", "rotary_across_heads", "feed_forward", "design")
         others = {
             "position_kind": self.config.positions,
@@ -158,7 +158,7 @@ class StartEncoder(StartModel):
             longest: Tokens, including the class token; None for those of its preset.
 
         Raises:
-            ValueError: Its projections are shorter.
+            ValueError: The model's projections are shorter.
         """
         own = self.config.attention_options.get("max_length")
         if longest is not None and isinstance(own, int) and own < longest:

@@ -40,8 +40,8 @@ class Guess(NamedTuple):
     """A baseline without a model, which a trained model should beat.
 
     Attributes:
-        name: What it is based on.
-        share: Its accuracy on the second split, fitted on the first.
+        name: Basis of the guess.
+        share: Accuracy on the second split, fitted on the first.
     """
 
     name: str
@@ -50,7 +50,7 @@ class Guess(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Task:
-    """What training needs to know about a task in addition to its facts (`nystrom_lab.data.lra.facts`).
+    """Everything that training needs of a task in addition to its facts (`nystrom_lab.data.lra.facts`).
 
     Attributes:
         open: Opens one split of a prepared folder.
@@ -168,7 +168,7 @@ def prepared_folder(task: str, data: Path, *, max_length: int, columns: Columns)
     Args:
         data: A prepared folder, or files of the task.
         max_length: The longest sample that the model takes; longer ones are cut.
-        columns: Where the files hold texts and labels.
+        columns: Columns of texts and labels in the files.
 
     Raises:
         ValueError: It is neither, or columns are named for data that are already prepared.

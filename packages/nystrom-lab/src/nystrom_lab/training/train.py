@@ -16,7 +16,7 @@ from nystrom_lab.training.arena import EncoderTrainer
 from nystrom_lab.training.life import Data, Kind, execute, leaving_the_group
 from nystrom_lab.training.presets import Preset, find_preset
 from nystrom_lab.training.run_folder import RunFolder
-from nystrom_lab.training.run_settings import Settings, data_positions, lengthened, settle
+from nystrom_lab.training.run_settings import Settings, data_positions, lengthened
 from nystrom_lab.training.run_trainer import RunTrainer, training_arguments
 from nystrom_lab.training.tasks import (
     Model,
@@ -71,7 +71,7 @@ def train(options: TrainOptions) -> Path:
         options.check_no_columns("no data are named with --data")
         data = run.data_folder()
     check_data(task, data)
-    settings = settle(
+    settings = Settings.resolve(
         replace(options, data=data, to=run.path, resume=run.is_resumed(options.resume)),
         num_positions=data_positions(preset, data) if max_length is None else max_length,
         start=start,

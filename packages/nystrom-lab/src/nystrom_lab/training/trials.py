@@ -45,7 +45,7 @@ def outcome_of(run: RunFolder) -> Outcome | None:
     """The outcome of a trial; None if the run has not ended, or is no trial.
 
     Raises:
-        ValueError: Its file is damaged.
+        ValueError: The file of the outcome is damaged.
     """
     file, remedy = run.path / OUTCOME, "delete it, and the same command continues the trial"
     if not file.is_file():

@@ -53,7 +53,7 @@ def assert_equal_searches(here, there):
 class JobsHere(Jobs):
     """Does the work of jobs in this process, with what a job would be given."""
 
-    def __init__(self, to, asked, *, cpus, at_once):
+    def __init__(self, to, slurm, *, cpus, at_once):
         self.to, self.submitted = to.resolve(), []
 
     def run(self, works):

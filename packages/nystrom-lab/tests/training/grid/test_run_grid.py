@@ -25,7 +25,7 @@ from nystrom_lab.config import Arena, Slurm, TrainOptions
 from nystrom_lab.data.lra.listops.task import prepare_listops
 from nystrom_lab.measure.rows import read_rows
 from nystrom_lab.training.grid.run_grid import GridOptions, run_grid, status_lines, training_arguments
-from nystrom_lab.training.run_settings import settle, train_options
+from nystrom_lab.training.run_settings import Settings, train_options
 from nystrom_lab.training.train import train
 from nystrom_papers.report.lra.tables import lra_lines
 
@@ -99,13 +99,13 @@ def test_a_grid_leaves_rows_of_each_run_in_one_table(whole):
 
 
 def test_a_run_is_given_all_that_a_training_takes(tmp_path):
-    asked = {"accumulation": 2, "seed": 3, "steps": 60, "batch_size": 8, "compile": True}
-    settings = settle(train_options("listops", device="cpu", attention="softmax", preset="demo", **asked))
+    options = {"accumulation": 2, "seed": 3, "steps": 60, "batch_size": 8, "compile": True}
+    settings = Settings.resolve(train_options("listops", device="cpu", attention="softmax", preset="demo", **options))
     arguments = training_arguments(tmp_path / "one", settings, Path("data"), threads=1)
     # The child resumes a run if there is one; a grid takes prepared data, and its rows are accuracies of a test.
     left_out = {"resume", "text_field", "label_field", "pair_field", "mask_share", "context_parallel", "timeout"}
     assert arguments.keys() == inspect.signature(TrainOptions).parameters.keys() - left_out
-    assert asked.items() <= arguments.items()
+    assert options.items() <= arguments.items()
 
 
 @pytest.mark.slow
@@ -118,8 +118,8 @@ def test_a_grid_of_another_length_starts_from_an_encoder(grid, root, whole, tmp_
         )
     )
     best = tmp_path / "first" / "best"
-    asked = {"methods": ["nystrom"], "preset": None, "model": best, "max_length": 600, "steps": 2, "batch_size": 4}
-    assert grid(tmp_path / "runs", data=tmp_path, **asked) == []
+    options = {"methods": ["nystrom"], "preset": None, "model": best, "max_length": 600, "steps": 2, "batch_size": 4}
+    assert grid(tmp_path / "runs", data=tmp_path, **options) == []
     [run] = (path.parent for path in (tmp_path / "runs").glob("*/rows.csv"))
     assert run.name == "listops-nystrom-demo-pretrained-600-seed0"
     settings = json.loads((run / "run.json").read_text())["settings"]
@@ -128,7 +128,7 @@ def test_a_grid_of_another_length_starts_from_an_encoder(grid, root, whole, tmp_
     assert "--max-length 600" in command
     assert "--model best" in command
     # It continues as the same run.
-    assert grid(tmp_path / "runs", data=tmp_path, **asked) == []
+    assert grid(tmp_path / "runs", data=tmp_path, **options) == []
 
 
 def test_what_is_finished_is_skipped(whole, grid, capsys):
@@ -209,8 +209,8 @@ def test_a_failed_run_is_named_with_its_log_and_the_others_finish(root, tmp_path
 
 @pytest.mark.slow
 def test_sizes_and_settings_of_a_grid_reach_its_runs(grid, tmp_path):
-    asked = {"methods": ["nystrom-4", "nystrom-8", "linformer-16"], "batch_size": 8, "learning_rate": 1e-2}
-    assert grid(tmp_path, steps=2, accumulation=2, dropout=0.0, conv_kernel_size=0, **asked) == []
+    options = {"methods": ["nystrom-4", "nystrom-8", "linformer-16"], "batch_size": 8, "learning_rate": 1e-2}
+    assert grid(tmp_path, steps=2, accumulation=2, dropout=0.0, conv_kernel_size=0, **options) == []
     rows = [row for row in read_rows(tmp_path / "lra.csv") if row.quantity == "test accuracy"]
     assert {row.method for row in rows} == {"nystrom-4", "nystrom-8", "linformer-16"}
     for row in rows:

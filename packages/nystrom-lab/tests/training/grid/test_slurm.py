@@ -40,8 +40,8 @@ def works(tmp_path, monkeypatch):
     return make
 
 
-def jobs(to: Path, asked: Slurm = NO_SLURM) -> Jobs:
-    return Jobs(to, asked, cpus=1, at_once=None, seconds=0.2)
+def jobs(to: Path, slurm: Slurm = NO_SLURM) -> Jobs:
+    return Jobs(to, slurm, cpus=1, at_once=None, seconds=0.2)
 
 
 def wait_for(condition) -> None:

@@ -10,7 +10,7 @@ from transformers import get_inverse_sqrt_schedule
 from nystrom.models.heads.pairs import EncoderForPairClassification
 from nystrom_lab.measure.rows import read_rows
 from nystrom_lab.training.presets import find_preset
-from nystrom_lab.training.run_settings import settle, train_options
+from nystrom_lab.training.run_settings import Settings, train_options
 from nystrom_lab.training.tasks import find_task
 from nystrom_papers.report.lra.runs import line_of
 
@@ -18,7 +18,7 @@ TASKS = ("listops", "text", "retrieval", "image", "pathfinder")
 
 
 def config_of(task, **changes):
-    settings = settle(train_options(task, device="cpu", attention="softmax", preset="official", **changes))
+    settings = Settings.resolve(train_options(task, device="cpu", attention="softmax", preset="official", **changes))
     return settings.encoder_config()
 
 

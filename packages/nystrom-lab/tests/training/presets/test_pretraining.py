@@ -6,13 +6,13 @@ import pytest
 from transformers import BertConfig
 
 from nystrom_lab.config import PretrainOptions
-from nystrom_lab.training.pretrain.pretrain_settings import PRETRAINING, find_pretraining, settle
+from nystrom_lab.training.pretrain.pretrain_settings import PRETRAINING, PretrainingSettings, find_pretraining
 from nystrom_lab.training.start import StartModel
 
 
 def settled(preset, source=None, **changes):
-    asked = PretrainOptions(data=Path("data"), device="cpu", precision="float32", instances=10, **changes)
-    return settle(find_pretraining(preset), source, asked)
+    options = PretrainOptions(data=Path("data"), device="cpu", precision="float32", instances=10, **changes)
+    return PretrainingSettings.resolve(options, find_pretraining(preset), source)
 
 
 def trained(positions=512):

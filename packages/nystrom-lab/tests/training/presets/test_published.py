@@ -13,7 +13,7 @@ from nystrom.models import EncoderForSequenceClassification
 from nystrom_lab.config import TrainOptions
 from nystrom_lab.training.hardware import usable_precision
 from nystrom_lab.training.presets import PRESETS, find_preset
-from nystrom_lab.training.run_settings import settle, train_options
+from nystrom_lab.training.run_settings import Settings, train_options
 from nystrom_lab.training.train import train
 
 TASKS = ("listops", "text", "retrieval", "image", "pathfinder")
@@ -21,8 +21,8 @@ TASKS = ("listops", "text", "retrieval", "image", "pathfinder")
 
 def settled(preset, attention="nystrom", task="listops", **changes):
     how = {name: changes.pop(name) for name in ("num_positions", "start", "elsewhere") if name in changes}
-    asked = {"device": "cpu"} | changes.pop("changes", {}) | changes
-    return settle(train_options(task, attention=attention, preset=preset, **asked), **how)
+    options = {"device": "cpu"} | changes.pop("changes", {}) | changes
+    return Settings.resolve(train_options(task, attention=attention, preset=preset, **options), **how)
 
 
 @pytest.mark.parametrize("name", ["nystromformer", "skyformer", "demo"])

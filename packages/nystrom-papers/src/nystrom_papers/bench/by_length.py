@@ -4,7 +4,7 @@ A backward pass starts from the same random gradient of the output every time; g
 cleared before each call.
 
 **Estimates.** Time and memory of a call are extrapolated from the last length measured, with n or with n^2; the memory
-is taken to be at least that of the matrices that a method is known to hold. Where no shorter length was measured,
+is taken to be at least that of the matrices that a method is known to hold. If no shorter length was measured,
 methods whose time is quadratic are first called at one.
 """
 
@@ -53,10 +53,10 @@ class Cell:
 
 @dataclass(frozen=True, kw_only=True)
 class LengthSetup(Setup):
-    """What is measured at each length.
+    """The plan of the measurements at each length.
 
     Attributes:
-        cells: What is measured, in the order of the rows.
+        cells: Measured quantities, in the order of the rows.
         sizes: Sizes of the inputs.
         probe_tokens: Methods whose time is quadratic in n are first called at this length, if the first one is longer.
         bandwidth: Function that returns the bytes per second of a copy on the device, the median and both quartiles,

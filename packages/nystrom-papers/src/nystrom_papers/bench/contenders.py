@@ -71,7 +71,7 @@ class Ours:
     more: Callable[[int], Mapping[str, object]] = lambda n: {}
 
     def options(self, number: int, n: int) -> dict[str, object]:
-        """Its options for a number, 0 for none, and n tokens."""
+        """The method's options for a number, 0 for none, and n tokens."""
         return {**size_options(self.method, number or None), **self.more(n)}
 
     def options_at(self, number: int, n: int) -> dict[str, object]:
@@ -86,7 +86,7 @@ class Ours:
         return call_of_heads(inputs, layer, DepthwiseSkip(sizes.heads, sizes.kernel_size) if skip else None)
 
 
-# What a method needs to know of the length, or takes in place of its default.
+# Options that depend on the length, or that replace a default.
 _MORE: dict[str, Callable[[int], Mapping[str, object]]] = {
     "linformer": lambda n: {"max_length": n},
     "reformer": lambda n: {"chunk_size": CHUNK, "num_buckets": reformer_buckets(n, CHUNK)},
@@ -115,15 +115,15 @@ def _choice(inputs: Inputs, number: int, skip: bool) -> Call:
 
     (q, k, _), sizes = (x.detach() for x in inputs.heads()), near_far_sizes(inputs.n, selects=False)
     iterations, scale = NearFarOptions().iterations, inputs.sizes.width**-0.5
-    asked = ChoiceOptions(QUERY_MEANS, sizes["num_heavy"], sizes["num_clusters"], iterations, scale)
-    return Call(lambda: choose_by_kernels(q, k, None, None, asked)[-1], inputs.leaves)
+    options = ChoiceOptions(QUERY_MEANS, sizes["num_heavy"], sizes["num_clusters"], iterations, scale)
+    return Call(lambda: choose_by_kernels(q, k, None, None, options)[-1], inputs.leaves)
 
 
 CONTENDERS: dict[str, Contender] = {
     **_OURS,
     # Exact attention that stores its n x n matrix: the papers' "Transformer"; the plain one is one fused call.
     "softmax-materialised": Contender(Ours("softmax", lambda n: {"form": "materialised"}), quadratic=True, squares=2),
-    # By Triton kernels, the skip of nystrom in the same pass.
+    # Triton kernels, with the skip of nystrom in the same pass.
     **{
         f"{name}-triton": replace(_OURS[name], build=Ours(name, lambda n: {"backend": "triton"}), kernels=True)
         for name in ("nystrom", "near_far", "skyformer")
@@ -133,7 +133,7 @@ CONTENDERS: dict[str, Contender] = {
         Ours("near_far", lambda n: {**_growing(n), "backend": "triton"}), kernels=True
     ),
     "near_far-growing-choice": Contender(_choice, kernels=True),
-    # By torch's operators on a GPU.
+    # On a GPU, torch's operators compute this one.
     "near_far-selected": Contender(Ours("near_far", lambda n: {**near_far_sizes(n), "exact_up_to": 0})),
     "near_far-heads-triton": Contender(
         Ours("near_far", lambda n: {"exact_heads": [0], "backend": "triton"}), quadratic=True, kernels=True

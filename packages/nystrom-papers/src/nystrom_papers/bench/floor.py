@@ -6,7 +6,7 @@ all of its tokens have been read; values are read once and the output is written
 The backward pass moves them eleven times: queries, keys, values and the gradient of the output are read twice, as the
 gradients of a token depend on those of the landmarks, which are sums over all tokens; three gradients are written.
 Forward+backward is the sum, 17. Masks, landmarks, the skip's second reading of values and gradients, and everything
-small compared with n x d are left out. Where landmarks are drawn tokens, as in Skyformer, nothing is read twice: four
+small compared with n x d are left out. If landmarks are drawn tokens, as in Skyformer, nothing is read twice: four
 times forward, seven backward.
 
 The bandwidth is measured by a copy from device memory to device memory: the bytes read and written, divided by the

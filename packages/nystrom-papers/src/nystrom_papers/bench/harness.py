@@ -5,7 +5,7 @@ more for its peak memory beyond what was there before. A contender has two rows:
 quartiles as `low` and `high`, and its memory, in MB of 10^6 bytes (`nystrom.clock` says what it includes).
 
 A call that would need more than half of the free memory, or more time than the limit, is not made: its rows hold NaN
-and a note with the estimate. What is measured over (lengths, tasks) is written one at a time, and an interrupted
+and a note with the estimate. Results are written one at a time (a length or a task), and an interrupted
 measurement goes on with those that are left.
 """
 
@@ -73,11 +73,11 @@ def take_turns(
     Both name the same contenders; with `warm_up` an extra first turn is discarded.
     """
     times = in_turns(clocks, repeats, warm_up=warm_up, tick=bar.update)
-    found = {}
+    results = {}
     for key, peak in peaks.items():
-        found[key] = times[key], peak()
+        results[key] = times[key], peak()
         bar.update()
-    return found
+    return results
 
 
 def time_and_memory(like: Row, what: str, taken: tuple[Sequence[float], int] | None, note: str) -> list[Row]:
@@ -99,7 +99,7 @@ def reason(error: Exception) -> str:
     return str(error).partition("\n")[0].rstrip(".") or type(error).__name__
 
 
-# What a call that a machine cannot make raises.
+# Errors of a call that the machine cannot make.
 UNABLE = (RuntimeError, ValueError, *kernel_errors())
 
 

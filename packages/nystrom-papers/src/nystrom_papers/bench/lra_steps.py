@@ -35,7 +35,7 @@ _PROBE = 8
 
 @dataclass(frozen=True, kw_only=True)
 class StepSetup(Setup):
-    """What is measured in each task."""
+    """The plan of the measurements in each task."""
 
     methods: tuple[str, ...]
     batch: int | None
@@ -129,7 +129,7 @@ def build_model(
     """The model of a task with the attention of a name such as "nystrom-128", with random weights.
 
     Raises:
-        ValueError: As `find_method`.
+        ValueError: The cases of `find_method`.
     """
     method, number = find_method(name)
     config = EncoderConfig(

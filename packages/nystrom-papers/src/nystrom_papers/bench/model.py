@@ -2,8 +2,8 @@
 
 The Nyströmformer paper reports "significant speedups" over BERT (section 1), and measures one attention module (section
 5, Table 1). A model also has projections, feed-forward blocks and embeddings, which cost the same with every method.
-Its ratio is therefore nearer to one than that of the attention alone, the more so the shorter the text and the wider
-the model.
+The model's ratio is therefore nearer to one than that of the attention alone, the more so the shorter the text and the
+wider the model.
 
 The encoder is `nystrom.models.EncoderModel` with the norm after each block, as in BERT, with random weights and without
 dropout. The forward pass goes from random tokens to the last hidden states; the backward pass starts from a random
@@ -78,8 +78,8 @@ def run_model(options: ModelOptions) -> list[Row]:
     Raises:
         ValueError: An unknown, missing or out-of-range argument, or a folder that holds another setting.
     """
-    asked = {name: getattr(options, name) for name in ("layers", "width", "heads", "intermediate")}
-    encoder = find_sizes(options.model, **asked)
+    sizes = {name: getattr(options, name) for name in ("layers", "width", "heads", "intermediate")}
+    encoder = find_sizes(options.model, **sizes)
     import torch
 
     from nystrom_papers.bench.by_length import cells_of, length_setup, sweep_lengths
@@ -112,7 +112,7 @@ class EncoderSizes:
     vocabulary: int = 30522
 
 
-def find_sizes(model: Path | None, **asked: int | None) -> EncoderSizes:
+def find_sizes(model: Path | None, **changes: int | None) -> EncoderSizes:
     """The sizes that were given, by name or by a model.
 
     Args:
@@ -123,11 +123,11 @@ def find_sizes(model: Path | None, **asked: int | None) -> EncoderSizes:
         ValueError: The folder holds no encoder that transformers knows, a size is out of range, or the model is larger
             than the memory.
     """
-    for name, value in asked.items():
+    for name, value in changes.items():
         if value is not None:
             check_at_least(name, value, 1)
     sizes = EncoderSizes() if model is None else _sizes_of(model)
-    sizes = replace(sizes, **{name: value for name, value in asked.items() if value is not None})
+    sizes = replace(sizes, **{name: value for name, value in changes.items() if value is not None})
     if sizes.width % sizes.heads:
         raise ValueError(f"width is {sizes.width} but heads is {sizes.heads}; expected a multiple of the heads.")
     from nystrom_lab.measure.memory import check_memory
@@ -140,7 +140,7 @@ def _sizes_of(model: Path) -> EncoderSizes:
     from nystrom.integrations.model_loader import read_model_config
 
     config = read_model_config(model)
-    found: dict[str, int] = {}
+    sizes: dict[str, int] = {}
     for name, candidates in _FIELDS.items():
         values = [getattr(config, candidate, None) for candidate in candidates]
         size = next((value for value in values if isinstance(value, int)), None)
@@ -149,8 +149,8 @@ def _sizes_of(model: Path) -> EncoderSizes:
                 f"model {model} is of type {config.model_type!r}, whose config.json has no {' or '.join(candidates)}: "
                 "name an encoder such as BERT, or give the sizes with layers, width, heads and intermediate."
             )
-        found[name] = size
-    return EncoderSizes(**found)
+        sizes[name] = size
+    return EncoderSizes(**sizes)
 
 
 @dataclass(frozen=True)

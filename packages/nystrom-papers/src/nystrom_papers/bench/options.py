@@ -1,4 +1,4 @@
-"""What all speed measurements are asked for: documented options with their checks, the device, and the command in rows.
+"""Options of all speed measurements: documented options with their checks, the device, and the command in rows.
 
 Needs no torch, so that the command line knows its options before it loads torch.
 """
@@ -27,7 +27,7 @@ Dtype = Literal["float32", "float64", "bfloat16", "float16"]
 
 @dataclass(frozen=True, kw_only=True)
 class TimingOptions:
-    """Of everything that is timed.
+    """Options of everything that is timed.
 
     Attributes:
         device: cpu, cuda or cuda:1.
@@ -61,7 +61,7 @@ class TimingOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class LengthOptions(TimingOptions):
-    """Of what is measured over the number of tokens.
+    """Options of measurements over the number of tokens.
 
     Attributes:
         lengths: Numbers of tokens n, in any order.
@@ -172,17 +172,17 @@ def device_name(device: "torch.device") -> str:
     return torch.cuda.get_device_name(device) if device.type == "cuda" else cpu_name()
 
 
-def command_line(words: Sequence[str], options: Callable[..., Any], asked: Mapping[str, Any], last: str) -> str:
+def command_line(words: Sequence[str], options: Callable[..., Any], values: Mapping[str, Any], last: str) -> str:
     """The command with these options, without its folder.
 
     Args:
         words: First words of the command.
         options: The class of its options, or a function of them.
-        asked: Their values by name.
+        values: Their values by name.
         last: The argument that always comes last, so that runs which differ in nothing else can be recognised.
     """
     defaults = {name: each.default for name, each in parameters_of(options).items()}
-    changed = {name: asked[name] for name in defaults if name not in (last, "to") and asked[name] != defaults[name]}
+    changed = {name: values[name] for name in defaults if name not in (last, "to") and values[name] != defaults[name]}
     # None may be passed for an option whose default is not None.
     named = {name: value if isinstance(value, tuple) else str(value) for name, value in changed.items()}
-    return shlex.join([*words, *option_words({**named, last: tuple(asked[last])})])
+    return shlex.join([*words, *option_words({**named, last: tuple(values[last])})])

@@ -218,7 +218,7 @@ def bigbird_call(inputs: Inputs, number: int, skip: bool) -> Call:
 
 
 def _widths(inputs: Inputs) -> dict[str, Any]:
-    """What configurations of transformers call the heads and their width."""
+    """Heads and width by their names in configurations of transformers."""
     return {"hidden_size": inputs.sizes.heads * inputs.sizes.width, "num_attention_heads": inputs.sizes.heads}
 
 

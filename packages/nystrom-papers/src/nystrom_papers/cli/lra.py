@@ -26,7 +26,7 @@ def lra_table(words: list[str]) -> None:
             time: Print hours of training instead of accuracies, compared with Table 2 of Skyformer.
             memory: Print gigabytes of peak memory instead of accuracies, or next to the hours.
             device: A part of the name of the device whose runs are taken, such as AMD. Default: all runs.
-            markdown: As Markdown.
+            markdown: Print Markdown.
         """
         if not files:
             raise ValueError("no file of rows is named; expected those of `nystrom lra run`, such as runs/lra/lra.csv.")

@@ -41,7 +41,7 @@ def reproduce_study(words: list[str]) -> None:
             name: Name of the study, from --list.
             list: Print the studies: what each shows, its source, what it needs, its minutes, and your runs in --to.
             all: Run every study that needs no training and can run here, and write the page of all of them, index.md.
-                Those that train are run by their names; the page shows them once they were.
+                Studies that train are run by their names; the page shows them once they were.
             size: "small", minutes on two cores, or "paper", the paper's setting in full.
             model: Folder of an encoder in Hugging Face format. Default: all-MiniLM-L6-v2 of nystrom[real].
             texts: Text files, may be compressed. Default: the Python language reference.
@@ -55,32 +55,32 @@ def reproduce_study(words: list[str]) -> None:
             slurm: Resources of each job.
         """
 
-    asked = arguments_of(reproduce, words, "reproduce", positional="name")
-    name, size, to = asked.get("name"), asked["size"], asked["to"]
-    if (name is not None) + asked["list"] + asked["all"] != 1:
-        came = " and ".join([name] * (name is not None) + ["--list"] * asked["list"] + ["--all"] * asked["all"])
+    arguments = arguments_of(reproduce, words, "reproduce", positional="name")
+    name, size, to = arguments.get("name"), arguments["size"], arguments["to"]
+    if (name is not None) + arguments["list"] + arguments["all"] != 1:
+        came = " and ".join([name] * (name is not None) + ["--list"] * arguments["list"] + ["--all"] * arguments["all"])
         raise ValueError(
             f"expected one of the name of a study, --list or --all, got {came or 'none'}: "
             "nystrom reproduce --list prints the names."
         )
-    if asked["list"]:
+    if arguments["list"]:
         print(_list(to), end="")
         return
-    check_at_least("threads", asked["threads"], 1)
-    asked["slurm"].check(asked["on"])
+    check_at_least("threads", arguments["threads"], 1)
+    arguments["slurm"].check(arguments["on"])
     import torch
 
-    torch.set_num_threads(asked["threads"])
+    torch.set_num_threads(arguments["threads"])
     from nystrom_papers.report.gallery import check_gallery, print_summary, print_verdicts, write_gallery
     from nystrom_papers.report.summary import SUMMARY
     from nystrom_papers.studies.reproduce.catalogue import CATALOGUE
     from nystrom_papers.studies.reproduce.run import check_study, folder_of, run_study
     from nystrom_papers.studies.reproduce.study import Setting
 
-    setting = Setting(**{each: asked[each] for each in ("size", "model", "texts", "data", "runs", "precision")})
+    setting = Setting(**{each: arguments[each] for each in ("size", "model", "texts", "data", "runs", "precision")})
     if name is not None:
         job = check_study(name, setting, to)
-        if failed := _in_jobs([job], asked):
+        if failed := _in_jobs([job], arguments):
             raise ValueError(f"{name} failed, {failed[name]}.")
         print_summary(run_study(job), job.folder)
         return
@@ -97,25 +97,25 @@ def reproduce_study(words: list[str]) -> None:
         except ValueError as error:
             missing[each] = str(error)
             print(f"{each}: not run: {error}")
-    failed = _in_jobs([*jobs.values()], asked)
+    failed = _in_jobs([*jobs.values()], arguments)
     missing |= failed
     for each in failed:
         del jobs[each]
-    found = []
+    verdicts = []
     for job in jobs.values():
-        found.append(run_study(job))
+        verdicts.append(run_study(job))
         write_gallery({other: done.folder for other, done in jobs.items()}, missing, to / "index.md")
-    print_verdicts(found)
+    print_verdicts(verdicts)
     print(f"Page: {to / 'index.md'}")
 
 
-def _in_jobs(studies: "list[Job]", asked: dict[str, Any]) -> dict[str, str]:
+def _in_jobs(studies: "list[Job]", arguments: dict[str, Any]) -> dict[str, str]:
     """Run studies as cluster jobs, if requested; returns those that failed, and why."""
-    if asked["on"] == "local":
+    if arguments["on"] == "local":
         return {}
     from nystrom_papers.studies.reproduce.jobs import measure_in_jobs
 
-    failures = measure_in_jobs(studies, asked["to"], asked["slurm"], threads=asked["threads"])
+    failures = measure_in_jobs(studies, arguments["to"], arguments["slurm"], threads=arguments["threads"])
     names = {study.folder.name: study.name for study in studies}
     return {names[each.name]: f"{each.reason}, log: {each.log}" for each in failures}
 
@@ -135,16 +135,16 @@ def report_gathered(words: list[str]) -> None:
 
         Args:
             file: File of rows, of this study or of several.
-            study: Its name.
+            study: Name of the study.
             table: Number of a single table to print, from 1. Default: all.
             verdicts: Also print the claims, and whether the rows agree with them.
             figure: File for the study's first figure, .png or .svg. Default: no figure.
         """
         if figure is not None:
             check_figure(figure)
-        found = find_study(study)
+        declared = find_study(study)
         rows = rows_of(read_rows(file), study)
-        tables = list(found.tables(rows))
+        tables = list(declared.tables(rows))
         if table is not None:
             check_at_least("table", table, 1)
             if table > len(tables):
@@ -152,10 +152,10 @@ def report_gathered(words: list[str]) -> None:
             tables = tables[table - 1 : table]
         print(tables_markdown(tables), end="")
         if verdicts:
-            print(f"\n{verdicts_markdown(found.verdicts(rows))}", end="")
+            print(f"\n{verdicts_markdown(declared.verdicts(rows))}", end="")
         if figure is not None:
             with house_style():
-                save_figure(next(iter(found.figures(rows, file.parent).values())), figure)
+                save_figure(next(iter(declared.figures(rows, file.parent).values())), figure)
 
     call(report, words, "report study", positional="file")
 

@@ -38,10 +38,10 @@ def with_derived(rows: Sequence[Row]) -> list[Row]:
 
 def bandwidths(rows: Sequence[Row]) -> list[str]:
     """A note on the bandwidth that copies reached, if rows have it."""
-    found = [row.value for row in rows if row.quantity == BANDWIDTH]
-    if not found:
+    measured = [row.value for row in rows if row.quantity == BANDWIDTH]
+    if not measured:
         return []
-    reached = f"{min(found):.0f}" if len(found) == 1 else f"{min(found):.0f} to {max(found):.0f}"
+    reached = f"{min(measured):.0f}" if len(measured) == 1 else f"{min(measured):.0f} to {max(measured):.0f}"
     return [f"Floor: passes over n x d, six forward and eleven backward, at the {reached} GB/s that a copy reached."]
 
 

@@ -34,9 +34,9 @@ def write_gallery(folders: Mapping[str, Path], missing: Mapping[str, str], path:
     also for a file that came since that was called.
     """
     check_gallery(path)
-    found = {name: summary for name, folder in folders.items() if (summary := read_summary(folder)) is not None}
-    parts = [f"{_counted([*found.values()])} A rule on the rows decides each.\n"]
-    for name, summary in found.items():
+    summaries = {name: summary for name, folder in folders.items() if (summary := read_summary(folder)) is not None}
+    parts = [f"{_counted([*summaries.values()])} A rule on the rows decides each.\n"]
+    for name, summary in summaries.items():
         links = [os.path.relpath(folders[name] / figure, path.parent) for figure in summary.figures]
         setting = ", ".join(f"{what} {value}" for what, value in summary.setting.items())
         parts += [
@@ -107,7 +107,7 @@ def _counted(summaries: Sequence[Summary]) -> str:
 
 
 def _once(summaries: Sequence[Summary]) -> list[str]:
-    """How each differs from the paper; what several share is said at the first."""
+    """How each differs from the paper; the first of several states what they share."""
     first: dict[str, str] = {}
     return [
         each.differs

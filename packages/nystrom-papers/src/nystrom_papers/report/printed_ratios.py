@@ -3,7 +3,7 @@
 Absolute numbers from other machines say little, so ratios to exact attention that stores its n x n matrix, the papers'
 first row, are compared. Table 1 of Nyströmformer prints its ratios, and they are given as printed, though some differ
 in the last digit from those of the printed times (13.4 where 155.4 / 11.5 is 13.5). Table 2 of Skyformer prints only
-hours and gigabytes, from which its ratios are computed. Where the rows lack a method, or the papers a setting, there is
+hours and gigabytes, from which its ratios are computed. If the rows lack a method, or the papers a setting, there is
 no ratio.
 
 Source: Table 1 of Xiong et al. (2021), arXiv:2102.03902 (one NVIDIA 1080 Ti, forward); Table 2 of Chen et al. (2021),
@@ -76,7 +76,7 @@ SKYFORMER_TABLE_2 = {
     method: {task: Cost(_GIGABYTES[method][i], _HOURS[method][i]) for i, task in enumerate(_TASKS)} for method in _HOURS
 }
 
-# By study, then by what, method and column: a length or a task.
+# Keys: the study, then the quantity, the method and the column (a length or a task).
 PRINTED_RATIOS: dict[str, dict[tuple[str, str, str], float]] = {
     "efficiency": {
         (what, method, str(n)): ratio
@@ -100,10 +100,10 @@ class Compared:
 
     Attributes:
         what: "time" or "memory".
-        method: As rows name it.
+        method: Name in the rows.
         column: Length or task.
         measured: NaN if the method or exact attention was not measured.
-        printed: As the paper prints it, or computed from what it prints.
+        printed: The paper's ratio, or one computed from its numbers.
     """
 
     what: str

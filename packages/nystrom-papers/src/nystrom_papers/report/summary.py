@@ -46,17 +46,17 @@ class Summary:
 
     Attributes:
         name: Name of the study.
-        shows: What it shows, in a sentence.
-        source: Its place in the papers.
+        shows: The content of the study, in a sentence.
+        source: Place in the papers.
         size: "small" or "paper".
-        setting: What was measured, by name: the model, the texts, the sizes.
+        setting: The setting, by name: the model, the texts, the sizes.
         differs: How this differs from the paper's setting; "" if it does not.
         tables: The tables.
         verdicts: The verdicts.
         figures: Names of the figures' files, those that end in .png.
         rows: How many rows were measured.
         provenance: Device, dtype, version of torch, commits and dates of the rows.
-        command: What measured them.
+        command: The command that measured the rows.
         minutes: Total duration of the measurements.
     """
 

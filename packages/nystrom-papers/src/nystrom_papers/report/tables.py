@@ -1,9 +1,9 @@
 """Tables of rows, for the terminal and as Markdown.
 
 The table of a study has one part per quantity ("forward time", "forward memory", ...), with a line per method and a
-column per number of tokens (efficiency, model) or per task (training). As in Table 1 of the Nyströmformer paper
-(arXiv:2102.03902), each value is followed by how many times less it is than that of the first method: "12.3 (12.7×)". A
-dash marks what was not measured; the notes below say why. Where there is a memory floor, parts derived from it follow:
+column per number of tokens (efficiency, model) or per task (training). Each value is followed by how many times
+less it is than that of the first method, as in Table 1 of the Nyströmformer paper (arXiv:2102.03902): "12.3 (12.7×)". A
+dash marks what was not measured; the notes below say why. If there is a memory floor, parts derived from it follow:
 see `nystrom_papers.report.floor`.
 """
 
@@ -65,11 +65,11 @@ def only_methods(rows: Sequence[Row], wanted: Sequence[str]) -> list[Row]:
 
 def of_device(rows: Sequence[Row], part: str) -> list[Row]:
     """The rows of devices with this in their name, or ValueError."""
-    found = [row for row in rows if part in row.device]
-    if not found:
+    matching = [row for row in rows if part in row.device]
+    if not matching:
         devices = ", ".join(dict.fromkeys(repr(row.device) for row in rows))
         raise ValueError(f"device is {part!r}; expected a part of one of {devices}.")
-    return found
+    return matching
 
 
 def once_each(rows: Sequence[Row]) -> dict[tuple[str, str, str], Row]:
@@ -78,28 +78,28 @@ def once_each(rows: Sequence[Row]) -> dict[tuple[str, str, str], Row]:
     Raises:
         ValueError: Two rows are of one of these, such as of two devices.
     """
-    found: dict[tuple[str, str, str], Row] = {}
+    first: dict[tuple[str, str, str], Row] = {}
     for row in rows:
-        other = found.setdefault((_quantity(row), row.method, _column(row)), row)
+        other = first.setdefault((_quantity(row), row.method, _column(row)), row)
         if other is not row:
             raise ValueError(
                 f"the rows measure {_quantity(row)} of {row.method} at {_column(row)} twice, on {other.device} at "
                 f"{other.date} and on {row.device} at {row.date}: show each "
                 "measurement alone, by its device or from a file of its own."
             )
-    return found
+    return first
 
 
 def _parts(rows: Sequence[Row]) -> list[tuple[str, str, list[tuple[str, list[str]]]]]:
     """Per quantity: its name, its unit, and per method the cells of its line."""
     rows = with_derived(rows)
     columns, methods = _columns(rows), dict.fromkeys(row.method for row in rows)
-    found = once_each(rows)
+    cells = once_each(rows)
     parts = []
     for quantity, unit in sorted({(_quantity(row), row.unit) for row in rows}, key=_place):
         first = next(iter(methods))
         lines = [
-            (method, [_cell(found.get((quantity, method, at)), found.get((quantity, first, at))) for at in columns])
+            (method, [_cell(cells.get((quantity, method, at)), cells.get((quantity, first, at))) for at in columns])
             for method in methods
         ]
         parts.append((quantity, unit, lines))
@@ -153,7 +153,7 @@ def _columns(rows: Sequence[Row]) -> list[str]:
 
 
 def _title(rows: Sequence[Row]) -> str:
-    """What all rows have in common: shared facts, dtype, device, torch, commit, date."""
+    """The shared facts of all rows, their dtype, device, torch, commit, date."""
     common = [f"{name}={value}" for name, value in rows[0].facts.items() if {row.fact(name) for row in rows} == {value}]
     shared = [
         (row.dtype, row.device, f"torch {row.torch}", f"commit {row.commit or 'unknown'}", row.date) for row in rows

@@ -22,7 +22,7 @@ from nystrom_lab.data.language.tokenizer import load_tokenizer
 from nystrom_lab.measure.rows import Row
 from nystrom_lab.report.table import Table
 from nystrom_lab.training.run_progress import no_file_bars
-from nystrom_papers.studies.reproduce.declared import Claim, Found, Lines, declare, each
+from nystrom_papers.studies.reproduce.declared import Answer, Claim, Lines, declare, each
 from nystrom_papers.studies.reproduce.study import Plan, Setting, part
 
 SENTENCE = "Paris is the [MASK] of France."
@@ -49,8 +49,10 @@ def _plan(setting: Setting) -> Plan:
     with no_file_bars():
         config = EncoderConfig.from_pretrained(folder)
     if not any("ForMaskedLM" in name for name in config.architectures or ()):
-        found = " ".join(config.architectures or ()) or "a model that does not say what it is"
-        raise ValueError(f"--model {folder} holds {found}; expected a Nyströmformer with the head that fills masks.")
+        architectures = " ".join(config.architectures or ()) or "a model that does not say what it is"
+        raise ValueError(
+            f"--model {folder} holds {architectures}; expected a Nyströmformer with the head that fills masks."
+        )
     check_weights(folder)
     if load_tokenizer(folder).mask_token != "[MASK]":
         raise ValueError(f"--model {folder} has a tokenizer without [MASK]; expected the model's own.")
@@ -87,7 +89,7 @@ def _table(rows: pd.DataFrame) -> list[Table]:
     return [Table(SENTENCE, ["rank", "printed", "score", "here", "score here"], lines)]
 
 
-def _as_printed(rows: pd.DataFrame) -> Found:
+def _as_printed(rows: pd.DataFrame) -> Answer:
     """The same words in the same order, and each score as near as other kernels leave it."""
     filled = [(row.word, row.value) for row in _filled(rows)]
     if len(filled) < len(PRINTED):

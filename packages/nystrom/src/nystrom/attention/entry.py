@@ -1,4 +1,4 @@
-"""What all methods share around their own computation: checks, dtypes, padding, empty inputs, the choice of kernels."""
+"""The work around each method's computation: checks, dtypes, padding, empty inputs, the choice of kernels."""
 
 import re
 from collections.abc import Callable, Iterator
@@ -13,11 +13,12 @@ from nystrom.attention.backend import HAS_TRITON, check_backend_device
 from nystrom.attention.group_runner import group_runner
 from nystrom.attention.position_bias import PositionBias, check_bias
 from nystrom.attention.segments import check_segments, in_segments
+from nystrom.native import keeps_loops
 from nystrom.precision import cast_for_autocast, narrowed, without_autocast
 from nystrom.private_torch import is_forward_mode, is_transformed, tracing_state
 from nystrom.shapes import Group, Masks, check_inputs, check_same_tokens, is_number, zero_masked
 
-# Of the GPUs that the kernels were measured on, an H100 and an H200.
+# Compute capability of the GPUs that the kernels were measured on, an H100 and an H200.
 _MEASURED_CAPABILITY = (9, 0)
 _OF_TORCH = re.compile(r"forward (mode )?AD")
 _PACKED = "cu_seqlens is given, and packed sequences attend to themselves: pass queries and keys of the same tokens"
@@ -37,11 +38,12 @@ def attend(
     *rest: Any,
     same_tokens: str | None = None,
     kernels: Callable[..., Tensor] | None = None,
+    operator: Callable[..., Tensor] | None = None,
     group: Group = None,
 ) -> Float[Tensor, "b h n e"]:
     """Run `core(q, k, v, keep, query_keep, *rest)` on checked inputs, with the masks of keys and queries.
 
-    The core sees padding tokens as zeros and the dtype that autocast asks for, with autocast switched off. Its result
+    The core sees padding tokens as zeros and the dtype that autocast asks for, with autocast switched off. The result
     is zeroed at padding queries and cast to the dtype of the values. With a `group`, `nystrom.parallel` runs the
     method.
 
@@ -51,6 +53,7 @@ def attend(
             `check_same_tokens`; None if they may differ.
         kernels: The computation by kernels, if `picks_triton` does with the options that `rest` begins with. It applies
             the masks itself, so that with backend="triton" nothing is done around it.
+        operator: The core as one operator, for a compiler that keeps the loops, see `nystrom.attention.loops_operator`.
 
     Raises:
         ValueError: Invalid shapes, dtypes or masks.
@@ -74,6 +77,8 @@ def attend(
             if rest[0].backend == "triton":
                 check_backend_device("triton", q.device)
                 return kernels(q, k, v, keep, query_keep, *rest)
+        if operator is not None and core is not kernels and rest[0].backend != "triton" and keeps_loops(q, k, v):
+            core = operator
         dtype = v.dtype
         q, k, v = zero_masked(q, query_keep), zero_masked(k, keep), zero_masked(v, keep)
         return narrowed(zero_masked(core(q, k, v, keep, query_keep, *rest), query_keep), dtype)
@@ -132,7 +137,7 @@ def picks_triton(options: Any, q: Tensor, k: Tensor, v: Tensor) -> bool:
         return options.backend == "triton"
     if max(q.shape[-1], v.shape[-1]) > options.measured_width or not _is_measured(q.device):
         return False
-    # What is exported runs elsewhere, where the operators of the kernels may not be known.
+    # An exported model runs elsewhere, where the operators of the kernels may not be registered.
     if torch.compiler.is_exporting() or is_transformed() or is_forward_mode():
         return False
     return all(x.device == q.device and x.dtype == torch.bfloat16 for x in (q, k, v))

@@ -40,7 +40,7 @@ def attend_by_options(
     """The method of a layer by its name, with the layer's own scale, for methods that have one; see `attend_in_two`.
 
     Args:
-        options: Those of the function, and of layers.
+        options: Options of the function, and of layers.
     """
     options = dict(options)
     heads = LayerOptions(exact_heads=options.pop("exact_heads", ())).exact_heads
@@ -75,11 +75,11 @@ def attend_in_two(
         return method(slice(None), *tensors)
     check_exact_heads(exact_heads, h)
     heads = [x.unbind(1) for x in tensors]
-    found: dict[int, Tensor] = {}
+    outputs: dict[int, Tensor] = {}
     for attend, some in ((exact, [*exact_heads]), (method, [head for head in range(h) if head not in exact_heads])):
         out = attend(some, *(_beside([x[head] for head in some]) for x in heads))
-        found |= dict(zip(some, out.unbind(1), strict=True))
-    return _beside([found[head] for head in range(h)])
+        outputs |= dict(zip(some, out.unbind(1), strict=True))
+    return _beside([outputs[head] for head in range(h)])
 
 
 def _beside(heads: list[Float[Tensor, "b n d"]]) -> Float[Tensor, "b h n d"]:

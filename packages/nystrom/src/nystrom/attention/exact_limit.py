@@ -151,7 +151,7 @@ def exact_one_by_one(
     results = []
     for row, (start, stop) in enumerate(zip(first, end, strict=True)):
         if start >= stop:
-            # Its values are zeros.
+            # A sequence without real tokens has zeros as values: return them as its output.
             results.append(v[row : row + 1])
             continue
         inside = keep[row : row + 1, start:stop]

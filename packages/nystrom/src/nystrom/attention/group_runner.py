@@ -1,4 +1,4 @@
-"""What runs a call whose tokens are split across the ranks of a process group.
+"""The function that runs a call whose tokens are split across the ranks of a process group.
 
 `nystrom.parallel` stands on this package: it passes its functions in when it is imported.
 """

@@ -26,7 +26,7 @@ class AttentionHeads(nn.Module):
 
     Attributes:
         method: Name of the method.
-        options: Its options.
+        options: Options of the method.
         weights: Module that supplies the function's tensor arguments after the values; None for most methods. The
             function runs in its call, around which hooks bring, gather or cast weights.
         group: Process group across which the tokens are split, see `nystrom.parallel`; None for a single process.

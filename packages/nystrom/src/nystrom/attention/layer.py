@@ -1,7 +1,7 @@
 r"""A drop-in replacement for `nn.MultiheadAttention` with any method.
 
 $$\mathrm{out} = W_o\, \mathrm{concat}_h(\mathrm{attention}(Q_h, K_h, V_h) + \mathrm{skip}(V_h)) + b_o$$
-with a method of `nystrom.attention.registry` and the depthwise convolution `skip` if the layer has one. Its parameters
+with a method of `nystrom.attention.registry` and the depthwise convolution `skip` if the layer has one. The parameters
 have the names and initial values of `nn.MultiheadAttention`, whose state dict it loads (with strict=True if there is no
 skip).
 
@@ -53,7 +53,7 @@ class MultiheadAttention(nn.Module):
         batch_first: Whether inputs are (batch, tokens, width) rather than (tokens, batch, width).
         self_attention: Whether query and key of a call with three arguments are the same tokens; None treats the same
             object passed as both as self-attention.
-        device: Where the parameters live.
+        device: Device of the parameters.
         dtype: Dtype of the parameters.
         **options: Options of the method, see `nystrom.attention.options`.
 
@@ -535,7 +535,7 @@ class NystromAttention(MultiheadAttention):
         batch_first: Whether inputs are (batch, tokens, width) rather than (tokens, batch, width).
         self_attention: Whether query and key of a call with three arguments are the same tokens; None treats the same
             object passed as both as self-attention.
-        device: Where the parameters live.
+        device: Device of the parameters.
         dtype: Dtype of the parameters.
 
     Raises:

@@ -94,7 +94,7 @@ def check_exact_heads(heads: Sequence[int], num_heads: int) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class LayerOptions:
-    """What a layer of any method takes, and the method's function does not; exact attention has no use for it.
+    """Options of a layer that the method's function does not take; exact attention has no use for it.
 
     Attributes:
         exact_heads: Numbers of the heads, from 0, that attend exactly, by fused attention; the others use the method.
@@ -615,7 +615,7 @@ _OF_THE_PACKAGE = {
     "mask": "key_padding_mask=~mask, which is True for padding",
     "return_attn": "need_weights=True with weight_queries",
 }
-# What a layer's call took once, and is called itself.
+# Arguments that a layer's call no longer takes, and the call that replaces each.
 _CALLED_THEMSELVES = {"context": "context(query)", "cache": "cache(x)"}
 
 

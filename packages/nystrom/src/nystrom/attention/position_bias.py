@@ -24,13 +24,13 @@ from torch import Tensor
 from nystrom.checks import check_at_least, check_flag
 from nystrom.shapes import check_tensor
 
-# What `check_same_tokens` says of cross-attention.
+# The error of `check_same_tokens` for cross-attention.
 SELF_BIAS = "bias is one of positions, which is self-attention: leave it out of cross-attention"
 
 
 @dataclass(frozen=True, eq=False)
 class PositionBias:
-    """What the three kinds share; `weight` is the tensor (h, w) that is learned."""
+    """The base of the three kinds; `weight` is the tensor (h, w) that is learned."""
 
     @property
     def weight(self) -> Float[Tensor, "h w"]:
@@ -39,7 +39,7 @@ class PositionBias:
 
     @property
     def coordinates_of_tokens(self) -> Float[Tensor, "b n p"] | None:
-        """Where the tokens are, if that is not their number; b may be 1."""
+        """Coordinates of the tokens, if they are not their number; b may be 1."""
         return None
 
     @property
@@ -64,7 +64,7 @@ class PositionBias:
         return coordinates.detach().to(torch.promote_types(q.dtype, torch.float32))
 
     def distance(self, x: Shaped[Tensor, "*#b r p"], y: Shaped[Tensor, "*#b s p"]) -> Shaped[Tensor, "*#b r s"]:
-        """What the bias of queries at x and keys at y depends on."""
+        """The distance on which the bias of queries at x and keys at y depends."""
         return y[..., None, :, 0] - x[..., :, None, 0]
 
     def at_distance(self, weight: Float[Tensor, " w"], distance: Shaped[Tensor, "*b"]) -> Float[Tensor, "*b"]:
@@ -77,7 +77,7 @@ class RelativeBuckets(PositionBias):
     r"""The relative positions of T5: each distance has a bucket, and each bucket a number for each head.
 
     With $\delta = j - i$ and B buckets, half of them for $\delta > 0$ if `bidirectional`, and else all for
-    $\max(-\delta, 0)$. Of the B' buckets of a side, the first half hold one distance each, and the others
+    $\max(-\delta, 0)$. The first half of the B' buckets of a side hold one distance each, and the others
     $$\frac{B'}{2} + \left\lfloor \frac{B'}{2}\,
     \frac{\log (2 \lvert\delta\rvert / B')}{\log (2 D / B')} \right\rfloor,$$
     at most B' - 1: from the distance D = `max_distance` on, a side has one bucket.

@@ -24,20 +24,20 @@ from nystrom.checks import check_names
 class Method:
     """One attention method; its functions are in `nystrom.attention.functions`."""
 
-    summary: str  # What it is, in a few words
+    summary: str  # The method in a few words
     options: type  # Dataclass of its options
     cost: str  # Order of its time, in the letters of `nystrom.shapes`
     exact_limit: str  # When it equals what it approximates
     source: str  # Paper
     weights: bool = False  # A Module supplies the function's tensor arguments after the values
     weight_options: tuple[str, ...] = ()  # Options of these weights, which the function does not take
-    random: bool = False  # Its function can draw at random from `generator`
+    random: bool = False  # The function can draw at random from `generator`
     cross_attention: bool = True  # It supports cross-attention, where queries and keys are different tokens
     positional: bool = False  # It depends on positions, so masked holes inside a sequence count
-    takes_skip: bool = False  # Its function adds the skip convolution itself
-    causal: bool = False  # Its function takes `is_causal`
-    over_ranks: bool = False  # Its tokens may be split across the ranks of a process group, see `nystrom.parallel`
-    bias: bool = False  # Its function takes a bias of positions, see `nystrom.attention.position_bias`
+    takes_skip: bool = False  # The function adds the skip convolution itself
+    causal: bool = False  # The function takes `is_causal`
+    over_ranks: bool = False  # Tokens may be split across the ranks of a process group, see `nystrom.parallel`
+    bias: bool = False  # The function takes a bias of positions, see `nystrom.attention.position_bias`
     rows: bool = False  # A function gives rows of its attention matrix
     second_derivatives: str = "never"  # The option required for second derivatives; "always", or "never" if they raise
 

@@ -1,4 +1,4 @@
-"""What kernels are given, in few bundles: tokens, sizes, and the constants that they are compiled for."""
+"""Arguments of kernels, in few bundles: tokens, sizes, and the constants that they are compiled for."""
 
 from dataclasses import dataclass, fields
 from typing import Any, NamedTuple
@@ -27,7 +27,7 @@ class LandmarkSizes(NamedTuple):
 
 
 class NearFarSizes(NamedTuple):
-    """The same for near_far."""
+    """Sizes that near_far's kernels are given."""
 
     H: int  # Heads
     BH: int  # Sequences times heads
@@ -41,7 +41,7 @@ class NearFarSizes(NamedTuple):
 
 
 class ChoiceSizes(NamedTuple):
-    """The same for the choice of heavy keys and clusters."""
+    """Sizes of the choice of heavy keys and clusters."""
 
     H: int  # Heads
     BH: int  # Sequences times heads
@@ -63,7 +63,7 @@ class _Compiled:
 
 @dataclass(frozen=True)
 class Constants(_Compiled):
-    """What a kernel is compiled for; in a kernel `C.D` is a constant."""
+    """The constants that a kernel is compiled for; in a kernel `C.D` is a constant."""
 
     D: Any  # Width of queries and keys
     E: Any  # Width of values
@@ -86,7 +86,7 @@ class Constants(_Compiled):
 
 @dataclass(frozen=True)
 class ChoiceConstants(_Compiled):
-    """The same for the choice of heavy keys and clusters; what a kernel does not need keeps its default."""
+    """Constants of the choice of heavy keys and clusters; a kernel leaves those that it does not need."""
 
     D: Any  # Width of queries and keys
     BLOCK_D: Any  # At least D

@@ -1,4 +1,4 @@
-"""What all kernels share: products, rounding, loads of tokens, scores.
+"""Arithmetic that all kernels share: products, rounding, loads of tokens, scores.
 
 Sums are accumulated in float32 at least. float32 operands are multiplied as three tf32 products, whose rounding
 together is about that of one float32 product. Weights that the dtype of the tokens cannot hold (float16, and bfloat16

@@ -1,4 +1,4 @@
-"""What all stages share: tensors, sizes, and the constants that kernels are specialised to."""
+"""Inputs that all stages share: tensors, sizes, and the constants that kernels are specialised to."""
 
 from dataclasses import dataclass
 from functools import cached_property
@@ -38,7 +38,7 @@ class ProgramInputs:
 
     @property
     def device(self) -> torch.device:
-        """Where they run."""
+        """The device of the kernels."""
         return self.program.device
 
     def scratch(self, *shape: int) -> Slot:
@@ -64,12 +64,12 @@ class ProgramInputs:
 
 @dataclass(frozen=True)
 class StageInputs(ProgramInputs):
-    """What all stages share."""
+    """Tensors, plan and sizes, which all stages share."""
 
     conv: Slot | None  # (h, taps) Kernel of the skip, or None
     keep: Slot | None  # (b, s) Real keys as bytes, or None
     query_keep: Slot | None  # (b, n) Real queries as bytes, or None
-    plan: LandmarkPlan | None  # Where landmarks come from; None means equal segments of all tokens
+    plan: LandmarkPlan | None  # The source of landmarks; None means equal segments of all tokens
     masked: bool  # Whether sequences may be short, or hold padding tokens
     gaussian: bool  # Whether the Gaussian kernel replaces softmax
     # (b, h, d) Subtracted from all tokens before distances are computed, or None. This changes no distance, and saves
@@ -96,7 +96,7 @@ class StageInputs(ProgramInputs):
 
     @property
     def low(self) -> torch.dtype:
-        """The same; 8 bits of fraction cannot hold weights of the Gaussian kernel."""
+        """Dtype of weights in products; 8 bits of fraction cannot hold weights of the Gaussian kernel."""
         return torch.float32 if self.gaussian and self.q.dtype == torch.bfloat16 else super().low
 
     @cached_property
@@ -106,7 +106,7 @@ class StageInputs(ProgramInputs):
         return LandmarkSizes(h, b * h, n, self.k.shape[2], self.m, self.rows)
 
     def constants(self, **changes: Any) -> Constants:
-        """What kernels are compiled for, apart from the changes."""
+        """The constants that kernels are compiled for, with these changes."""
         return self._constants(**{"GAUSSIAN": self.gaussian, **changes})
 
     def walked(self, *, skip: bool = False) -> dict[str, Any]:

@@ -85,7 +85,7 @@ def _start_backward(a, of_a, of_z, divisors, divisor_grads, bh):
     of_a += tl.trans(of_z) / divisor
     of_divisor = -tl.sum(tl.sum(of_z * tl.trans(a), 1), 0) / (divisor * divisor)
     if divisors is None:
-        # As in torch, the gradient of a maximum is shared by all entries that attain it.
+        # All entries that attain a maximum share its gradient, as in torch.
         sign = tl.where(a > 0, 1.0, tl.where(a < 0, -1.0, 0.0))
         most, widest = (sums == norm_1).to(a.dtype), (rows == norm_inf).to(a.dtype)
         of_a += sign * (most * (of_divisor * norm_inf / tl.sum(most, 0)))[None, :]
@@ -224,7 +224,7 @@ def inverse_blocks_backward(
 
 @triton.jit
 def _through_start(a, of_a, of_z, divisors, divisor_grads, bh, M, BLOCK_M: tl.constexpr):
-    """As `_start_backward`, for matrices in memory: `of_z` holds the gradient of the initial value."""
+    """`_start_backward` for matrices in memory: `of_z` holds the gradient of the initial value."""
     columns, norm_1, norm_inf = _norms(a, M, BLOCK_M)
     divisor = norm_1 * norm_inf if divisors is None else tl.load(divisors + bh)
     along, many = tl.full((), 0, a.dtype.element_ty), tl.full((), 0, a.dtype.element_ty)
@@ -239,7 +239,7 @@ def _through_start(a, of_a, of_z, divisors, divisor_grads, bh, M, BLOCK_M: tl.co
         part, total = load_tile(a, i, 0, M, False, ROWS, BLOCK_M), load_tile(of_a, i, 0, M, False, ROWS, BLOCK_M)
         total += load_tile(of_z, i, 0, M, True, ROWS, BLOCK_M) / divisor
         if divisors is None:
-            # As in torch, the gradient of a maximum is shared by all entries that attain it.
+            # All entries that attain a maximum share its gradient, as in torch.
             sign = tl.where(part > 0, 1.0, tl.where(part < 0, -1.0, 0.0)).to(part.dtype)
             widest = (tl.sum(tl.abs(part), 1) == norm_inf).to(part.dtype)
             total += sign * (column_share + (widest * (of_divisor * norm_1 / many))[:, None])

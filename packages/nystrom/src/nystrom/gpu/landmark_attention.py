@@ -164,7 +164,7 @@ _attend = differentiable(
 
 
 def _stage_inputs(program: Program, inputs: Sequence[Any], m: int, scale: float, gamma: float) -> StageInputs:
-    """What all stages share, with a plan of the landmarks if they depend on masks or draws."""
+    """The inputs that all stages share, with a plan of the landmarks if they depend on masks or draws."""
     q, k, v, conv, keep, query_keep, draws = inputs
     masked = keep is not None or query_keep is not None or min(q.shape[2], k.shape[2]) <= m
     x = StageInputs(program, q, k, v, m, scale, conv, keep, query_keep, None, masked, gamma >= 0)

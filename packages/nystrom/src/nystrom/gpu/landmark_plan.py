@@ -19,7 +19,7 @@ from nystrom.gpu.arguments import LandmarkSizes
 from nystrom.gpu.launch import power
 from nystrom.gpu.program import Program, Slot
 
-# As in `nystrom.gpu.landmark_segments`.
+# The same numbers as in `nystrom.gpu.landmark_segments`.
 FEW_KEYS, FEW_QUERIES = 1, 2
 # Tokens that a program counts at a time.
 _BLOCK = 4096

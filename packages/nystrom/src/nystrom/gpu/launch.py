@@ -40,7 +40,7 @@ _BY_ROW_SMALL = ((128, 64, 64, 4, 2), (256, 32, 32, 8, 2), (512, 16, 16, 4, 1), 
 _LARGE_SHARED_MEMORY = 163 * 1024
 # Programs per multiprocessor into which a sum over tokens is split.
 _WAVES = 4
-# The same where each token has a result of its own, and the most tiles of such a span.
+# Programs per multiprocessor if each token has a result of its own, and the most tiles of such a span.
 _WALKS, _LONGEST_WALK = 8, 32
 # Least number of tokens in a span per row of its sums.
 _TOKENS_PER_ROW = 32
@@ -59,15 +59,15 @@ class Tiles:
     block_e: int  # At least the width of values
     warps: int = 4  # Warps of a program
     stages: int = 2  # Loads in flight at the same time in sums over tokens
-    walk_stages: int = 1  # The same where each token has a result, and landmarks stay in shared memory
+    walk_stages: int = 1  # Loads in flight if each token has a result, and landmarks stay in shared memory
 
 
-# What a device and `trying` decide about launches.
+# Launches depend on the multiprocessors and shared memory of the device, and on the tiles of `trying`.
 Target = tuple[int, int, Tiles | None]
 
 
 def target_of(device: torch.device) -> Target:
-    """What launches on a device are fitted to, apart from their inputs."""
+    """The facts that launches on a device are fitted to, apart from their inputs."""
     return multiprocessors(device), shared_memory(device), _TRIED[-1] if _TRIED else None
 
 
@@ -113,7 +113,7 @@ def splits(tokens: int, programs: int, m: int, block_n: int, device: torch.devic
 
 
 def walks(tokens: int, programs: int, block_n: int, device: torch.device) -> tuple[int, int]:
-    """The same as `splits` where each token has its own result.
+    """The `splits` of kernels in which each token has its own result.
 
     A span is long enough that what a program reads once, the landmarks, costs little beside its tokens.
     """

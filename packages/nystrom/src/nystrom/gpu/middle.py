@@ -1,4 +1,4 @@
-r"""What lies between the two passes over the tokens, for one matrix of softmax in a program: the right factor R from
+r"""The work between the two passes over the tokens, for one matrix of softmax in a program: the right factor R from
 its splits, the landmarks' matrix $A = \mathrm{softmax}(c\, \tilde Q \tilde K^\top)$, its inverse Z, the middle Z R, and
 the gradients of all of them except that of the inverse, which `nystrom.gpu.inverse` computes.
 

@@ -1,4 +1,4 @@
-r"""What `nystrom.gpu.middle` computes, block by block: for the Gaussian kernel, and for more than 64 landmarks.
+r"""The results of `nystrom.gpu.middle`, block by block: for the Gaussian kernel, and for more than 64 landmarks.
 
 With softmax, $A = \mathrm{softmax}(c\, \tilde Q \tilde K^\top)$ is inverted as it is. With the Gaussian kernel,
 $$K_{ij} = e^{-\frac c2 \|l_i - l_j\|^2}, \quad \rho_i = \Big(\gamma + \sum_j K_{ij}\Big)^{-1/2}, \quad

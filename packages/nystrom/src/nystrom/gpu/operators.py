@@ -73,7 +73,7 @@ def differentiable(
         backward = staticmethod(differentiate)  # pyright: ignore[reportAssignmentType]
 
     class Transformed(torch.autograd.Function):
-        """The same in the form that torch.func needs."""
+        """The operator in the form that torch.func needs."""
 
         forward = staticmethod(lambda *inputs: forward(*inputs))
         setup_context = staticmethod(keep)

@@ -33,7 +33,7 @@ PROGRAMS = 256
 
 
 class GivenTensor(NamedTuple):
-    """What decides how a tensor is read: two that agree in this can be used by the same program."""
+    """The facts by which a program reads a tensor: it can use any two that agree in them."""
 
     shape: torch.Size
     strides: tuple[int, ...]
@@ -43,7 +43,7 @@ class GivenTensor(NamedTuple):
 
 
 def key_of(*tensors: Tensor | None) -> tuple[GivenTensor | None, ...]:
-    """What a program is built for."""
+    """The cache key of a program: shape, strides, dtype, device and alignment of each tensor."""
     return tuple(
         None if x is None else GivenTensor(x.shape, x.stride(), x.dtype, x.device, x.data_ptr() % _WHOLE == 0)
         for x in tensors
@@ -54,13 +54,13 @@ class Slot(NamedTuple):
     """A tensor of a program."""
 
     memory: int  # Number of the tensor of a call that holds it: the inputs, then the results; -1 is the workspace
-    offset: int  # Where it begins there, in bytes
-    shape: tuple[int, ...]  # Its shape
-    strides: tuple[int, ...]  # Its strides, in elements
-    dtype: torch.dtype  # Its dtype
+    offset: int  # First byte in that memory
+    shape: tuple[int, ...]  # Shape of the tensor
+    strides: tuple[int, ...]  # Strides, in elements
+    dtype: torch.dtype  # Dtype of the tensor
 
     def stride(self) -> tuple[int, ...]:
-        """Its strides, in elements."""
+        """The strides, in elements."""
         return self.strides
 
     @property
@@ -193,7 +193,7 @@ class _Launch:
         if stream is None:
             kernel[(self._programs, 1, 1)](*args)
         else:
-            # What that does, without hooks.
+            # The launch of Triton's own call, without its hooks.
             kernel.run(self._programs, 1, 1, stream, kernel.function, kernel.packed_metadata, None, None, None, *args)
 
     def _keep(self, kernel: Any) -> None:

@@ -20,7 +20,7 @@ from nystrom.gpu.program import Slot
 
 
 class Small(NamedTuple):
-    """What is kept between the passes, beside the tokens."""
+    """Tensors kept between the passes, beside the tokens."""
 
     table: Slot  # (b, h, rows, d) The landmarks
     share: Slot  # (b, h, rows) The reciprocal of each one's number of tokens
@@ -51,7 +51,7 @@ def landmarks(x: StageInputs, table: Slot, share: Slot) -> None:
         table,
         share,
         x.sizes,
-        # Of the constants it needs few: the others must not compile it again.
+        # The stage needs few of the constants: a change of another one must not compile it again.
         plain(D=x.q.shape[-1], ACC=x.acc, BLOCK_N=max(16, AVERAGED // blocks.block_d), BLOCK_D=blocks.block_d),
     )
 
@@ -322,5 +322,5 @@ def _summing(x: StageInputs) -> dict[str, int]:
 
 
 def _walking(x: StageInputs) -> dict[str, int]:
-    """The same where each token has a result."""
+    """Warps and stages of kernels in which each token has a result."""
     return {"num_warps": x.tiles().warps, "num_stages": x.tiles().walk_stages}

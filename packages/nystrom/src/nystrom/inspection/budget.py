@@ -8,8 +8,8 @@ If it misses the budget, more upgrades follow, each measured; if it meets it, up
 long as the budget is met.
 
 A candidate with exact heads is a candidate, too: those heads whose effect on the hidden states is the largest in a
-model with the candidate in all layers (`nystrom.inspection.head_effects`), one more at a time. Of h heads, k exact ones
-take k / h of the time of exact attention.
+model with the candidate in all layers (`nystrom.inspection.head_effects`), one more at a time. With k of h
+heads exact, they take k / h of the time of exact attention.
 """
 
 import math
@@ -46,8 +46,8 @@ def choose_plan(
     """Choose a method for each layer of a model, and heads that attend exactly beside it.
 
     Args:
-        model: As for `nystrom.inspection.inspect_model`; measured in evaluation mode.
-        batches: Its inputs, on which the error is measured.
+        model: A model that `nystrom.inspection.inspect_model` takes; measured in evaluation mode.
+        batches: Inputs of the model, on which the error is measured.
         budget: Largest relative error of the hidden states after the last layer.
         methods: Names to choose from, such as "nystrom-64"; exact attention only where "softmax" is among them.
         seconds: Times of a layer's attention by these names, and of "softmax", as on the device that the plan is for,
@@ -130,7 +130,7 @@ class _Search:
                 times = time_methods(calls[0], candidates, progress.update)
         self.taken, self.times = times, times.seconds
         by_time = sorted(candidates, key=lambda each: self.times[each.name])
-        # What is dearer than exact attention is never better.
+        # A candidate slower than exact attention is never better.
         most = next((place for place, each in enumerate(by_time, start=1) if each.method == EXACT), len(by_time))
         self.able = by_time[:most]
         others = [each for each in self.able if each.method != EXACT] if self.most else []
@@ -177,7 +177,7 @@ class _Search:
                 "budget": budget,
                 "error": result.error,
                 "held-out error": self._held_out(choice, held_out, tick),
-                **self._found_of_heads(choice, tick),
+                **self._facts_of_heads(choice, tick),
                 "changed predictions": result.changed,
                 "tokens": self.tokens,
                 "ms of a layer's attention": {name: round(1e3 * self.times[name], 4) for name in used},
@@ -198,7 +198,7 @@ class _Search:
         exact = exact_results(self.model, batches, tick)
         return compare_models(self.model, batches, exact, {None: SOFTMAX, **choice}, tick).error
 
-    def _found_of_heads(self, choice: Mapping[int, Candidate], tick: Callable[[], object]) -> dict[str, Any]:
+    def _facts_of_heads(self, choice: Mapping[int, Candidate], tick: Callable[[], object]) -> dict[str, Any]:
         """The exact heads of a choice, the share of the squared error that each made, and the error without them."""
         heads = {
             f"{layer}.{head}": round(self.effects[each.name][layer, head], 4)
@@ -242,7 +242,7 @@ class _Search:
             if candidate.method != EXACT:
                 choice: dict[int | None, Candidate] = {None: SOFTMAX, layer: candidate}
                 error = compare_models(self.model, self.batches, self.exact, choice, progress.update).error
-            # What is not finite is chosen where there is nothing else.
+            # A candidate with an error that is not finite is chosen only if there is no other.
             if ladder and math.isinf(ladder[-1][1]):
                 ladder.pop()
             if not ladder or error**2 < ladder[-1][1]:

@@ -13,7 +13,7 @@ EXACT = "softmax"
 class Candidate(NamedTuple):
     """A method with its options."""
 
-    name: str  # Its name with its size, such as "nystrom-64"
+    name: str  # Method and size, such as "nystrom-64"
     method: str  # The method
     options: dict[str, Any]  # Options that differ from the method's defaults
     size: int | None  # Number of landmarks, features or the like; None if it has no such number
@@ -44,7 +44,7 @@ def read_candidates(names: Sequence[str], longest: int | None = None) -> tuple[C
     """
     if not names:
         raise ValueError("methods is empty; expected at least one, such as nystrom-64.")
-    found: dict[str, Candidate] = {}
+    by_name: dict[str, Candidate] = {}
     for name in names:
         method, options = read_method(name)
         if method not in (*REGISTERED, EXACT):
@@ -55,7 +55,7 @@ def read_candidates(names: Sequence[str], longest: int | None = None) -> tuple[C
         if name == method:
             options = default_options(method, longest)
         full_name, size = sized_name(method, options)
-        if full_name in found:
+        if full_name in by_name:
             raise ValueError(f"method {name!r} is {full_name!r}, which is named twice: leave one out.")
-        found[full_name] = Candidate(full_name, method, options, size)
-    return tuple(found.values())
+        by_name[full_name] = Candidate(full_name, method, options, size)
+    return tuple(by_name.values())

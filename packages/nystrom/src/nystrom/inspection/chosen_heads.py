@@ -36,15 +36,15 @@ def choose_exact_heads(
     """Choose heads that attend exactly in a model with one method, by their effect on its hidden states.
 
     Args:
-        model: As for `nystrom.inspection.inspect_model`; measured in evaluation mode.
-        batches: Its inputs, by which the heads are chosen, of a length at which the method approximates.
+        model: A model that `nystrom.inspection.inspect_model` takes; measured in evaluation mode.
+        batches: Inputs of the model, by which the heads are chosen, of a length at which the method approximates.
         method: A method without learned weights.
-        options: Its options.
+        options: Options of the method.
         num_exact_heads: The most heads that attend exactly.
         held_out: Further inputs, on which the plan is measured, too.
 
     Returns:
-        The plan, with the method in each layer. Its `found` says the exact heads, as "layer.head" in the order in which
+        The plan, with the method in each layer. `found` has the exact heads, as "layer.head" in the order in which
         they were chosen, with the share of the squared error that went with each; and the error of the hidden states
         with and without them, also on the held-out inputs (None without any).
 
@@ -93,13 +93,13 @@ class _Choice:
             self.kept = self._with(layer, head)
             shares[f"{layer}.{head}"] = round((error**2 - came**2) / without**2, 4)
             error = came
-        found = {"tokens": self.tokens, "exact heads": shares, "error": error, "error without exact heads": without}
-        found |= {f"held-out {name}": None for name in ("error", "error without exact heads")}
+        measured = {"tokens": self.tokens, "exact heads": shares, "error": error, "error without exact heads": without}
+        measured |= {f"held-out {name}": None for name in ("error", "error without exact heads")}
         if held_out:
             exact = exact_results(self.model, held_out, self.progress.update)
             for name, heads in (("error", self.kept), ("error without exact heads", {})):
-                found[f"held-out {name}"] = self._error(heads, held_out, exact)
-        return AttentionPlan(self._layers(), found)
+                measured[f"held-out {name}"] = self._error(heads, held_out, exact)
+        return AttentionPlan(self._layers(), measured)
 
     def _tried(self) -> dict[tuple[int, int], float]:
         """The heads with the largest effects beside those that are kept, and the error with each."""

@@ -32,17 +32,17 @@ def head_effects(
 
     Args:
         model: In evaluation mode.
-        exact: What the model made of the batches with exact attention.
+        exact: Results of the model for the batches with exact attention.
         choice: The method of each layer by its number; under None that of all others.
         tick: Is called after each batch.
     """
     size = sum(float(each.hidden.double().square().sum()) for each in exact)
-    found: dict[int, Tensor] = {}
+    effects: dict[int, Tensor] = {}
     for batch, wanted in zip(batches, exact, strict=True):
         for layer, effect in _of_batch(model, batch, wanted, choice).items():
-            found[layer] = found.get(layer, 0.0) + effect / size
+            effects[layer] = effects.get(layer, 0.0) + effect / size
         tick()
-    return found
+    return effects
 
 
 def _of_batch(
@@ -55,7 +55,7 @@ def _of_batch(
         candidate = choice.get(call.layer, choice[None])
         out = attend_by(candidate.method, call, candidate.options)
         if not out.requires_grad:
-            # Of the first layer of a model whose weights do not learn.
+            # The first layer of a model with frozen weights.
             out = out.detach().requires_grad_()
         with torch.no_grad():
             errors[call.layer] = out - attend_by(EXACT, call, {})

@@ -47,9 +47,9 @@ class InspectedLayer:
     """A layer.
 
     Attributes:
-        layer: Its number, from 0.
-        name: Its name in the model.
-        entropy: Of the exact attention of each head, in nats.
+        layer: Number, from 0.
+        name: Name in the model.
+        entropy: Entropy of the exact attention of each head, in nats.
         distance: Mean distance of the keys that a query attends to, in tokens.
         near: Weight on keys at most 32 tokens away.
         rank: Effective rank of each head's attention matrix, the mean over texts.
@@ -72,11 +72,11 @@ class Inspection:
     Attributes:
         candidates: The methods, in the order asked for.
         layers: The layers that methods can serve, in their order.
-        left: Names of layers that keep exact attention whatever the method, such as local ones.
-        whole: By method, without exact attention; empty where it was not asked for.
-        mended: By method the layers that it serves badly, and the whole model with exact attention in these; without
-            methods that serve all layers badly, or none.
-        times: Of one layer's attention over one text, in turns, by method, exact attention among them.
+        left: Names of layers that keep exact attention with every method, such as local ones.
+        whole: Results of the whole model by method, without exact attention; empty if the caller did not ask for them.
+        mended: For each method the layers with a large error, and the whole model with these exact; without
+            methods with a large error in all layers, or in none.
+        times: Times of one layer's attention over one text, in turns, by method, exact attention among them.
         texts: Sequences.
         tokens: Length of the longest.
         num_queries: Maximum number of queries sampled per sequence.
@@ -135,31 +135,31 @@ def inspect_model(
             "batches is empty; expected inputs of the model, such as [tokenizer(text, return_tensors='pt')]."
         )
     generator = torch.Generator().manual_seed(seed)
-    found = _Found(candidates, num_queries, whole_model or not candidates, generator)
+    record = _Record(candidates, num_queries, whole_model or not candidates, generator)
     with evaluating(model):
         exact: list[Results] = []
         layers_each = getattr(getattr(model, "config", None), "num_hidden_layers", None)
         with Progress("layers", layers_each and layers_each * len(batches)) as progress:
             for done, batch in enumerate(batches, start=1):
                 with intercepted(
-                    model, found.attend_and(progress.update), left=lambda call: found.left.setdefault(call.name)
+                    model, record.attend_and(progress.update), left=lambda call: record.left.setdefault(call.name)
                 ):
                     exact.append(results_of(model, batch))
-                if found.exact and not torch.isfinite(exact[-1].hidden).all():
+                if record.exact and not torch.isfinite(exact[-1].hidden).all():
                     raise ValueError(
                         f"the hidden states of {type(model).__name__} with exact attention are not finite, in "
                         f"{exact[-1].hidden.dtype}, so nothing can be compared with them: load it in float32."
                     )
                 # Some layers may be left alone.
                 progress.expect(progress.done // done * len(batches))
-        if not found.samples:
+        if not record.samples:
             raise ValueError(
                 f"{type(model).__name__} has no layer that attends to all tokens through transformers' "
                 "AttentionInterface, so no method supports it: use another encoder, such as BERT or ModernBERT."
             )
-        if found.kept is None:
+        if record.kept is None:
             raise ValueError("attention_mask has no real token in any batch; expected at least one.")
-        layers = tuple(_summarised(*entry) for entry in found.samples.items())
+        layers = tuple(_summarised(*entry) for entry in record.samples.items())
         whole, mended = {}, {}
         runs = len(candidates) * len(batches)
         with Progress("whole model", runs, unit="runs") as progress:
@@ -172,22 +172,22 @@ def inspect_model(
                     choice = {None: each} | dict.fromkeys(badly, SOFTMAX)
                     mended[each.name] = badly, compare_models(model, batches, exact, choice, progress.update)
         with Progress("times", calls_of(candidates), unit="calls") as progress:
-            times = time_methods(found.kept, candidates, progress.update)
+            times = time_methods(record.kept, candidates, progress.update)
         return Inspection(
             candidates=candidates,
             layers=layers,
-            left=tuple(found.left),
+            left=tuple(record.left),
             whole=whole,
             mended=mended,
             times=times,
-            texts=found.texts,
-            tokens=found.tokens,
+            texts=record.texts,
+            tokens=record.tokens,
             num_queries=num_queries,
-            dtype=found.kept.q.dtype,
+            dtype=record.kept.q.dtype,
         )
 
 
-class _Found:
+class _Record:
     """Results gathered while the model runs."""
 
     def __init__(self, candidates: Sequence[Candidate], num_queries: int, exact: bool, generator: torch.Generator):

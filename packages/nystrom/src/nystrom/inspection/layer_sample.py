@@ -12,7 +12,7 @@ The statistics of a head's exact attention matrix are those of r rows $p_i$ of t
 - nearness, the weight on the keys at most 32 tokens away;
 - effective rank $(\sum_k \sigma_k^2)^2 / \sum_k \sigma_k^4$ in the singular values of P: r if r of them are equal, 1 if
   one dominates. Without the singular values: $\sum_k \sigma_k^2 = \sum_i \|p_i\|^2$ and $\sum_k \sigma_k^4 = \sum_{i,
-  j} (p_i \cdot p_j)^2$. Of the first sum n / r times the rows' is an unbiased estimate; of the second n / r times the
+  j} (p_i \cdot p_j)^2$. An unbiased estimate of the first sum is n / r times the rows'; of the second, n / r times the
   terms of one row, plus n (n - 1) / (r (r - 1)) times those of two.
 """
 
@@ -85,7 +85,7 @@ class MethodSample:
 
     error: Sample  # Squared errors of the output over squared norms
     variation: Sample | None  # Total variation of the rows, over ones; None where the method gives no rows
-    residual: Float[Tensor, " h"] | None  # Of the m x m inverse, for each head; None if the method has none
+    residual: Float[Tensor, " h"] | None  # Residual of the m x m inverse, for each head; None if the method has none
 
 
 @dataclass(frozen=True)
@@ -93,8 +93,8 @@ class LayerSample:
     """A layer on one sequence."""
 
     size: int  # Real queries
-    facts: RowFacts  # Of exact attention
-    methods: dict[str, MethodSample]  # By name
+    facts: RowFacts  # Facts of exact attention
+    methods: dict[str, MethodSample]  # Key: the method's name
 
 
 def sample_layer(

@@ -1,6 +1,6 @@
 r"""Estimate ratios of sums over all queries from a sample, with confidence intervals.
 
-Of each sequence t, r_t of its N_t real queries are drawn without replacement. For values $a_i \ge 0$ and $b_i > 0$ of
+For each sequence t, r_t of its N_t real queries are drawn without replacement. For values $a_i \ge 0$ and $b_i > 0$ of
 the queries,
 $$\hat R = \frac{\sum_t \frac{N_t}{r_t} \sum_{i \in t} a_i}{\sum_t \frac{N_t}{r_t} \sum_{i \in t} b_i}, \qquad
 \hat\sigma^2 = \frac{\sum_t N_t^2 (1 - r_t / N_t)\, s_t^2 / r_t}{(\sum_t \frac{N_t}{r_t} \sum_{i \in t} b_i)^2},$$

@@ -19,7 +19,7 @@ _TURNS = 7
 class Times:
     """Times of a layer's attention over one text."""
 
-    turns: Mapping[str, Sequence[float]]  # By method its seconds in each turn, exact attention ("softmax") among them
+    turns: Mapping[str, Sequence[float]]  # Seconds of each method in each turn, exact attention ("softmax") among them
 
     @property
     def seconds(self) -> dict[str, float]:

@@ -51,7 +51,7 @@ def results_of(model: nn.Module, batch: Batch) -> Results:
 
 
 def run_model(model: nn.Module, batch: Batch) -> Results:
-    """As `results_of`, with gradients where they are enabled."""
+    """The same as `results_of`, with gradients if they are enabled."""
     seen: list[Any] = []
     body = model.base_model if isinstance(model, PreTrainedModel) else model
     hook = body.register_forward_hook(lambda module, inputs, out: seen.append(out))
@@ -76,7 +76,7 @@ def run_model(model: nn.Module, batch: Batch) -> Results:
 def exact_results(
     model: nn.Module, batches: Sequence[Batch], tick: Callable[[], object] = lambda: None
 ) -> list[Results]:
-    """What a model makes of its inputs with exact attention in all layers; `tick` is called after each."""
+    """Results of a model for its inputs with exact attention in all layers; `tick` is called after each."""
     results = []
     with intercepted(model, lambda call: attend_by(EXACT, call, {})):
         for batch in batches:
@@ -95,7 +95,7 @@ def compare_models(
     """Run a model with a method in each layer, and compare it with exact attention.
 
     Args:
-        exact: What it made of the batches with exact attention.
+        exact: Results of the model for the batches with exact attention.
         choice: The method of each layer by its number; under None that of all others.
         tick: Is called after each batch.
     """

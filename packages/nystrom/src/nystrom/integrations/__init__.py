@@ -1,6 +1,6 @@
 """Integrations: transformers' encoders, `nn.MultiheadAttention`, timm, nystrom-attention, and conversion of BERT.
 
-Where transformers is installed, importing this package registers the methods as `attn_implementation` of transformers'
+If transformers is installed, importing this package registers the methods as `attn_implementation` of transformers'
 encoders: see `nystrom.integrations.attention_interface`.
 """
 

@@ -108,11 +108,11 @@ _TERMS = {
     **{"s_aux": "attention sinks", "softcap": "soft capping", "position_bias": "relative positions"},
     "a bias": "of relative positions, in its mask",
 }
-# Those of a layer, and of packed sequences, which `choose_route` reads.
+# Arguments that `choose_route` reads: a layer's own, and those of packed sequences.
 _SERVED_ELSEWHERE = {*("is_causal", "sliding_window", "cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k")}
 # The sequence that a layer attends to where it is not its own, by the names that transformers' models give it.
 _SECOND_SEQUENCE = ("encoder_hidden_states", "key_value_states", "cross_attention_states")
-# And the cache of its own sequence, whose tokens stand before those of the queries; `cache` from transformers 5.24 on.
+# The cache of a layer's own sequence, with tokens from before the queries; `cache` from transformers 5.24 on.
 _CACHES = ("cache", "past_key_values", "past_key_value", "layer_past")
 
 
@@ -126,7 +126,7 @@ class Route(NamedTuple):
     options: dict[str, Any]  # Options of the method, for the method
     # Start of each packed sequence, and the end of the last; None if each row is one sequence
     cu_seqlens: Int[Tensor, " ends"] | None = None
-    # Of positions, which the method adds to the scores; in an exact layer also transformers' own tensor
+    # Bias of positions, which the method adds to the scores; in an exact layer also transformers' own tensor
     bias: PositionBias | Tensor | None = None
 
 
@@ -142,12 +142,12 @@ def register_methods() -> None:
 
 def is_guess(name: str) -> bool:
     """Whether a name is registered as a guess; another package may have made it its own since."""
-    found = AttentionInterface().get(name)
-    return isinstance(found, partial) and found.func is refuse_guess
+    function = AttentionInterface().get(name)
+    return isinstance(function, partial) and function.func is refuse_guess
 
 
 def refuse_guess(name: str, *_: object, **__: object) -> NoReturn:
-    """Raise for a guess of a name, whatever a layer passes."""
+    """Raise for a guess of a name, regardless of the layer's arguments."""
     refuse_name("attn_implementation", name)
 
 

@@ -41,7 +41,7 @@ _MASKED_LM = {
     "lm_head.dense": "cls.predictions.transform.dense",
     "lm_head.layer_norm": "cls.predictions.transform.LayerNorm",
 }
-# Of the other heads, by the end of the name of their class. BERT's and RoBERTa's classifiers differ in names alone.
+# Weights of the other heads, by the end of their class's name. BERT's and RoBERTa's classifiers differ in names alone.
 _QUESTIONS = "ForQuestionAnswering"
 _HEADS = {
     "ForTokenClassification": {"classifier": "classifier"},
@@ -60,8 +60,8 @@ _HEADS = {
 class Family:
     """A model type that can be converted."""
 
-    shifted: bool  # Its position table begins with extra rows, up to and including the padding token's
-    tokenizer: str  # Its tokenizer, for folders that do not name one
+    shifted: bool  # The position table begins with extra rows, up to and including the padding token's
+    tokenizer: str  # The tokenizer, for folders that do not name one
     head_act: str | None  # The activation of its language head; None if the configuration sets it
 
 
@@ -79,7 +79,7 @@ _SHIFTED = frozenset(
     | {"data2vec-text", "esm", "ibert", "lilt", "longformer", "luke", "mpnet", "roberta-prelayernorm"}
     | {"xlm-roberta-xl", "xmod"}
 )
-# Those that `nystrom convert` gives more positions.
+# Model types that `nystrom convert` gives more positions.
 _LENGTHENED = frozenset({*FAMILIES, "nystromformer", "nystrom"})
 
 
@@ -155,10 +155,10 @@ def rename(tensors: dict[str, Tensor], *, head: str) -> Renamed:
                     f"the source has {source}, which has no counterpart in this encoder: without it the model would "
                     "compute something different."
                 )
-        elif (found := _layer_name(name, _MASKED_LM)) is not None:
-            name, place = found, masked_lm
-        elif (found := _layer_name(_PREFIX.sub("", name, count=1), layers)) is not None:
-            name, place = found, answers
+        elif (renamed := _layer_name(name, _MASKED_LM)) is not None:
+            name, place = renamed, masked_lm
+        elif (renamed := _layer_name(_PREFIX.sub("", name, count=1), layers)) is not None:
+            name, place = renamed, answers
         else:
             left_behind.append(source)
             continue
@@ -217,7 +217,7 @@ def longest_input(config: Any) -> int | None:
 
 
 def more_positions(config: Any, length: int, folder: object = "FOLDER") -> str:
-    """What gives a model more positions, in words that end a sentence."""
+    """A command that gives a model more positions, in words that end a sentence."""
     if getattr(config, "model_type", "") not in _LENGTHENED:
         return "take a model that has more"
     return f"make more with `nystrom convert {folder} --to OTHER --max-position-embeddings {length}`"

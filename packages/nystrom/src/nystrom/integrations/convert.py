@@ -11,7 +11,7 @@ source with unsupported features, such as relative positions or a decoder, raise
 Departs from the sources: dropout of attention weights is 0, a classifier on a pooler also has dropout before the
 pooler, and all masked tokens give the same vector. Positions count
 from the first real token of the mask, where BERT also counts padding on the left, and RoBERTa the ids that are not
-padding's, whatever the mask says; with their positions as `position_ids` real tokens agree.
+padding's, regardless of the mask; with their positions as `position_ids` real tokens agree.
 """
 
 from dataclasses import dataclass

@@ -35,8 +35,8 @@ class LayerErrors:
     """The estimates of one layer.
 
     Attributes:
-        name: Its name in the model.
-        method: Its method.
+        name: Name in the model.
+        method: The method.
         calls: Recorded calls.
         sequences: Sequences of these calls that have a real token.
         mean: Mean estimate of each head over the sequences.
@@ -52,7 +52,7 @@ class LayerErrors:
 
 
 class MonitoredErrors:
-    """What `monitor_errors` has recorded so far; `print` shows it as a table, with the head of the largest estimate.
+    """The records of `monitor_errors` so far; `print` shows it as a table, with the head of the largest estimate.
 
     Attributes:
         left: Layers of which no call was recorded, or not every one, and why.
@@ -98,7 +98,7 @@ class _Recorded:
         self.largest = torch.cat([errors, self.largest[None]]).amax(dim=0)
 
     def row(self, name: str, method: str) -> LayerErrors:
-        """What is recorded, as numbers."""
+        """The records of a layer, as numbers."""
         numbers = (tuple(each.tolist()) for each in (self.mean, self.largest))
         return LayerErrors(name, method, self.calls, int(self.sequences), *numbers)
 
@@ -107,7 +107,7 @@ class _Monitor:
     """Counts the calls of each layer, and records those that are due."""
 
     def __init__(self, every: int):
-        self.every, self.found = every, MonitoredErrors()
+        self.every, self.errors = every, MonitoredErrors()
         self.seen = Counter[tuple[str, str]]()
 
     def is_due(self, name: str, method: str, q: Tensor, reasons: Mapping[str, bool]) -> bool:
@@ -119,7 +119,7 @@ class _Monitor:
         }
         for why, is_so in reasons.items():
             if is_so:
-                self.found.left[name] = why
+                self.errors.left[name] = why
                 return False
         check_eager("monitor_errors is on", q)
         self.seen[name, method] += 1
@@ -132,7 +132,7 @@ class _Monitor:
         q, k, v, out = call
         errors = estimate_errors(q, k, v, out, keep, query_keep, scale=scale)
         real = torch.ones_like(errors[:, 0], dtype=torch.bool) if query_keep is None else query_keep.any(dim=1)
-        layer = self.found.recorded.setdefault((name, method), _Recorded(errors.shape[1], errors.device))
+        layer = self.errors.recorded.setdefault((name, method), _Recorded(errors.shape[1], errors.device))
         layer.add(errors, real)
 
 
@@ -171,7 +171,7 @@ def monitor_errors(model: nn.Module, every: int = 1) -> Iterator[MonitoredErrors
             stack.enter_context(_watched_heads(module, name, monitor))
         for method in methods:
             stack.enter_context(_watched_interface(model, method, monitor))
-        yield monitor.found
+        yield monitor.errors
 
 
 @contextmanager

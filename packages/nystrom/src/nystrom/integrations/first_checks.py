@@ -1,7 +1,7 @@
-"""What can be known of a model before its first call: whether its layers would refuse the method that it is set to.
+"""Checks of a model before its first call: whether its layers would refuse the method that it is set to.
 
-A layer raises when it runs (`nystrom.integrations.attention_interface`). What its code and its attributes already say
-is refused where the name is given: when a model is made or loaded, by `set_attn_implementation` and by
+A layer raises when it runs (`nystrom.integrations.attention_interface`). If its code and attributes show this before,
+the name is refused where it is given: when a model is made or loaded, by `set_attn_implementation` and by
 `set_attention`.
 
 | known now | by |

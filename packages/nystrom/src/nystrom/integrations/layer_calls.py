@@ -34,7 +34,7 @@ from nystrom.integrations.relative_positions import has_buckets
 from nystrom.shapes import Masks
 
 INTERCEPTED = "nystrom_intercepted"
-# What the layers must be able to run: the errors of the interface name it.
+# A method that the layers must be able to run: the errors of the interface name it.
 _ASKED = "nystrom"
 _PACKED = (
     "the model is given packed sequences, whose layers cannot be inspected one sequence at a time: pad them, and pass "
@@ -45,8 +45,8 @@ _PACKED = (
 class LayerCall(NamedTuple):
     """One call of one attention layer."""
 
-    layer: int  # Its number, from 0, in the order in which layers run
-    name: str  # Its name in the model
+    layer: int  # Number, from 0, in the order in which layers run
+    name: str  # Name in the model
     q: Float[Tensor, "b h n d"]  # Queries
     k: Float[Tensor, "b h s d"]  # Keys, repeated for each head if heads share them
     v: Float[Tensor, "b h s e"]  # Values, repeated likewise
@@ -138,7 +138,7 @@ def intercepted(
             config._attn_implementation = implementation
             if options is not None:
                 config.attention_options = options
-        # What was registered holds the model.
+        # Release the model, which the function registered above holds.
         AttentionInterface.register(INTERCEPTED, _ended)
 
 

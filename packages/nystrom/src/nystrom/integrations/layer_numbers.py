@@ -1,7 +1,7 @@
 """The layer numbers that plans and `exact_layers` use for a transformers model.
 
 In many families layers know their number, as `layer_idx`. In others (DistilBERT, ViT, Wav2Vec2) the layers form one
-list, and `number_layers` sets their place in it. That number lives in memory only and is not saved. A layer that runs
+list, and `number_layers` sets their place in it. The number lives in memory only and is not saved. A layer that runs
 several times (ALBERT) has no number.
 """
 

@@ -3,7 +3,7 @@
 One row of real keys serves all queries. Unsupported patterns raise an error that names them; local layers get a mask
 per pair of tokens, for exact attention. See `nystrom.integrations.attention_interface`.
 
-What a model asked for must reach the layer, which transformers hands nothing but the tensor. So its type says it:
+A layer must know which mask its model asked for, and transformers hands it only the tensor. The tensor's type says it:
 
 | | every token sees | causal |
 |---|---|---|
@@ -11,7 +11,7 @@ What a model asked for must reach the layer, which transformers hands nothing bu
 | number of each token's packed sequence, a column (b, 1, n, 1) | int64 | int32 |
 | pairs of a local layer, a window or a chunk (b, 1, n, s) | bool | int8 |
 
-A column is no mask that a caller makes, (b, 1, 1, s) or (b, 1, n, s) of whatever dtype.
+A column is no mask that a caller makes, (b, 1, 1, s) or (b, 1, n, s) of any dtype.
 """
 
 import inspect
@@ -45,9 +45,9 @@ _MADE = {
 
 
 class Told(NamedTuple):
-    """What the mask of a layer says."""
+    """The contents of a layer's mask."""
 
-    # Real keys, one row for all queries or one per query; None if all are. What is not boolean is not of `make_mask`.
+    # Real keys, one row for all queries or one per query; None if all are. `make_mask` makes only boolean ones.
     mask: Tensor | None
     # The number of each token's packed sequence; None if each row of the batch is one sequence
     numbers: Int[Tensor, "b n"] | None
@@ -56,7 +56,7 @@ class Told(NamedTuple):
 
 
 def read_mask(mask: Tensor | None) -> Told:
-    """What a mask of `make_mask`, or of the caller, says."""
+    """Read a mask of `make_mask`, or of the caller."""
     if mask is None:
         return Told(None, None, None)
     if mask.dtype == torch.bool:
@@ -187,7 +187,7 @@ class _Pattern(NamedTuple):
 
 
 def _pattern(function: Callable[..., Any]) -> _Pattern | None:
-    """What a mask function says of tokens; None for any other pattern, such as blocks or windows."""
+    """The pattern of a mask function; None for any other pattern, such as blocks or windows."""
     if function is causal_mask_function:
         return _Pattern(causal=True)
     if _sees_all(function):
@@ -206,7 +206,7 @@ def _pattern(function: Callable[..., Any]) -> _Pattern | None:
 
 
 def _sees_all(function: Callable[..., Any]) -> bool:
-    """Whether a mask function says True whatever the indices: as it takes none, or as one part of a union."""
+    """Whether a mask function is True for all indices: it takes none, or one part of its union does."""
     if function is bidirectional_mask_function:
         return True
     if _is_made_by(function, or_masks):
@@ -216,12 +216,12 @@ def _sees_all(function: Callable[..., Any]) -> bool:
 
 
 def _is_made_by(function: Callable[..., Any], maker: Callable[..., Any]) -> bool:
-    # By its code: a compiler knows no qualified name.
+    # Compare code objects: torch.compile cannot trace a function's qualified name.
     return getattr(function, "__code__", None) in _MADE[maker]
 
 
 def _cells(function: Callable[..., Any]) -> list[Any]:
-    """What a closure holds: transformers composes mask functions as closures."""
+    """The contents of a closure: transformers composes mask functions as closures."""
     cells = [cell.cell_contents for cell in getattr(function, "__closure__", None) or ()]
     return [part for cell in cells for part in (cell if isinstance(cell, tuple) else (cell,))]
 

@@ -25,7 +25,7 @@ from nystrom.models.files.config_file import OWN_TYPE
 from nystrom.models.files.loading import check_shapes, check_weights, report_held
 from nystrom.models.files.published import PUBLISHED_TYPE
 
-# What a config.json may ask to be computed by, in any of its parts; a guess ends in the line that names the method.
+# Implementations that any part of a config.json may name; a wrong guess raises the line that names the method.
 _COMPUTED_BY = {
     "attn_implementation": {"eager", "sdpa", "flex_attention", *SERVED, *GUESSES},
     "experts_implementation": {"eager", "batched_mm", "grouped_mm"},
@@ -77,8 +77,8 @@ def load_model(
         The model, and transformers' report of missing and unexpected weights.
 
     Raises:
-        ValueError: As `read_model_config` and `check_weights`, a class that is no model of this type, or weights that
-            do not fit.
+        ValueError: The cases of `read_model_config` and `check_weights`, a class that is no model of this type, or
+            weights that do not fit.
     """
     config = read_model_config(folder) if config is None else config
     if isinstance(config, EncoderConfig):
@@ -136,21 +136,21 @@ def _check_part(part: Mapping[str, Any], file: Path, *, whole: bool) -> None:
     """Raise ValueError for the first field that would have something else run, or loaded, than this file is for."""
     for field, known in _COMPUTED_BY.items():
         for name in (field, f"_{field}"):
-            for asked in _values(part.get(name)):
-                if asked is not None and (not isinstance(asked, str) or asked not in known):
+            for value in _values(part.get(name)):
+                if value is not None and (not isinstance(value, str) or value not in known):
                     raise ValueError(
-                        f"{file} has {name} = {asked!r}, which a package or downloaded code would compute: remove it, "
+                        f"{file} has {name} = {value!r}, which a package or downloaded code would compute: remove it, "
                         "or name one of torch, such as 'eager', or a method of nystrom."
                     )
-    # Of the whole, transformers' own class is taken; its parts are made without a word on trust.
+    # transformers' own class loads the whole model, but it builds parts without asking whether their code is trusted.
     for name in ("transformers_weights", *(() if whole else ("auto_map",))):
         if name in part:
             raise ValueError(f"{file} has {name} = {part[name]!r}, which is not followed: remove it, or name another.")
 
 
-def _values(asked: Any) -> list[Any]:
+def _values(entry: Any) -> list[Any]:
     """The names that a field holds: one, or one for each part."""
-    return [name for each in asked.values() for name in _values(each)] if isinstance(asked, Mapping) else [asked]
+    return [name for each in entry.values() for name in _values(each)] if isinstance(entry, Mapping) else [entry]
 
 
 def _check_encoder(model: Any, report: Mapping[str, Any], folder: Path, *, new_heads: bool) -> None:

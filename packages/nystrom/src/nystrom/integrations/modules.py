@@ -33,7 +33,7 @@ from nystrom.integrations.nystrom_attention import NystromReplacement, has_hooks
 from nystrom.precision import check_layer_dtype
 from nystrom.shapes import check_tensor
 
-# What the attributes of transformers' modules say, by their names; a pooling head asks with a query of its own.
+# Whether an attribute of this name holds self-attention. Pooling heads do not: their query is learned.
 _SAID_BY_TRANSFORMERS = {"self_attn": True, "cross_attn": False, "multihead_attn": False}
 
 
@@ -183,7 +183,7 @@ class TimmReplacement(nn.Module):
             return tuple(split_heads(part, part.shape[-1] // d) for part in (q, k, v))
         together = joint(x)
         if (bias := getattr(self, "q_bias", None)) is not None:
-            # That of keys is zero: it would change no softmax.
+            # The bias of the keys is zero: it would change no softmax.
             together = together + torch.cat((bias, self.k_bias, self.v_bias))
         return tuple(split_heads(part, heads) for part in together.chunk(3, dim=-1))
 

@@ -31,7 +31,7 @@ from nystrom.models.heads.tokens import (
 
 POSITIONS = "embeddings.position_embeddings.weight"
 _OWN_PREFIX = f"{EncoderPreTrainedModel.base_model_prefix}."
-# What config.json says of the classes of a head: "text_pairs" and "finetuning_task" are those of `nystrom finetune`.
+# Fields of config.json about a head's classes; `nystrom finetune` writes "text_pairs" and "finetuning_task".
 _OF_CLASSES = ("problem_type", "text_pairs", "finetuning_task")
 _WITH_HEAD: dict[str, type[EncoderPreTrainedModel]] = {
     kind.__name__.removeprefix("Encoder"): kind
@@ -48,12 +48,12 @@ _WITH_HEAD: dict[str, type[EncoderPreTrainedModel]] = {
 class NewModel:
     """The parts of the new model; its position table still has the length of the source's."""
 
-    config: EncoderConfig  # Its configuration
-    model: type[EncoderPreTrainedModel]  # Its class
-    tensors: dict[str, Tensor]  # Its weights by name
+    config: EncoderConfig  # Configuration
+    model: type[EncoderPreTrainedModel]  # Class
+    tensors: dict[str, Tensor]  # Weights by name
     mapped: int  # Number of weights that come from the source
     left_behind: tuple[str, ...] = ()  # Tensors of the source that were dropped
-    started: tuple[str, ...] = ()  # Its weights that start at zero
+    started: tuple[str, ...] = ()  # Weights that start at zero
 
     @property
     def prefix(self) -> str:
@@ -65,7 +65,7 @@ class AttentionChoice(NamedTuple):
     """The requested attention."""
 
     attention: str | None  # The method; None keeps that of the source
-    options: dict[str, Any]  # Its options
+    options: dict[str, Any]  # Options of the method
     longest: int | None = None  # Tokens of the new model's longest input; None keeps that of the source
 
     def options_of(self, attention: str, longest: int) -> dict[str, Any]:
@@ -84,18 +84,18 @@ def attention_choice(
     Raises:
         ValueError: An unknown method or option, or a method with learned weights.
     """
-    found = dict(options)
+    chosen = dict(options)
     if num_landmarks != "auto":
-        if "num_landmarks" in found:
+        if "num_landmarks" in chosen:
             raise ValueError(f"num_landmarks is {num_landmarks}, and options also have num_landmarks: leave one out.")
-        found["num_landmarks"] = num_landmarks
+        chosen["num_landmarks"] = num_landmarks
     if attention is None:
-        return AttentionChoice(None, found, longest)
+        return AttentionChoice(None, chosen, longest)
     check_names("attention method", [attention], METHODS)
     kind = METHODS[attention].options
-    check_names(f"option of {attention}", found, {entry.name for entry in fields(kind)})
+    check_names(f"option of {attention}", chosen, {entry.name for entry in fields(kind)})
     _check_weightless("attention", attention)
-    return AttentionChoice(attention, found, longest)
+    return AttentionChoice(attention, chosen, longest)
 
 
 def _check_weightless(what: str, attention: str) -> None:
@@ -185,7 +185,7 @@ def _language_head(renamed: Renamed, config: EncoderConfig, theirs: dict[str, An
         raise ValueError(f"{source} has tie_word_embeddings = false but no {decoder}: fetch the checkpoint again.")
     head.setdefault(decoder, words)
     config.tie_word_embeddings = torch.equal(head[decoder], words)
-    # Where the checkpoint holds both, transformers adds the decoder's.
+    # If the checkpoint holds both, transformers adds the decoder's.
     used = "cls.predictions.decoder.bias" if "cls.predictions.decoder.bias" in head else bias
     head[bias] = head["cls.predictions.decoder.bias"] = one_tensor(head, used, source)
     return head

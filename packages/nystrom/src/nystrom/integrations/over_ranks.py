@@ -219,7 +219,7 @@ def _are_ids(tokens: Tensor | None) -> bool:
 
 
 def _refusal(tokens: Tensor | None, mask: Tensor | None, labels: Tensor | None) -> ValueError | None:
-    """What is wrong with this rank's inputs; None if nothing is."""
+    """The error of this rank's inputs; None if they are right."""
     if tokens is None or tokens.ndim != (2 if _are_ids(tokens) else 3):
         came = "neither" if tokens is None else f"of shape {tuple(tokens.shape)}"
         return ValueError(
@@ -255,7 +255,7 @@ def _positions(ranks: Ranks, lengths: list[int], base: Any, tokens: Tensor) -> T
             "--max-position-embeddings)."
         )
     if offset and _are_ids(tokens):
-        found = find_tokens(ranks, lengths, tokens != config.pad_token_id, len(tokens), tokens.device)
-        return torch.where(found.keep, found.order + 1, 0) + config.pad_token_id
+        real = find_tokens(ranks, lengths, tokens != config.pad_token_id, len(tokens), tokens.device)
+        return torch.where(real.keep, real.order + 1, 0) + config.pad_token_id
     start = sum(lengths[: ranks.rank]) + offset
     return torch.arange(start, start + tokens.shape[1], device=tokens.device).expand(len(tokens), -1)

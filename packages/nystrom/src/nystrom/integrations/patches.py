@@ -7,18 +7,18 @@ Transformers lets any model take any registered name, drops what it does not kno
 - A model that is made with the name of a method, or set to one, raises at once for what is known then
   (`nystrom.integrations.first_checks`): no attention that asks for a name (DeBERTa, MPNet), a causal layer and a method
   that is not, sinks, soft capping. So does one that picks its attention from a table of its own (GPT-J, GPT-Neo,
-  Falcon), instead of a KeyError. Of a model of several parts each part is one. A refused model keeps what it had.
+  Falcon), instead of a KeyError. Each part of a model counts as a model. A refused model keeps what it had.
 - A part that a configuration does not have, such as attn_implementation={"vison_config": "near_far"}, raises.
 - Layers that hold a copy of their part's configuration (EncoderDecoderModel) read that of the part, so that what is set
   later reaches them.
 - Such a model refuses inputs that are longer than its table of positions (`nystrom.integrations.position_tables`).
 - `attention_options` is an attribute of every configuration, so that `from_pretrained` of a configuration or a model
-  takes it, and of a model also beside `config=`. As `attn_implementation`, it is given to all parts; parts that were
+  takes it, and of a model also beside `config=`. All parts get it, as they do `attn_implementation`; parts that were
   saved with their own keep them.
 - A mask of tokens is read by `nystrom.attention.mask_values` before transformers makes it boolean, so that an additive
   one, in which 0 is a real token, raises.
 - A pickled configuration that names a method names this package, too: whoever unpickles it, such as a spawned process,
-  imports the package, which registers the methods. Where the package is missing, Python's error names it.
+  imports the package, which registers the methods. If the package is missing, Python's error names it.
 
 Setting a method on a model without any attention (FNet, ResNet) has no effect and does not raise: it may be part of
 another model.
@@ -78,7 +78,7 @@ def patch_transformers() -> None:
         finish(self)
         _finish(self)
 
-    # As the options above: an attribute for transformers, that checkers do not know.
+    # An attribute for transformers that type checkers do not know, like the options above.
     setattr(PreTrainedConfig, "_attn_implementation", property(named.fget, set_names))  # noqa: B010
     PreTrainedModel.set_attn_implementation = change_names
     PreTrainedModel.__init__, PreTrainedModel.post_init = init, post_init

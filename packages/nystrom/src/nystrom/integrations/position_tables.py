@@ -23,7 +23,7 @@ from nystrom.integrations.bert_names import more_positions
 from nystrom.private_torch import skip_code
 from nystrom.shapes import is_number
 
-# What transformers' models call their tables of learned positions.
+# Names of the tables of learned positions in transformers' models.
 _TABLES = ("position_embeddings", "position_embedding", "wpe")
 
 
@@ -57,7 +57,7 @@ class PositionCheck:
             return
         if ids is not None and table.padding_idx is not None:
             if torch.compiler.is_compiling():
-                # Which tokens are padding is not known then.
+                # A compiler does not know which tokens are padding.
                 return
             n = int((ids != table.padding_idx).sum(dim=1).max())
         if n > most:
@@ -78,7 +78,7 @@ def rows_of(table: nn.Embedding) -> int:
 
 
 def table_of(model: nn.Module) -> str | None:
-    """Where a model itself has its table of positions; None where it has none, or a model inside it has it."""
+    """The name of a model's own table of positions; None if it has none, or a model inside it has it."""
     for name, child in model.named_children():
         if name in _TABLES and isinstance(child, nn.Embedding):
             return name
@@ -102,7 +102,7 @@ def watch_positions(part: nn.Module) -> list[Any]:
 
 @contextmanager
 def watched_positions(part: nn.Module) -> Iterator[None]:
-    """The same while a context lasts."""
+    """`watch_positions` while a context lasts."""
     handles = watch_positions(part)
     try:
         yield

@@ -34,7 +34,7 @@ def save_with_attention(model: nn.Module, folder: Path) -> None:
         folder: The folder to save to, as for `save_pretrained`.
 
     Raises:
-        ValueError: As for `check_can_be_saved`, or an unsupported model; nothing is written.
+        ValueError: The cases of `check_can_be_saved`, or an unsupported model; nothing is written.
     """
     encoder = next((part for part in model.modules() if isinstance(part, PreTrainedModel)), None)
     if encoder is None or not isinstance(save := getattr(model, "save_pretrained", None), Callable):

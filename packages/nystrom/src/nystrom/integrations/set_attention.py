@@ -156,7 +156,7 @@ def check_attention(model: PreTrainedModel, inputs: Mapping[str, Any]) -> Attent
 
     Args:
         model: A model of transformers, or of this library.
-        inputs: Its inputs by name.
+        inputs: Inputs of the model by name.
 
     Raises:
         ValueError: The model is set to no method of this library, does not ask for the one it is set to, runs exact

@@ -1,7 +1,7 @@
 """TabICL reads long tables: its attention to many training rows goes through a compressed context.
 
 TabICL has no registry of attentions, so that one function of a module of it is replaced, for all its models and until
-the end of a `with` block. That function is private to TabICL, hence the versions that were tried are named, and others
+the end of a `with` block. The function is private to TabICL, hence the versions that were tried are named, and others
 are refused.
 """
 

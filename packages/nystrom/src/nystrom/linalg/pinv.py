@@ -118,7 +118,7 @@ def _iterate(a: Float[Tensor, "b m m"], z: Float[Tensor, "b m m"] | None, steps:
 
 
 class _Iterated(torch.autograd.Function):
-    """The same by loops of our own on a CPU."""
+    """The inverse by our own loops on a CPU."""
 
     @staticmethod
     def forward(ctx, a: Tensor, z: Tensor | None, steps: int, keep: bool) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]

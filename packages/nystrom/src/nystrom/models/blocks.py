@@ -141,7 +141,7 @@ class EncoderIntermediate(nn.Module):
         self.dropout = Dropout(0.0 if config.design == "transformers" else config.hidden_dropout_prob)
 
     def forward(self, x: Float[Tensor, "b n w"]) -> Float[Tensor, "b n f"]:
-        """Widen."""
+        """Widen the tokens, with the activation and the gate."""
         wide = self.dense(x)
         return self.dropout(self.activation(wide) if self.gate is None else self.activation(self.gate(x)) * wide)
 

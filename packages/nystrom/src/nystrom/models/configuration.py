@@ -60,7 +60,7 @@ from nystrom.whole_files import write_whole
 # Rows of the position table before that of the first token: where the published checkpoints start.
 POSITION_OFFSET = 2
 
-# What transformers itself writes into a configuration or passes to its constructor, besides the fields.
+# Names that transformers itself writes into a configuration or passes to its constructor, besides the fields.
 _FROM_TRANSFORMERS = {
     *("model_type", "num_labels", "name_or_path", "torch_dtype", "use_cache", "output_attentions"),
     *("attn_implementation", "experts_implementation", "auto_map", "quantization_config"),
@@ -260,7 +260,7 @@ class EncoderConfig(PreTrainedConfig):
             **kwargs: Replacements for fields, as passed on by a model's `from_pretrained`.
 
         Raises:
-            ValueError: As for the class.
+            ValueError: The cases of the class.
         """
         check_no_option(kwargs)
         content = as_own(dict(config_dict), kwargs, "the configuration")

@@ -25,7 +25,7 @@ from nystrom.parallel.models import count_positions_over_ranks
 from nystrom.precision import accumulator, check_dtype
 from nystrom.shapes import Group, row_per_token
 
-# What to do where a number is outside of the table of an argument.
+# Advice in the error for an id outside its embedding table.
 _WAYS_OUT = {
     "input_ids": "use the tokenizer that belongs to the model, or call model.resize_token_embeddings",
     "token_type_ids": "use fewer segment types, or make a model with a larger type_vocab_size",
@@ -53,7 +53,7 @@ class EncoderEmbeddings(nn.Module):
             config.vocab_size, width, std=words, padding_idx=config.pad_token_id
         )
         self.cls = nn.Parameter(torch.zeros(width)) if config.pooling == "cls" else None
-        # Its place among the tokens is not known to a rank that holds a piece of them.
+        # A rank that holds a piece of the tokens does not know the place of the class token.
         self.over_ranks = self.cls is None
         rows = config.max_position_embeddings + POSITION_OFFSET + (self.cls is not None)
         self.position_embeddings = EmbeddingTable(rows, width, std=table) if self.kind == "learned" else None

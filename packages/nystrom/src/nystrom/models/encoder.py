@@ -109,8 +109,8 @@ class EncoderPreTrainedModel(PreTrainedModel):
 
         Args:
             pretrained_model_name_or_path: The folder, or OWNER/NAME.
-            *model_args: As in transformers.
-            **kwargs: As in transformers: fields of `EncoderConfig` replace those of the folder, for example
+            *model_args: The same as in transformers.
+            **kwargs: The same as in transformers: fields of `EncoderConfig` replace those of the folder, for example
                 `attention_options={"num_landmarks": 32}`.
 
         Returns:
@@ -131,7 +131,7 @@ class EncoderPreTrainedModel(PreTrainedModel):
         root = find_folder(pretrained_model_name_or_path, kwargs)
         folder = root / (kwargs.get("subfolder") or "")
         if kwargs.get("config") is None:
-            # What is wrong with it is reported first: it says what kind of model the folder holds.
+            # Report a fault of config.json first: it says what kind of model the folder holds.
             EncoderConfig.get_config_dict(root, subfolder=kwargs.get("subfolder") or "")
         downloaded = not Path(pretrained_model_name_or_path).is_dir() and kwargs.get("revision") is None
         check_weights(folder, variant=kwargs.get("variant"), downloaded=downloaded)
@@ -158,7 +158,7 @@ class EncoderPreTrainedModel(PreTrainedModel):
         """Change the attention method of all layers, or of each layer by a plan; the model's weights stay the same.
 
         Args:
-            attention: As the field `attention` of `EncoderConfig`.
+            attention: A value of the field `attention` of `EncoderConfig`.
 
         Raises:
             ValueError: An invalid method or option, or a method with weights that would have to be learned.

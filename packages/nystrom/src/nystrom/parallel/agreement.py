@@ -4,7 +4,7 @@ Each call gathers four integers from each rank: a hash of the facts that must be
 devices, masks, gradients), whether the rank's own inputs are invalid, and how many queries and keys it holds. If
 something differs, every rank sees it, the facts themselves are exchanged, and all ranks raise an error that names the
 difference. Without this check, a rank with a different call would leave the others waiting until the group times out.
-That still happens if a rank raises before its tensors are checked, for example because of an invalid option.
+The others still wait if a rank raises before its tensors are checked, for example because of an invalid option.
 """
 
 from dataclasses import fields, is_dataclass
@@ -74,7 +74,7 @@ def agree(
 
 
 def _device(ranks: Ranks) -> torch.device:
-    """The device for tensors that the group sends: of the same kind on all ranks, whatever their inputs."""
+    """The device for tensors that the group sends: of the same kind on all ranks, regardless of their inputs."""
     # Such as "cuda:nccl" or "cpu:gloo,cuda:nccl".
     kinds = [part.partition(":")[0] for part in str(dist.get_backend_config(ranks.group)).split(",")]
     if "cuda" in kinds and "cpu" not in kinds:
@@ -83,7 +83,7 @@ def _device(ranks: Ranks) -> torch.device:
 
 
 def facts_of(name: str, value: object) -> dict[str, object]:
-    """What must be equal on all ranks for an argument: the value of a number or word, dtype and shape of a tensor."""
+    """Facts that ranks must agree on for an argument: the value of a number or word, dtype and shape of a tensor."""
     if isinstance(value, Tensor):
         wants = value.requires_grad and torch.is_grad_enabled()
         return {name: f"{value.dtype} of {tuple(value.shape)}" + (" with a gradient" if wants else "")}

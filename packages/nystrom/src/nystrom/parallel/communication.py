@@ -28,7 +28,7 @@ class Traffic:
     """The bytes that a rank passed to collectives.
 
     Attributes:
-        total: Bytes. A sum or maximum over ranks counts its tensor once, whatever algorithm the library uses; a ring
+        total: Bytes. A sum or maximum over ranks counts its tensor once, regardless of the library's algorithm; a ring
             sends each byte at most twice. Point-to-point sends are counted once per receiving rank, excluding the rank
             itself.
         calls: Number of collectives.
@@ -55,7 +55,7 @@ def count_bytes() -> Iterator[Traffic]:
     try:
         yield traffic
     finally:
-        # By identity: two counts may be equal.
+        # Compare by identity: two counts may be equal.
         _counting[:] = [other for other in _counting if other is not traffic]
 
 

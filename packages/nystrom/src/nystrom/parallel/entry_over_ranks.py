@@ -1,4 +1,4 @@
-"""What all methods share around their computation across ranks: agreement, checks, dtypes, masks and empty pieces."""
+"""The work around each method's computation across ranks: agreement, checks, dtypes, masks and empty pieces."""
 
 from collections.abc import Callable
 from typing import Any

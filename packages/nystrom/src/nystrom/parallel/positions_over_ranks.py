@@ -1,7 +1,7 @@
 """Positions of a rank's tokens among those of all ranks.
 
 Each rank holds a piece of every sequence: the pieces follow one another in the order of the ranks, and may have any
-size, including zero. As in `nystrom.landmarks`, only the order of real tokens matters: their numbering (`order`)
+size, including zero. Only the order of real tokens matters, as in `nystrom.landmarks`: their numbering (`order`)
 continues from one piece to the next.
 """
 
@@ -62,9 +62,9 @@ def take(
     ranks: Ranks, tokens: Tokens, x: Float[Tensor, "b h n d"], wanted: Int[Tensor, "b r"]
 ) -> Float[Tensor, "b h r d"]:
     """The real tokens whose order is `wanted`, from all ranks; zeros if there are not that many."""
-    place, found = find(tokens, wanted)
+    place, exists = find(tokens, wanted)
     index = place[:, None, :, None].expand(-1, x.shape[1], -1, x.shape[-1])
-    return ranks.sum(torch.where(found[:, None, :, None], x.gather(2, index), 0.0))
+    return ranks.sum(torch.where(exists[:, None, :, None], x.gather(2, index), 0.0))
 
 
 def find(tokens: Tokens, wanted: Int[Tensor, "b r"]) -> tuple[Int[Tensor, "b r"], Bool[Tensor, "b r"]]:
@@ -82,7 +82,7 @@ def take_first(ranks: Ranks, tokens: Tokens, x: Float[Tensor, "b h n d"], m: int
 def segment_means(ranks: Ranks, tokens: Tokens, x: Float[Tensor, "b h n d"], m: int) -> Float[Tensor, "b h m d"]:
     """`nystrom.landmarks.segment_means` of the real tokens of all ranks; at most m tokens are their own means."""
     if tokens.whole and tokens.total % m == 0 and tokens.lengths[ranks.rank]:
-        # What is exchanged is the same in both ways, so ranks may choose differently.
+        # Both ways exchange the same tensors, so ranks may choose differently.
         return _joined_means(ranks, *_equal_segments(x, tokens.start, tokens.total // m, m))[0]
     count = tokens.count[:, None]
     segment = torch.where(tokens.keep, tokens.order * count.clamp(max=m) // count.clamp(min=1), m)

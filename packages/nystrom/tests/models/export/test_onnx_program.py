@@ -295,7 +295,11 @@ IN_A_PLAN = AttentionPlan((LayerChoice("softmax", {}), LayerChoice("nystrom", {"
         (make(), "m.bin", r"to is .*m.bin; expected a file name that ends in .onnx"),
         (make(), "there.onnx", r"there.onnx already exists and is not overwritten"),
         (make(max_position_embeddings=1), "m.onnx", "longest input of the model is 1"),
-        (torch.nn.Linear(2, 2), "m.onnx", r"model is a Linear; expected one of nystrom.models"),
+        (
+            torch.nn.Linear(2, 2),
+            "m.onnx",
+            r"model is a Linear; expected an encoder of tokens, of nystrom.models or transformers",
+        ),
     ],
     ids=[
         "float64",

@@ -49,7 +49,7 @@ def load_encoder(folder: Path, *, length: int | None = None, decoders: bool = Fa
     if getattr(config, "is_encoder_decoder", False) or (causal and not decoders):
         raise ValueError(
             f"model {folder} is a {config.model_type!r} with a decoder, which is causal; expected an encoder such as "
-            "BERT. Of an encoder-decoder, inspect model.get_encoder() with nystrom.inspection.inspect_model."
+            "BERT. For an encoder-decoder, inspect model.get_encoder() with nystrom.inspection.inspect_model."
         )
     if length is not None:
         check_length(length, config, folder)
@@ -85,7 +85,7 @@ def read_batches(
     """Cut running text into inputs of one length, spread evenly over it, each with the tokenizer's special tokens.
 
     Raises:
-        ValueError: As `check_length`, or too little text.
+        ValueError: The cases of `check_length`, or too little text.
     """
     check_at_least("num_texts", num_texts, 1)
     length = check_length(length, model.config)
@@ -104,7 +104,7 @@ def hold_out(batches: Sequence[T]) -> tuple[Sequence[T], Sequence[T]]:
 
 def tokens_of(prose: Prose, tokenizer: PreTrainedTokenizerBase) -> Int[Tensor, " tokens"]:
     """All tokens of a text, without special tokens."""
-    # By paragraphs: a tokenizer is slow on very long texts, and warns about those beyond its model's length.
+    # Tokenize by paragraphs: a tokenizer is slow on very long texts, and warns about those beyond its model's length.
     paragraphs = [part for part in prose.text.split("\n") if part.strip()]
     encoded: Any = tokenizer(paragraphs, add_special_tokens=False, truncation=False, verbose=False)
     return torch.tensor([number for paragraph in encoded["input_ids"] for number in paragraph])

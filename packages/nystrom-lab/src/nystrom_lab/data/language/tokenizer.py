@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 _SENTENCEPIECE = "spiece.model"
 _VOCABULARIES = ("tokenizer.json", _SENTENCEPIECE, "vocab.txt", "vocab.json", "sentencepiece.bpe.model")
 _SETTINGS = "tokenizer_config.json"
-# What transformers reads for a tokenizer, some of it without a limit on how deeply it is nested.
+# JSON files that transformers reads for a tokenizer, some without a limit on how deeply they are nested.
 _OBJECTS = (_SETTINGS, "tokenizer.json", "vocab.json", "special_tokens_map.json", "added_tokens.json", "config.json")
 _BROKEN = (ValueError, OSError, KeyError, TypeError, AttributeError)
 

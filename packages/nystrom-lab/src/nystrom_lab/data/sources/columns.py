@@ -13,7 +13,7 @@ FIRST_TEXTS = ("text1", "Source1", "sentence1", "question1", "premise", "questio
 SECOND_TEXTS = ("text2", "Source2", "sentence2", "question2", "hypothesis", "sentence", "#2 String")
 GOLD_LABEL = "gold_label"
 LABELS = ("label", "class", "Target", "sentiment", GOLD_LABEL, "is_duplicate", "Quality", "score")
-# Those that give way first come last.
+# The names that give way first come last.
 _BESIDE = ("content", "Source", GOLD_LABEL, "is_duplicate", "Quality", "score")
 
 # The fields that are wanted, in order: the option that names one, and the names that are looked for.
@@ -22,7 +22,7 @@ Wanted = Mapping[str, Sequence[str]]
 
 @dataclass(frozen=True, kw_only=True)
 class TextColumns:
-    """Where files hold labelled texts.
+    """Columns of labelled texts in files.
 
     Attributes:
         texts: Names of the column of the texts, or of the first of each pair.

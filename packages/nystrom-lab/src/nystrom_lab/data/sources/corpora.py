@@ -36,7 +36,7 @@ class Corpus:
     """A file of documents, or a folder that is one source.
 
     Attributes:
-        paths: Its files.
+        paths: Files of the source.
         pieces: Reads it.
     """
 

@@ -26,7 +26,7 @@ class TextPiece(NamedTuple):
     """A document, or a part of a long one.
 
     Attributes:
-        text: Its bytes, which should be UTF-8.
+        text: Bytes, which should be UTF-8.
         begins: Whether it begins a document; otherwise it continues that of the previous piece.
         wikitext: Whether <unk> in it means an unknown word.
     """

@@ -1,7 +1,7 @@
 """Labelled texts in users' files: their rows, each with its place.
 
 A label in a row that lacks one is an error that names the line, except in a test split in which all rows lack it: no
-such column, or nothing, -1 or "hidden" in each row. What the labels mean is decided in `labels`. In the column
+such column, or nothing, -1 or "hidden" in each row. `labels` decides the meaning of the labels. In the column
 gold_label of SNLI and MultiNLI, "-" marks a pair on which the annotators did not agree: such rows are left out and
 counted.
 """

@@ -31,7 +31,7 @@ def own_classes(places: Mapping[str, str], *, rows: int, kind: LabelKind = "auto
     Args:
         places: The place of the first row of each label, such as "my.csv, line 7", in their order.
         rows: Rows with these labels.
-        kind: What the labels are; "auto" means numbers if any number is not whole, and otherwise classes.
+        kind: Kind of the labels; "auto" means numbers if any number is not whole, and otherwise classes.
 
     Raises:
         ValueError: A label means that there is none, two are equal numbers, or there are too few or too many.

@@ -5,14 +5,14 @@ r"""Rows of users' files, one at a time and as bytes.
     .jsonl .ndjson .json    one JSON object per line
     .parquet, and splits of folders that `save_to_disk` of Hugging Face datasets wrote: see `arrow_files`
 
-the first three as they are, or with .gz, .xz, .bz2, .zst or .lz4 appended. Blank lines are skipped, but in a file of
+the first three as they are, or with .gz, .xz, .bz2, .zst or .lz4 appended. Blank lines are skipped, except in a file of
 one column those between two rows are rows with an empty cell, and so are quotes with nothing between them.
 
 Texts are read as bytes. In CSV and tsv they are taken unchanged, valid UTF-8 or not; a byte order mark at the start of
 a file is dropped. JSON is UTF-8 by its definition, so other bytes in JSON lines are an error.
 
 A row has at most 20 MB. One that cannot be read raises an error that names the file and line: a row is never skipped,
-unless the caller counts it. That is why Python's own csv and json read these. The readers of pyarrow 26.0.1 name no
+unless the caller counts it. For this reason Python's own csv and json read these. The readers of pyarrow 26.0.1 name no
 line; of CSV they put all that follows a quote without its end into one text and say nothing, and end a row at a
 carriage return inside a field of tsv; of JSON lines they make times of texts that look like one.
 """
@@ -72,7 +72,7 @@ def read_fields(
         wanted: The fields, each under the name of the option that selects it; exactly one of its names must be in the
             file, ignoring case.
         columns: Names of the columns of a CSV or tsv file that has no header; one with tabs enough is read as tsv,
-            whatever its name.
+            regardless of its name.
         may_be_longer: Whether rows of a file without a header may have more fields, which are not read.
         on_broken: Called with the line of each row of CSV or tsv that has another number of fields, which is then left
             out; otherwise such a row is an error.

@@ -9,10 +9,10 @@ class LabelledRow(NamedTuple):
     """One row of a source.
 
     Attributes:
-        place: Its location, such as "my.csv, line 7".
+        place: Location, such as "my.csv, line 7".
         split: The split of the source that it belongs to.
-        label: Its label; empty in a split without labels.
-        texts: Its text, or texts.
+        label: Label; empty in a split without labels.
+        texts: Text, or texts.
         rank: Rows are written in order of rank, and those of equal rank in their original order.
     """
 
@@ -36,7 +36,7 @@ class Source:
     """Labelled texts of any kind.
 
     Attributes:
-        kind: What it is, in words.
+        kind: Kind of source, in words.
         settings: Computes what decides its rows: the SHA-256 of its files, and the fields that the user named.
         splits: The splits it has of its own.
         rows: Reads it, and says how far it is.
@@ -45,7 +45,7 @@ class Source:
         published: Rows of each split where the data set is a published one.
         equal_classes: Each class has the same number of rows in each split, as published.
         val_is_test: Whether val is the test split by definition.
-        remarks: Notices for the user about how it is read; a clause each. Those on rows that are left out come when
+        remarks: Notices for the user about how it is read; a clause each. Notices on rows that are left out come when
             these have been read.
     """
 

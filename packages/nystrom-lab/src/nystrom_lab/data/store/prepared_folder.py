@@ -25,7 +25,7 @@ from nystrom_lab.data.store.token_files import (
 
 
 def holds(folder: Path, *, task: str, settings: DataSettings) -> bool:
-    """Whether the folder already holds this data set (True, which is said) or is free for it (False).
+    """Whether the folder already holds this data set (True, with a message) or is free for it (False).
 
     Raises:
         ValueError: The folder holds something else, or a damaged data set.

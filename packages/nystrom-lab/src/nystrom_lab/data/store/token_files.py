@@ -13,7 +13,7 @@ is stored once. The header is written last, so that a folder which has it is com
     splits                      of each split: samples, tokens, how many samples of each class
     files                       size and SHA-256 of each file
 
-`open_split` checks all but the tokens themselves; `prepared_folder.verify` reads everything.
+`open_split` checks all except the tokens themselves; `prepared_folder.verify` reads everything.
 """
 
 import json
@@ -124,7 +124,7 @@ def _is_count(value: object) -> bool:
 
 TOKENS = (np.uint8, np.uint16, np.uint32)
 LABELS = (np.uint8, np.uint16)
-# What numpy 2.4.6 raises for a file that is no array, or for one with a wrong byte in its header.
+# Errors of numpy 2.4.6 for a file that is no array, or for one with a wrong byte in its header.
 NO_ARRAY = (ValueError, TypeError, SyntaxError, TokenError, EOFError)
 
 
@@ -166,7 +166,7 @@ def write_pieces(
 
     Args:
         tokens: Pieces of the tokens of all sequences; they may come while they are written.
-        offsets: Where each sequence begins, and the end of the last.
+        offsets: First token of each sequence, and the end of the last.
         members: Sequences of each sample, if it has several.
     """
     _write(_path(folder, split, "tokens"), dtype, (int(offsets[-1]),), tokens)

@@ -1,4 +1,4 @@
-"""What all figures share: colours, markers, the canvas and the formats.
+"""The look of all figures: colours, markers, the canvas and the formats.
 
 Colours are distinguishable by colour-blind readers, and each comes with a marker for print in grey. Figures are drawn
 with matplotlib's own canvases: no window is opened, and no state is shared with a caller's figures.
@@ -86,7 +86,7 @@ METHOD_LOOKS: dict[str, Look] = {
 
 def method_look(name: str) -> Look:
     """How a method looks, by its name in rows; additions, as in "nystrom-64" or "nystrom, 4000", do not count."""
-    # By hand, since the regular expression of this takes time quadratic in the length of a name.
+    # Split by hand: a regular expression would take time quadratic in the length of a name.
     words = re.split(r",| \(", name, maxsplit=1)[0].removesuffix("+skip").split("-")
     while len(words) > 1 and words[-1].isdecimal():
         words.pop()

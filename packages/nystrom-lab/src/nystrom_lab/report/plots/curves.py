@@ -64,7 +64,7 @@ def draw_over_minutes(csv_path: Path, path: Path, quantity: str) -> None:
     """Draw one quantity of a training over its minutes, or of each run where curves of several are in the file.
 
     Raises:
-        ValueError: As `read_points`, or the quantity is not there.
+        ValueError: The cases of `read_points`, or the quantity is not there.
     """
     runs: dict[str, list[CurvePoint]] = {}
     for point in read_points(csv_path, _COLUMNS, ("run", *_COLUMNS)):
@@ -125,7 +125,7 @@ def read_curves(csv_path: Path) -> dict[str, list[tuple[float, float, float]]]:
     A line is such as `100,train loss,2.31,12.5`.
 
     Raises:
-        ValueError: As `read_points`, or there are no rows.
+        ValueError: The cases of `read_points`, or there are no rows.
     """
     curves: dict[str, list[tuple[float, float, float]]] = {}
     for _, step, quantity, value, seconds in read_points(Path(csv_path), _COLUMNS, _COLUMNS[:3]):

@@ -45,8 +45,8 @@ def draw_lines(
         panels: Rows by the title of their panel.
         over: The place of a row on the horizontal axis; None for a method without such a size: it is a level line.
         y_label: Name of the vertical axis, with the unit.
-        band: What `low` and `high` are, for the legend, such as "quartiles over heads and texts"; "" for no bands.
-        line: What `value` is, where there are bands.
+        band: Meaning of `low` and `high`, for the legend, such as "quartiles over heads and texts"; "" for no bands.
+        line: Meaning of `value`, if there are bands.
         log_x: Whether the horizontal axis is logarithmic; then it has a number for each size.
         share_y: Whether panels side by side share the vertical axis.
         limits: Ends of the vertical axes; None means those of the values.
@@ -193,7 +193,7 @@ def spread(heights: Sequence[float], gap: float) -> list[float]:
         pools.append((total, count))
     means = [total / count for total, count in pools for _ in range(count)]
     top = 1.0 - (len(order) - 1) * gap
-    found = [0.0] * len(heights)
+    spaced = [0.0] * len(heights)
     for number, (place, mean) in enumerate(zip(order, means, strict=True)):
-        found[place] = min(max(mean, 0.0), max(top, 0.0)) + number * gap
-    return found
+        spaced[place] = min(max(mean, 0.0), max(top, 0.0)) + number * gap
+    return spaced

@@ -42,10 +42,10 @@ class StartClassifier(StartModel):
     """A saved model with its tokenizer and the requested attention, set in its configuration if possible.
 
     Attributes:
-        name: Its name in rows.
+        name: Name in rows.
         attention: Method.
-        options: Its options.
-        tokenizer: Its tokenizer.
+        options: Options of the method.
+        tokenizer: Tokenizer of the model.
     """
 
     name: str

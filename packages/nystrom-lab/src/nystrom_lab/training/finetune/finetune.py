@@ -11,7 +11,7 @@ import torch
 
 from nystrom.attention.plan import PLAN, read_plan
 from nystrom.checks import check_at_least
-from nystrom_lab.config import PAPER_GRID, FinetuneOptions, SearchGrid, asked_words
+from nystrom_lab.config import PAPER_GRID, FinetuneOptions, SearchGrid, words_of
 from nystrom_lab.training.finetune.classifier import (
     find_classifier,
 )
@@ -63,7 +63,7 @@ def finetune(options: FinetuneOptions) -> Path:
     device = slurm.device(options.device, options.precision) if elsewhere else usable_device(options.device)
     precision = usable_precision(options.precision, device, has_bfloat16=elsewhere or None)
     options = replace(options, to=run.path, device=device, precision=precision)
-    words = ("finetune", *([] if options.task is None else [options.task]), *asked_words(options, options=""))
+    words = ("finetune", *([] if options.task is None else [options.task]), *words_of(options, prefix=""))
     cluster = None
     if elsewhere:
         options = replace(options, threads=options.threads or 1)

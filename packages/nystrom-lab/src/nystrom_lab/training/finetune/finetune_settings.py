@@ -22,7 +22,7 @@ _POINTS = 10
 class FinetuneSettings(Resolved, FinetuneOptions):
     """Everything that determines the result of a fine-tuning, except the texts.
 
-    Its `task` is "own" for a user's own texts, and its `model` the name of the model that it starts from.
+    `task` is "own" for a user's own texts, and `model` the name of the model that it starts from.
     """
 
     task: str = "own"

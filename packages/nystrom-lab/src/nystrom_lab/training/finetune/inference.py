@@ -38,9 +38,9 @@ def logits_of(
     def score(batch: dict[str, Tensor]) -> Tensor:
         return check_outputs(model(**{name: x for name, x in batch.items() if name != "labels"}).logits).float()
 
-    found = score_batches(
+    by_length = score_batches(
         model, split, collate, score, batch_size=batch_size, device=device, precision=precision, progress=progress
     ).numpy()
-    out = np.empty_like(found)
-    out[shortest_first(split.lengths)] = found
+    out = np.empty_like(by_length)
+    out[shortest_first(split.lengths)] = by_length
     return out

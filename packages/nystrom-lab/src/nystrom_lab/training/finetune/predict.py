@@ -99,7 +99,7 @@ _POOL = 50
 _ENDINGS = (".tsv", ".csv", ".jsonl")
 
 
-def predict(asked: PredictOptions) -> int:
+def predict(options: PredictOptions) -> int:
     """Write the label of each text with its probability, or its number, one row per text, in order.
 
     Returns:
@@ -108,10 +108,10 @@ def predict(asked: PredictOptions) -> int:
     Raises:
         ValueError: A folder, file, column, device or precision that cannot be used, or a file without texts.
     """
-    data, to, batch_size = asked.data, asked.to, asked.batch_size
+    data, to, batch_size = options.data, options.to, options.batch_size
     check_at_least("batch_size", batch_size, 1)
-    if asked.threads is not None:
-        check_at_least("threads", asked.threads, 1)
+    if options.threads is not None:
+        check_at_least("threads", options.threads, 1)
     if not data.is_file():
         raise ValueError(f"data is {data}, which is not a file: name the file of the texts.")
     if to is not None and to.suffix.lower() not in _ENDINGS:
@@ -120,13 +120,13 @@ def predict(asked: PredictOptions) -> int:
         check_new(to)
     # Rows on a terminal say themselves how far it is.
     shown = to is None and sys.stdout.isatty()
-    device = usable_device(asked.device)
-    precision = usable_precision(asked.precision, device)
+    device = usable_device(options.device)
+    precision = usable_precision(options.precision, device)
 
-    if asked.threads is not None:
-        torch.set_num_threads(asked.threads)
-    classifier = SavedClassifier(asked.model, device=device, precision=precision)
-    task = _columns(classifier.task, classifier.pairs, asked)
+    if options.threads is not None:
+        torch.set_num_threads(options.threads)
+    classifier = SavedClassifier(options.model, device=device, precision=precision)
+    task = _columns(classifier.task, classifier.pairs, options)
     # A row that cannot be read is found before the first is classified.
     total = sum(1 for _ in read_texts(data, task, []))
     spoilt: list[int] = []
@@ -144,9 +144,9 @@ def predict(asked: PredictOptions) -> int:
     return count
 
 
-def _columns(name: str, pairs: bool, asked: PredictOptions) -> LabelledTask:
+def _columns(name: str, pairs: bool, options: PredictOptions) -> LabelledTask:
     """The columns of the texts; by default those of the task that the model was fine-tuned on."""
-    model, text_field, pair_field = asked.model, asked.text_field, asked.pair_field
+    model, text_field, pair_field = options.model, options.text_field, options.pair_field
     if pairs and pair_field is None and name not in TASKS:
         raise ValueError(f"model {model} classifies pairs of texts: name the column of the second with --pair-field.")
     if not pairs and pair_field is not None:

@@ -33,11 +33,11 @@ def scores(logits: Numbers, labels: Numbers, metrics: Sequence[Metric], *, class
     """The metrics by name, and the loss.
 
     Args:
-        logits: Of each text, one for each class, or one number.
+        logits: For each text one logit for each class, or one number.
     """
     guess, truth = predicted(logits, classes=classes), np.asarray(labels)
-    found = {metric: float(_METRICS[metric](truth, guess)) for metric in metrics}
-    return found | {"loss": _cross_entropy(logits, truth) if classes else float(np.mean((guess - truth) ** 2))}
+    values = {metric: float(_METRICS[metric](truth, guess)) for metric in metrics}
+    return values | {"loss": _cross_entropy(logits, truth) if classes else float(np.mean((guess - truth) ** 2))}
 
 
 def probabilities(logits: Numbers) -> Numbers:
@@ -62,7 +62,7 @@ def _accuracy(truth: Numbers, guess: Numbers) -> float:
 def _f1(truth: Numbers, guess: Numbers, average: Literal["binary", "macro"] = "binary") -> float:
     from sklearn.metrics import f1_score
 
-    # Without a true and without a predicted positive it is 0.
+    # F1 is 0 without a true and without a predicted positive.
     return float(f1_score(truth, guess, average=average, zero_division=0.0))  # pyright: ignore[reportArgumentType]
 
 

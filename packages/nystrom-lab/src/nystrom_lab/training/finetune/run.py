@@ -97,36 +97,6 @@ def chosen_task(options: FinetuneOptions) -> LabelledTask:
 _UNLABELLED = ("submission", "submission_mismatched")
 
 
-def settle(start: StartClassifier, labelled: LabelledInputs, options: FinetuneOptions) -> FinetuneSettings:
-    """Resolve and check all settings that determine the result of a run.
-
-    Raises:
-        ValueError: An invalid value.
-    """
-    longest, max_length = positions_of(start.config), options.max_length
-    if max_length is None:
-        max_length = MAX_LENGTH if longest is None else min(MAX_LENGTH, longest)
-    elif longest is not None and max_length > longest:
-        raise ValueError(
-            f"max_length is {max_length} but model {start.folder} has {longest} positions: "
-            f"take fewer, or {more_positions(start.config, max_length, start.folder)}."
-        )
-    check_pieces(options.context_parallel, partial(blank_classifier, start))
-    check_backend_device(start.options.get("backend", "auto"), torch.device(options.device))
-    given: dict[str, Any] = (
-        vars(options)
-        | in_steps(options, len(labelled.data.splits["train"].texts))
-        | {
-            "task": labelled.name,
-            "model": start.name,
-            "attention": start.attention,
-            "options": start.options,
-            "max_length": max_length,
-        }
-    )
-    return FinetuneSettings(**given, fingerprint=start.fingerprint, processes=processes())
-
-
 class FinetuneRun(Kind[FinetuneOptions, FinetuneSettings]):
     """A fine-tuning on texts that are read.
 
@@ -142,8 +112,22 @@ class FinetuneRun(Kind[FinetuneOptions, FinetuneSettings]):
         self.start, self.labelled = start, labelled
 
     def settings(self) -> FinetuneSettings:
-        """Resolve the settings for the model and the texts."""
-        return settle(self.start, self.labelled, self.options)
+        """Resolve the settings for the model and the texts, and check that the model can be cut and run by them."""
+        start, options, data = self.start, self.options, self.labelled.data
+        longest, max_length = positions_of(start.config), options.max_length
+        if max_length is None:
+            max_length = MAX_LENGTH if longest is None else min(MAX_LENGTH, longest)
+        elif longest is not None and max_length > longest:
+            raise ValueError(
+                f"max_length is {max_length} but model {start.folder} has {longest} positions: "
+                f"take fewer, or {more_positions(start.config, max_length, start.folder)}."
+            )
+        check_pieces(options.context_parallel, partial(blank_classifier, start))
+        check_backend_device(start.options.get("backend", "auto"), torch.device(options.device))
+        given: dict[str, Any] = vars(options) | in_steps(options, len(data.splits["train"].texts))
+        given |= {"task": self.labelled.name, "model": start.name, "max_length": max_length}
+        given |= {"attention": start.attention, "options": start.options}
+        return FinetuneSettings(**given, fingerprint=start.fingerprint, processes=processes())
 
     def data(self, settings: FinetuneSettings) -> Data:
         """The texts are read."""
@@ -223,10 +207,10 @@ class FinetuneTrainer(RunTrainer[FinetuneSettings]):
         for name, logits in scores.items():
             split = self.splits[name]
             if split.labels is not None:
-                found = metrics_of(logits, split.labels, task.metrics, classes=data.classes is not None)
-                results += [rows.row(f"{name} {metric}", found[metric], samples=len(split)) for metric in task.metrics]
+                values = metrics_of(logits, split.labels, task.metrics, classes=data.classes is not None)
+                results += [rows.row(f"{name} {metric}", values[metric], samples=len(split)) for metric in task.metrics]
                 said.append(
-                    f"{name}: {', '.join(shown(metric, found[metric]) for metric in task.metrics)} ({len(split)})"
+                    f"{name}: {', '.join(shown(metric, values[metric]) for metric in task.metrics)} ({len(split)})"
                 )
                 if rows.size is not None:
                     share = split.longer_than(rows.size)
@@ -249,5 +233,5 @@ def _logits_alone(logits: Any, labels: torch.Tensor) -> torch.Tensor:
 
 def _scored(prediction: EvalPrediction, *, task: LabelledTask, classes: bool) -> dict[str, float]:
     logits, labels = np.asarray(prediction.predictions), np.asarray(prediction.label_ids)
-    found = metrics_of(logits, labels, task.metrics, classes=classes)
-    return found | {"selection": found[task.metrics[0]]}
+    values = metrics_of(logits, labels, task.metrics, classes=classes)
+    return values | {"selection": values[task.metrics[0]]}

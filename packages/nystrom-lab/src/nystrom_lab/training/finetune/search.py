@@ -208,7 +208,7 @@ def search_in_jobs(options: FinetuneOptions, start: StartClassifier, labelled: L
     The same command continues an interrupted search; while earlier jobs are in the queue, it waits for them.
 
     Raises:
-        ValueError: What `search_here` raises, or jobs that failed, with their logs.
+        ValueError: The cases of `search_here`, or jobs that failed, with their logs.
         NotFinite: No trial had finite numbers.
     """
     folder, given = cluster.to, [replace(options, to=cluster.to), labelled.words]

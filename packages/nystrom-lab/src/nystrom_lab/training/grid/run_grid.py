@@ -32,7 +32,7 @@ from nystrom_lab.training.grid.table import TABLE, last_line, result_of, write_t
 from nystrom_lab.training.hardware import processes, usable_device, visible_gpus
 from nystrom_lab.training.presets import Preset, find_preset
 from nystrom_lab.training.run_folder import RunFolder, alone
-from nystrom_lab.training.run_settings import Settings, data_positions, lengthened, settle, train_options
+from nystrom_lab.training.run_settings import Settings, data_positions, lengthened, train_options
 from nystrom_lab.training.trials import SEARCH, TRIALS, outcome_of, read_search
 
 PresetName = Literal[
@@ -48,7 +48,7 @@ TaskPlan = tuple[Preset, Path, dict[str, Settings]]
 class GridOptions(Machine):
     """Train every method on every task with every seed; the same command continues interrupted runs.
 
-    What is not changed has the preset's values. Runs with other settings need another folder; several sizes
+    Other options have the preset's values. Runs with other settings need another folder; several sizes
     of a method can share one.
 
     Attributes:
@@ -105,7 +105,7 @@ class GridOptions(Machine):
         return train_options(task, **(same | one | dict(self.changes)))
 
 
-def run_grid(asked: GridOptions) -> list[Failure]:
+def run_grid(options: GridOptions) -> list[Failure]:
     """Train every method on every task with every seed; the same command continues interrupted runs.
 
     Returns:
@@ -115,12 +115,12 @@ def run_grid(asked: GridOptions) -> list[Failure]:
         ValueError: An invalid name, number, folder or data set, or a run in the folder with other settings or data;
             raised before anything is trained.
     """
-    jobs, threads, on, slurm = asked.jobs, asked.threads, asked.on, asked.slurm
+    jobs, threads, on, slurm = options.jobs, options.threads, options.on, options.slurm
     slurm.check(on)
     check_at_least("jobs", 1 if jobs is None else jobs, 1)
     if on == "local" and (jobs or 1) > cores():
         raise ValueError(f"jobs is {jobs} but there are {cores()} cores for them: use at most {cores()}.")
-    for name, values in (("tasks", asked.tasks), ("methods", asked.methods), ("seeds", asked.seeds)):
+    for name, values in (("tasks", options.tasks), ("methods", options.methods), ("seeds", options.seeds)):
         if not values or len(set(values)) < len(values):
             raise ValueError(
                 f"{name} is {' '.join(map(str, values)) or 'empty'}; expected at least one, and each once."
@@ -130,32 +130,32 @@ def run_grid(asked: GridOptions) -> list[Failure]:
     if threads is None:
         threads = 1 if on == "slurm" else max(1, cores() // (jobs or 1))
     check_at_least("threads", threads, 1)
-    to = Path(asked.to).resolve() if on == "slurm" else Path(asked.to)
-    data = Path(asked.data).resolve() if on == "slurm" else Path(asked.data)
-    start, model, max_length = None, asked.model, asked.max_length
+    to = Path(options.to).resolve() if on == "slurm" else Path(options.to)
+    data = Path(options.data).resolve() if on == "slurm" else Path(options.data)
+    start, model, max_length = None, options.model, options.max_length
     if model is not None:
         from nystrom_lab.training.start import find_encoder
 
         start = find_encoder(Path(model).resolve() if on == "slurm" else Path(model))
-    named = asked.preset or (start and start.preset) or "nystromformer"
+    named = options.preset or (start and start.preset) or "nystromformer"
     cluster = Jobs(to, slurm, cpus=threads, at_once=jobs) if on == "slurm" else None
-    usable: Device = usable_device(asked.device) if cluster is None else slurm.device(asked.device, asked.precision)  # pyright: ignore[reportAssignmentType]
+    usable = slurm.device(options.device, options.precision) if cluster else usable_device(options.device)
     plans: list[TaskPlan] = []
-    for task in asked.tasks:
+    for task in options.tasks:
         base = find_preset(task, named) if max_length is None else lengthened(find_preset(task, named), max_length)
         folder = data / base.data.folder
         longest = data_positions(base, folder) if max_length is None else max_length
         planned = {}
-        for method, seed in product(asked.methods, asked.seeds):
-            training = asked.training(task, named, method, seed=seed, device=usable)
-            settings = settle(training, num_positions=longest, start=start, elsewhere=cluster is not None)
+        for method, seed in product(options.methods, options.seeds):
+            training = options.training(task, named, method, seed=seed, device=usable)
+            settings = Settings.resolve(training, num_positions=longest, start=start, elsewhere=cluster is not None)
             planned[run_name(task, method, named, seed, model, max_length)] = settings
         plans.append((base, folder, planned))
     with alone(to, "`nystrom lra run`"):
         check_rows(to / TABLE)
         if cluster is None:
             check_no_jobs(to)
-        _prepare(to, plans, check_compile=asked.compile and usable == "cpu" and cluster is None)
+        _prepare(to, plans, check_compile=options.compile and usable == "cpu" and cluster is None)
         works = [
             Work(
                 name,

@@ -28,7 +28,7 @@ class Work(NamedTuple):
         name: Name of its log.
         function: A function of a module.
         arguments: Plain values, which JSON can hold for a process of this machine.
-        result: Its result in words, by its files; "" if it is not done.
+        result: Result in words, by its files; "" if it is not done.
     """
 
     name: str
@@ -42,7 +42,7 @@ class Failure:
     """A piece of work that ended without a result.
 
     Attributes:
-        name: Its name.
+        name: Name of the piece.
         reason: How its process or job ended, and its last line of output.
         log: The file with its full output.
         lost: Whether it may succeed when it is tried again alone.
@@ -62,7 +62,7 @@ class Scheduler(ABC):
         seconds: Time between two looks at what is running.
 
     Attributes:
-        interrupted: What becomes of the work after Ctrl-C.
+        interrupted: End of the message after Ctrl-C: how the work continues.
     """
 
     interrupted: ClassVar[str]

@@ -50,7 +50,7 @@ class LoggedCall:
         self.function(*arguments)
 
     def checkpoint(self, *arguments: object) -> Any:
-        """What submitit submits in place of this call: the same once more."""
+        """The call that submitit submits in place of this one: the same once more."""
         from submitit.helpers import DelayedSubmission
 
         return DelayedSubmission(self, *arguments)
@@ -193,5 +193,5 @@ def check_no_jobs(to: Path) -> None:
 
 
 def _prefix(to: Path) -> str:
-    """What the names of the jobs of a folder begin with."""
+    """The beginning of the names of a folder's jobs."""
     return f"nystrom-{hashlib.sha256(str(to.resolve()).encode()).hexdigest()[:12]}-"

@@ -31,7 +31,7 @@ def result_of(run: RunFolder) -> str:
     """The results of a run, such as "test 35.2%, validation 36.0%, 700 steps, 78 s, 812 MB"; "" if it has none.
 
     Raises:
-        ValueError: Its file of rows lacks one that each run has.
+        ValueError: The run's file of rows lacks one that each run has.
     """
     if not run.is_finished:
         return ""
@@ -41,7 +41,7 @@ def result_of(run: RunFolder) -> str:
             f"{run.rows} has no row of {' and '.join(lacks)}: move it away, and start the same command again, which "
             "scores the run anew."
         )
-    # Of a self-pretraining the shares of masked tokens are known, and no test.
+    # A self-pretraining run has masked-token accuracy and no test split.
     shares = [f"{name.replace(' accuracy', '')} {rows[name]:.1%}" for name in _SHARES if name in rows]
     memory = "" if math.isnan(peak) else f", {peak:.0f} MB"
     return f"{', '.join(shares)}, {rows['steps']:.0f} steps, {rows['training time']:.0f} s{memory}"

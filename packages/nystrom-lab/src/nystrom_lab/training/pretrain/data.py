@@ -29,7 +29,7 @@ class InstanceOrder(TrainingOrder):
 
 
 class HeldOutInstances:
-    """A fixed set of held-out instances: the same for all runs on the data, whatever their seed.
+    """A fixed set of held-out instances: the same for all runs on the data, regardless of their seed.
 
     Args:
         instances: How many; all of an epoch if there are fewer.

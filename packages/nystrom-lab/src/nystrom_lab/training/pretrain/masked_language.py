@@ -115,7 +115,7 @@ class PretrainingTrainer(RunTrainer[PretrainingSettings]):
     def results(self, model: Any, scores: Any, command: str) -> RunResults:
         """The scores on held-out documents."""
         settings = self.settings
-        # What distinguishes runs: the preset, the model that it starts from, and the training.
+        # Facts that distinguish runs: the preset, the model that a run starts from, and the training.
         facts = {
             "preset": settings.preset,
             "model": settings.model and str(settings.model),

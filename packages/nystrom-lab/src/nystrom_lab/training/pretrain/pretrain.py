@@ -17,7 +17,7 @@ import torch
 from nystrom.attention.backend import check_backend_device
 from nystrom.checks import check_at_least
 from nystrom.models.heads.language import EncoderForPreTraining
-from nystrom_lab.config import EvaluatePretrainedOptions, PretrainOptions, asked_words
+from nystrom_lab.config import EvaluatePretrainedOptions, PretrainOptions, words_of
 from nystrom_lab.data.language.mlm_sop.dataset import MlmSop
 from nystrom_lab.data.store.prepared_folder import verify
 from nystrom_lab.data.store.token_files import read_header
@@ -31,7 +31,6 @@ from nystrom_lab.training.pretrain.masked_language import PretrainingTrainer
 from nystrom_lab.training.pretrain.pretrain_settings import (
     PretrainingSettings,
     find_pretraining,
-    settle,
 )
 from nystrom_lab.training.pretrain.scores import score_model, score_rows
 from nystrom_lab.training.pretrain.source import check_vocabulary, describe, encoder_config, find_source, start_model
@@ -79,7 +78,7 @@ class PretrainRun(Kind[PretrainOptions, PretrainingSettings]):
         options, self.base = self.options, find_pretraining(self.options.preset)
         data = Path(options.data)
         self.source = None if options.model is None else find_source(Path(options.model))
-        settings = settle(self.base, self.source, options)
+        settings = PretrainingSettings.resolve(options, self.base, self.source)
         self.train, self.held_out = open_instances(
             data,
             length=settings.length,
@@ -134,7 +133,7 @@ class PretrainRun(Kind[PretrainOptions, PretrainingSettings]):
 
     def words(self, settings: PretrainingSettings) -> Sequence[str]:
         """The options as words."""
-        return ["pretrain", *asked_words(self.options)]
+        return ["pretrain", *words_of(self.options)]
 
 
 def _summary(

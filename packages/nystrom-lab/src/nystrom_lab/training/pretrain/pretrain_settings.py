@@ -45,7 +45,7 @@ def _methods(length: int) -> Mapping[str, MethodSetting]:
 
 def _demo_methods(length: int) -> Mapping[str, MethodSetting]:
     return {
-        # As many tokens to a landmark, and to a projection, as in the paper.
+        # The paper has as many tokens to a landmark, and to a projection.
         "nystrom": MethodSetting({"num_landmarks": 32}, conv_kernel_size=33),
         "linformer": linformer(128, length),
     }
@@ -164,7 +164,7 @@ def find_pretraining(name: str) -> PretrainingPreset:
     return PRETRAINING[name]
 
 
-# Of the encoder, by their names in `EncoderConfig`.
+# Sizes of the encoder, by their names in `EncoderConfig`.
 SIZES: tuple[str, ...] = ("num_hidden_layers", "hidden_size", "num_attention_heads", "intermediate_size")
 
 
@@ -186,49 +186,51 @@ class PretrainingSettings(Resolved, Loop, EncoderSize, PretrainOptions):
         for name in ("instances", *SIZES):
             check_at_least(name, getattr(self, name), 1)
 
+    @classmethod
+    def resolve(
+        cls, options: PretrainOptions, base: PretrainingPreset, source: "StartModel | None"
+    ) -> "PretrainingSettings":
+        """Combine a preset with its changes and with the model that the run starts from.
 
-def settle(base: PretrainingPreset, source: "StartModel | None", options: PretrainOptions) -> PretrainingSettings:
-    """Combine a preset with its changes and with the model that the run starts from.
+        Args:
+            options: The requested options, with device and precision already resolved from "auto".
+            source: The model that the run starts from; None for none.
 
-    Args:
-        source: The model that it starts from; None for none.
-        options: The requested options, with device and precision already resolved from "auto".
-
-    Raises:
-        ValueError: An unknown name, an invalid value, or a model that does not match.
-    """
-    length = base.length if options.length is None else options.length
-    check_at_least("length", length, 8)
-    whole = base.steps if source is None else base.steps_from_model or base.steps
-    steps = whole if options.steps is None else options.steps
-    check_at_least("steps", steps, 1)
-    values = loop_values(base, steps, whole, options.evaluate_every)
-    num_positions = _num_positions(base, source, length)
-    # The attention of a BERT is exact: what takes its place is chosen as if it started from nothing.
-    config = source.config if source is not None and source.own else None
-    if (attention := options.attention) is None:
-        attention = "nystrom" if config is None else str(config.attention)
-    method = base.methods(num_positions).get(attention, MethodSetting())
-    if source is not None and config is not None and config.attention == attention:
-        method = source.method
-    kept = None if config is None else config.conv_kernel_size
-    taps = kept or method.conv_kernel_size if options.conv_kernel_size is None else options.conv_kernel_size or None
-    given: dict[str, Any] = {**vars(options)}
-    given |= {name: value for name, value in values.items() if given[name] is None}
-    given |= _sizes(base, source, given) | {
-        "attention": attention,
-        "options": fit_options(attention, method.options, options.options or {}, num_positions),
-        "conv_kernel_size": taps,
-        "model": None if source is None else Path(source.folder.name),
-        "length": length,
-    }
-    return PretrainingSettings(
-        **given,
-        num_positions=num_positions,
-        share_projections=method.share_projections,
-        fingerprint=None if source is None else source.fingerprint,
-        processes=processes(),
-    )
+        Raises:
+            ValueError: An unknown name, an invalid value, or a model that does not match.
+        """
+        length = base.length if options.length is None else options.length
+        check_at_least("length", length, 8)
+        whole = base.steps if source is None else base.steps_from_model or base.steps
+        steps = whole if options.steps is None else options.steps
+        check_at_least("steps", steps, 1)
+        values = loop_values(base, steps, whole, options.evaluate_every)
+        num_positions = _num_positions(base, source, length)
+        # The attention of a BERT is exact: what takes its place is chosen as if it started from nothing.
+        config = source.config if source is not None and source.own else None
+        if (attention := options.attention) is None:
+            attention = "nystrom" if config is None else str(config.attention)
+        method = base.methods(num_positions).get(attention, MethodSetting())
+        if source is not None and config is not None and config.attention == attention:
+            method = source.method
+        kept = None if config is None else config.conv_kernel_size
+        taps = kept or method.conv_kernel_size if options.conv_kernel_size is None else options.conv_kernel_size or None
+        given: dict[str, Any] = {**vars(options)}
+        given |= {name: value for name, value in values.items() if given[name] is None}
+        given |= _sizes(base, source, given) | {
+            "attention": attention,
+            "options": fit_options(attention, method.options, options.options or {}, num_positions),
+            "conv_kernel_size": taps,
+            "model": None if source is None else Path(source.folder.name),
+            "length": length,
+        }
+        return cls(
+            **given,
+            num_positions=num_positions,
+            share_projections=method.share_projections,
+            fingerprint=None if source is None else source.fingerprint,
+            processes=processes(),
+        )
 
 
 def loop_values(base: PretrainingPreset, steps: int, whole: int, evaluate_every: int | None) -> dict[str, Any]:

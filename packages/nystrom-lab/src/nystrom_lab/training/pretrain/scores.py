@@ -1,8 +1,8 @@
 r"""Scores of a model on masked words and the order of sentences.
 
-Of the N masked words of all instances together, the loss is $\ell = -\frac1N \sum \log p(\text{word})$, the accuracy
-the share whose largest score is that of the word behind the mask, and the perplexity $e^\ell$; of the order, loss and
-accuracy are means over instances. Only masked tokens are scored.
+For the N masked words of all instances together, the loss is $\ell = -\frac1N \sum \log p(\text{word})$, the accuracy
+the share whose largest score is that of the word behind the mask, and the perplexity $e^\ell$; loss and accuracy of
+the order are means over instances. Only masked tokens are scored.
 """
 
 import math
@@ -70,18 +70,18 @@ def score_batch(model: EncoderForPreTraining, batch: Mapping[str, Tensor]) -> Te
     """
     encoded = model.nystromformer(batch["input_ids"], batch["attention_mask"], batch["token_type_ids"])
     x, labels, order = encoded.last_hidden_state, batch["labels"], batch["sentence_order_label"]
-    asked = labels != IGNORED
-    words = at_least_float32(check_outputs(model.cls(x[asked])))
+    masked = labels != IGNORED
+    words = at_least_float32(check_outputs(model.cls(x[masked])))
     scores = x.new_zeros(len(x), 5, dtype=torch.float64)
     of_words = torch.stack(
         [
-            torch.ones_like(labels[asked], dtype=torch.float64),
-            (words.argmax(dim=-1) == labels[asked]).double(),
-            F.cross_entropy(words, labels[asked], reduction="none").double(),
+            torch.ones_like(labels[masked], dtype=torch.float64),
+            (words.argmax(dim=-1) == labels[masked]).double(),
+            F.cross_entropy(words, labels[masked], reduction="none").double(),
         ],
         dim=1,
     )
-    scores[:, :3].index_add_(0, asked.nonzero()[:, 0], of_words)
+    scores[:, :3].index_add_(0, masked.nonzero()[:, 0], of_words)
     if model.group is not None:
         scores = check_group(model.group).sum(scores)
     pooled = pool(x, check_mask(batch["attention_mask"], x), how=model.config.pooling, group=model.group)

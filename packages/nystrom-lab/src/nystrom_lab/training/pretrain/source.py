@@ -1,6 +1,6 @@
 """The model that a pretraining starts from: a BERT or RoBERTa, a Nyströmformer, or a run of this library.
 
-Its weights are kept. A different attention method replaces its own, a new skip convolution of the values starts at
+The weights are kept. A different attention method replaces its own, a new skip convolution of the values starts at
 zero, additional positions repeat its table, and missing heads are new.
 """
 
@@ -70,7 +70,7 @@ def check_vocabulary(source: StartModel, data: Path, vocabulary: Vocabulary) -> 
     if ours != theirs:
         token = min(
             (token for token in ours.keys() | theirs.keys() if ours.get(token) != theirs.get(token)),
-            key=lambda token: (min(found.get(token, len(found)) for found in (ours, theirs)), token),
+            key=lambda token: (min(words.get(token, len(words)) for words in (ours, theirs)), token),
         )
         raise ValueError(
             f"data {data} are tokens of another tokenizer than that of model {source.folder}: {token!r} is "

@@ -51,8 +51,8 @@ def test_validation_is_drawn_where_there_is_none_or_asked_for(tmp_path):
     with pytest.raises(ValueError, match="validation and test with labels"):
         read_labelled([tmp_path], TASKS["sst2"], val_share=0.2)
     write(tmp_path / "test.jsonl", [None, None])
-    asked = read_labelled([tmp_path], TASKS["sst2"], val_share=0.2)
-    assert sizes(asked) == {"train": 32, "validation": 8, "test": 2, "submission": 2}
+    drawn = read_labelled([tmp_path], TASKS["sst2"], val_share=0.2)
+    assert sizes(drawn) == {"train": 32, "validation": 8, "test": 2, "submission": 2}
 
 
 def test_equal_texts_are_in_one_of_the_splits_that_are_drawn(tmp_path):

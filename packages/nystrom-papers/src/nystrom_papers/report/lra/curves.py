@@ -89,7 +89,7 @@ def draw_lra_curves(
             clipped.
 
     Raises:
-        ValueError: As `read_lra_curves`, seeds of a method that share fewer than two steps, or another format.
+        ValueError: The cases of `read_lra_curves`, another format, or a method's seeds share fewer than two steps.
     """
     check_figure(path)
     check_choice("quantity", quantity, get_args(Shown))
@@ -97,19 +97,19 @@ def draw_lra_curves(
     sources = [source] if isinstance(source, str | Path) else list(source)
     if not sources:
         raise ValueError(f"source is an empty list; expected {_WANTED}.")
-    found = read_lra_curves(sources, quantity)
-    save_figure(lra_curves_figure(found, " and ".join(map(str, sources)), quantity=quantity, over=over), path)
+    runs = read_lra_curves(sources, quantity)
+    save_figure(lra_curves_figure(runs, " and ".join(map(str, sources)), quantity=quantity, over=over), path)
 
 
 def lra_curves_figure(
-    found: Sequence[ArenaRun], source: str, *, quantity: Shown = "accuracy", over: Axis = "seconds"
+    arena_runs: Sequence[ArenaRun], source: str, *, quantity: Shown = "accuracy", over: Axis = "seconds"
 ) -> "Figure":
     """The figure of some runs, those with a single point left out; `source` is where they are from, for errors.
 
     Raises:
         ValueError: Seeds of a method share fewer than two steps.
     """
-    name, runs = _QUANTITIES[quantity], _by_method(found)
+    name, runs = _QUANTITIES[quantity], _by_method(arena_runs)
     _check_shared(source, runs)
     tasks = sorted({task for task, _ in runs}, key=lambda task: (*LRA_TASKS, task).index(task))
     methods = sorted({method for _, method in runs}, key=_by_size)
@@ -176,7 +176,7 @@ def read_lra_curves(sources: Sequence[Path], shown: Shown) -> list[ArenaRun]:
             without seconds, or a file of another format.
     """
     quantity = _QUANTITIES[shown]
-    found: list[ArenaRun] = []
+    collected: list[ArenaRun] = []
     holders: dict[str, Path] = {}
     settings: _Settings = {}
     for source in map(Path, sources):
@@ -189,19 +189,19 @@ def read_lra_curves(sources: Sequence[Path], shown: Shown) -> list[ArenaRun]:
             if run.name in holders:
                 raise ValueError(f"{holders[run.name]} and {source} both hold the run {run.name}: name one of them.")
         holders |= {run.name: source for run in runs}
-        found += runs
-    return found
+        collected += runs
+    return collected
 
 
 def _has_two(run: ArenaRun) -> bool:
     return len(run.curve) > 1
 
 
-def _by_method(found: Sequence[ArenaRun]) -> dict[tuple[str, str], list[_Curve]]:
+def _by_method(arena_runs: Sequence[ArenaRun]) -> dict[tuple[str, str], list[_Curve]]:
     """Curves of all seeds by task and method; with several presets, the method's name includes the preset."""
-    several = len({run.preset for run in found}) > 1
+    several = len({run.preset for run in arena_runs}) > 1
     runs: dict[tuple[str, str], list[_Curve]] = {}
-    for run in found:
+    for run in arena_runs:
         if _has_two(run):
             method = f"{run.method} ({run.preset})" if several else run.method
             runs.setdefault((run.task, method), []).append(run.curve)

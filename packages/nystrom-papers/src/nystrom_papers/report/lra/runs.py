@@ -28,7 +28,7 @@ class Line:
     """The method and preset of a line of the table.
 
     Attributes:
-        method: As the rows name it, with its size and skip, such as "nystrom-64+skip".
+        method: Name in the rows, with its size and skip, such as "nystrom-64+skip".
         preset: Name of the preset, followed by its changes, such as "demo, learning_rate=0.001"; "" if the rows do not
             say.
     """
@@ -113,11 +113,11 @@ def lra_cells(rows: Sequence[Row]) -> dict[Line, dict[str, Accuracy]]:
             seeds with different settings.
     """
     cells: dict[Line, dict[str, Accuracy]] = {}
-    for (line, task), found in runs_by_cell(rows, ("test accuracy", "steps")).items():
-        tested = found.get("test accuracy", {})
+    for (line, task), by_quantity in runs_by_cell(rows, ("test accuracy", "steps")).items():
+        tested = by_quantity.get("test accuracy", {})
         if not tested:
             continue
-        trained = found.get("steps", {})
+        trained = by_quantity.get("steps", {})
         steps = [int(trained[seed].value) if seed in trained else None for seed in tested]
         of = list(tested.values())
         settings = {"steps": steps, "positions": [row.n for row in of], "test samples": [row.repeats for row in of]}
@@ -158,8 +158,8 @@ def line_of(row: Row) -> Line:
 
 def lra_departures(rows: Sequence[Row]) -> list[str]:
     """How older rows that do not say it differ from today's presets, a sentence for each line."""
-    found = {line_of(row): before.says for row in rows if (before := _before(row)) is not None}
-    return [f"{line.method} ({line.preset}): {says}" for line, says in found.items()]
+    departures = {line_of(row): before.says for row in rows if (before := _before(row)) is not None}
+    return [f"{line.method} ({line.preset}): {says}" for line, says in departures.items()]
 
 
 class _Before(NamedTuple):

@@ -47,7 +47,7 @@ def lra_lines(rows: Sequence[Row]) -> list[TableLine]:
     """The lines of the accuracies: a name, a cell per task, and one for the mean over all five.
 
     Raises:
-        ValueError: As for `lra_cells`, or a task that is not in the Long Range Arena.
+        ValueError: The cases of `lra_cells`, or a task that is not in the Long Range Arena.
     """
     cells = lra_cells(rows)
     if strange := sorted({task for row in cells.values() for task in row} - set(LRA_TASKS)):
@@ -77,19 +77,19 @@ def cost_lines(rows: Sequence[Row], *, time: bool, memory: bool) -> list[TableLi
             seeds that differ in steps, length, precision or device.
     """
     cells = runs_by_cell(rows, (_TIME, _MEMORY, _STEPS))
-    for (line, task), found in cells.items():
-        costs = [row for what in (_TIME, _MEMORY) for row in found.get(what, {}).values()]
-        steps = [f"{row.value:g}" for row in found.get(_STEPS, {}).values()]
+    for (line, task), cell in cells.items():
+        costs = [row for what in (_TIME, _MEMORY) for row in cell.get(what, {}).values()]
+        steps = [f"{row.value:g}" for row in cell.get(_STEPS, {}).values()]
         settings = {what: [getattr(row, what) for row in costs] for what in ("n", "dtype", "device")}
         check_alike(line, task, {"steps": steps, **settings})
-    if not any(_TIME in found for found in cells.values()):
+    if not any(_TIME in cell for cell in cells.values()):
         raise ValueError("rows hold no training time; expected rows of `nystrom lra run` or `nystrom train`.")
     lines = []
     measured = dict.fromkeys(line for line, _ in cells)
     for base in dict.fromkeys(line.base for line in measured):
         for line in (line for line in measured if line.base == base):
-            found = [cells.get((line, task), {}) for task in LRA_TASKS]
-            row = [_cost(_mean(each, _TIME), _mean(each, _MEMORY), time, memory) for each in found]
+            of_tasks = [cells.get((line, task), {}) for task in LRA_TASKS]
+            row = [_cost(_mean(cell, _TIME), _mean(cell, _MEMORY), time, memory) for cell in of_tasks]
             lines.append((f"{line.method}, {line.preset}" if line.preset else line.method, row))
         for name in [name for name in SKYFORMER_TABLE_2 if name.split("-")[0] == base][:1]:
             there = SKYFORMER_TABLE_2[name]
@@ -158,8 +158,8 @@ def _is_short(cell: Accuracy) -> bool:
     return cell.steps is None or cell.steps < _FEW
 
 
-def _mean(found: Seeds, quantity: str) -> float | None:
-    return statistics.fmean(row.value for row in found[quantity].values()) if quantity in found else None
+def _mean(cell: Seeds, quantity: str) -> float | None:
+    return statistics.fmean(row.value for row in cell[quantity].values()) if quantity in cell else None
 
 
 def _cost(seconds: float | None, megabytes: float | None, time: bool, memory: bool) -> str:
@@ -169,12 +169,12 @@ def _cost(seconds: float | None, megabytes: float | None, time: bool, memory: bo
 
 
 def _shared(said: Iterable[tuple[Line, str, str]]) -> list[str]:
-    """What is said of the line and task of each cell, once for all methods that share it."""
-    found: dict[str, dict[str, None]] = {}
+    """The notes on the line and task of each cell, once for all methods that share them."""
+    by_text: dict[str, dict[str, None]] = {}
     for line, task, what in said:
         place = f"{task} ({line.preset})" if line.preset else task
-        found.setdefault(f"{place}: {what}", {})[line.method] = None
-    return [f"{what}; {', '.join(methods)}" for what, methods in found.items()]
+        by_text.setdefault(f"{place}: {what}", {})[line.method] = None
+    return [f"{what}; {', '.join(methods)}" for what, methods in by_text.items()]
 
 
 def _notes(rows: Sequence[Row]) -> list[str]:

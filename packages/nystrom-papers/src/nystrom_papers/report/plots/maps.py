@@ -34,7 +34,7 @@ def draw_maps(
     Args:
         lines: Matrices by the names of their line and their column.
         columns: Titles of the columns, by name, in order.
-        bar: What a colour means.
+        bar: Meaning of a colour.
         scale: The colour scale, as for `scale_of`.
         captions: Text below a matrix, by line and column.
         across: Groups of columns side by side, so that many lines need less height.

@@ -68,10 +68,10 @@ def _by_length(measured: Sequence[Row]) -> "Figure":
     of the method without.
     """
     those = {
-        (timed, what): found
+        (timed, what): rows
         for timed in _PASSES
         for what in ("time", "memory")
-        if (found := [row for row in measured if row.quantity == f"{timed} {what}"])
+        if (rows := [row for row in measured if row.quantity == f"{timed} {what}"])
     }
     columns = families(row.method for row in measured)
     references = [name for name in REFERENCES if any(row.method == name for row in measured)]
@@ -79,14 +79,14 @@ def _by_length(measured: Sequence[Row]) -> "Figure":
     panels = figure.subplots(len(those), len(columns), squeeze=False, sharex=True, sharey="row")
     for column, (family, methods) in enumerate(columns.items()):
         looks = _looks(references, methods)
-        for line, ((timed, what), found) in enumerate(those.items()):
+        for line, ((timed, what), rows) in enumerate(those.items()):
             axes = panels[line][column]
             for method, style in looks.items():
-                _draw_method(axes, [row for row in found if row.method == method], style)
+                _draw_method(axes, [row for row in rows if row.method == method], style)
             _tokens_axis(axes, {row.n for row in measured if row.n is not None})
             if column == 0:
                 name = {"time": "time per call", "memory": "peak memory"}[what]
-                axes.set_ylabel(f"{timed}\n{name} ({found[0].unit})")
+                axes.set_ylabel(f"{timed}\n{name} ({rows[0].unit})")
         panels[0][column].set_title(family)
         panels[-1][column].set_xlabel("tokens n")
         panels[-1][column].legend(loc="upper center", bbox_to_anchor=(0.5, -0.32), handlelength=3)
@@ -96,13 +96,13 @@ def _by_length(measured: Sequence[Row]) -> "Figure":
 
 
 def families(methods: Iterable[str]) -> dict[str, list[str]]:
-    """The methods of each panel, those of `REFERENCES` left out; a single panel holds whatever there is."""
-    found: dict[str, list[str]] = {name: [] for name in (*_FAMILIES, _OTHERS)}
+    """The methods of each panel, those of `REFERENCES` left out; a single panel holds all methods."""
+    members: dict[str, list[str]] = {name: [] for name in (*_FAMILIES, _OTHERS)}
     for method in dict.fromkeys(methods):
         base = re.sub(r"(-\d+)?(\+skip)?(, .*)?$", "", method)
         if method not in REFERENCES:
-            found[next((name for name, bases in _FAMILIES.items() if base in bases), _OTHERS)].append(method)
-    return {name: inside for name, inside in found.items() if inside} or {"exact attention": []}
+            members[next((name for name, bases in _FAMILIES.items() if base in bases), _OTHERS)].append(method)
+    return {name: inside for name, inside in members.items() if inside} or {"exact attention": []}
 
 
 def _looks(references: Sequence[str], methods: Sequence[str]) -> dict[str, dict[str, Any]]:
@@ -112,16 +112,16 @@ def _looks(references: Sequence[str], methods: Sequence[str]) -> dict[str, dict[
         for name, style in zip(references, _REFERENCE_LINES, strict=False)
     }
     taken: list[tuple[str, str]] = []
-    found: dict[str, tuple[str, str, Any]] = {}
+    drawn: dict[str, tuple[str, str, Any]] = {}
     for method in dict.fromkeys(method.removesuffix("+skip") for method in methods):
         colour, marker, _ = method_look(method)
         kin = sum(colour == other for other, _ in taken)
         while (colour, marker) in taken:
             marker = MARKERS[(MARKERS.index(marker) + 1) % len(MARKERS)] if marker in MARKERS else MARKERS[0]
         taken.append((colour, marker))
-        found[method] = (colour, marker, _KIN_LINES[kin % len(_KIN_LINES)])
+        drawn[method] = (colour, marker, _KIN_LINES[kin % len(_KIN_LINES)])
     for method in methods:
-        colour, marker, line = found[method.removesuffix("+skip")]
+        colour, marker, line = drawn[method.removesuffix("+skip")]
         dashed = method.endswith("+skip") and method.removesuffix("+skip") in methods
         looks[method] = {
             "color": colour,
@@ -170,8 +170,8 @@ def _by_task(rows: Sequence[Row], measured: Sequence[Row]) -> "Figure":
     names = {"time": "time per step\n(ms)", "memory": "memory beyond\nthe model (MB)"}
     for line, (what, name) in zip(panels, names.items(), strict=True):
         for axes, task in zip(line, sizes, strict=True):
-            found = {row.method: row for row in measured if row.quantity == f"{task} step {what}"}
-            _draw_task(axes, methods, found)
+            by_method = {row.method: row for row in measured if row.quantity == f"{task} step {what}"}
+            _draw_task(axes, methods, by_method)
         line[0].set_ylabel(name)
     for axes, (task, size) in zip(panels[0], sizes.items(), strict=True):
         axes.set_title(f"{task}\n{size}", fontsize=7.5)
@@ -184,12 +184,12 @@ def _by_task(rows: Sequence[Row], measured: Sequence[Row]) -> "Figure":
     return figure
 
 
-def _draw_task(axes: "Axes", methods: Sequence[str], found: Mapping[str, Row]) -> None:
+def _draw_task(axes: "Axes", methods: Sequence[str], by_method: Mapping[str, Row]) -> None:
     axes.set_xscale("log")
-    if "softmax" in found:
-        axes.axvline(found["softmax"].value, color=REFERENCE, linestyle="--", linewidth=1)
+    if "softmax" in by_method:
+        axes.axvline(by_method["softmax"].value, color=REFERENCE, linestyle="--", linewidth=1)
     for place, method in enumerate(methods):
-        if (row := found.get(method)) is None:
+        if (row := by_method.get(method)) is None:
             axes.annotate(
                 "not measured", (0.98, place), xycoords=("axes fraction", "data"), ha="right", va="center",
                 fontsize=6.5, color=REFERENCE,

@@ -13,7 +13,7 @@ Rows hold the mean over the heads and texts of a layer, with quartiles. The matr
 of Nyström attention, with near_far's default options except `exact_up_to=0`: at 512 tokens it would otherwise be exact.
 No claim rests on it.
 
-Fig. 2 illustrates and claims nothing. Of the six heads of Fig. 3, it shows the one whose similarity is the third
+Fig. 2 illustrates and claims nothing. It shows the one of the six heads of Fig. 3 whose similarity is the third
 smallest.
 
 Source: Xiong et al. (2021), arXiv:2102.03902, eq. 13 and 15, Fig. 2 and 3, without numbers.
@@ -37,7 +37,7 @@ from nystrom_papers.report.plots.maps import draw_maps
 from nystrom_papers.studies.approximation.real_heads.pictures import read_pictures, save_pictures
 from nystrom_papers.studies.approximation.real_heads.recorded import WEIGHTS, LayerHeads, find_heads
 from nystrom_papers.studies.approximation.real_heads.selection import framed_over_layers
-from nystrom_papers.studies.reproduce.declared import Cells, Claim, Found, Pivot, declare, only
+from nystrom_papers.studies.reproduce.declared import Answer, Cells, Claim, Pivot, declare, only
 from nystrom_papers.studies.reproduce.known import share_in
 from nystrom_papers.studies.reproduce.spread import spread_row
 from nystrom_papers.studies.reproduce.study import Figures, Plan, Setting
@@ -64,13 +64,13 @@ def _measure(heads: LayerHeads, folder: Path) -> Iterable[Row]:
     left, right = softmax_rows(heads.q, factors.k_landmarks), softmax_rows(factors.q_landmarks, heads.k)
     approximate = left @ factors.inverse @ right
     near_far = near_far_rows(heads.q, heads.k, torch.arange(s.shape[-1]), exact_up_to=0)
-    found = {"nystrom": similarity(s, approximate), "near_far": similarity(s, near_far)}
+    similarities = {"nystrom": similarity(s, approximate), "near_far": similarity(s, near_far)}
     maps = {"exact": s, "left": left, "inverse": factors.inverse, "right": right, "nystrom": approximate}
-    cosines = {f"{method} {_COSINE}": measured[_COSINE] for method, measured in found.items()}
+    cosines = {f"{method} {_COSINE}": measured[_COSINE] for method, measured in similarities.items()}
     save_pictures(heads, maps | {"near_far": near_far} | cosines, folder)
     for method, m in _METHODS.items():
         kept = {"n": s.shape[-1], "m": m, "dtype": "float64"}
-        for quantity, values in found[method].items():
+        for quantity, values in similarities[method].items():
             yield spread_row(quantity, method, values, facts=heads.facts, **kept)
             for head in heads.shown if quantity in _MEASURES else ():
                 facts = {"layer": heads.layer + 1, "head": head + 1}
@@ -93,7 +93,7 @@ def similarity(
     }
 
 
-def _alike(rows: pd.DataFrame) -> Found:
+def _alike(rows: pd.DataFrame) -> Answer:
     similar, cosine, variation = (
         only(rows, quantity, method="nystrom", weights="pretrained") for quantity in (_SIMILAR, _COSINE, _VARIATION)
     )
@@ -116,13 +116,13 @@ def _draw_heads(rows: pd.DataFrame, folder: Path) -> Figures:
     lines = read_pictures(folder)
     names = {"exact": "softmax", "nystrom": "Nyström", "near_far": "near and far"}
     captions = {
-        (names[method], line): f"cosine {float(found[f'{method} {_COSINE}']):.2f}"
-        for line, found in lines.items()
+        (names[method], line): f"cosine {float(arrays[f'{method} {_COSINE}']):.2f}"
+        for line, arrays in lines.items()
         for method in _METHODS
     }
     return {
         "": draw_maps(
-            {name: {line: found[key] for line, found in lines.items()} for key, name in names.items()},
+            {name: {line: arrays[key] for line, arrays in lines.items()} for key, name in names.items()},
             columns={line: line.replace(", ", "\n") for line in lines},
             captions=captions,
             bar=_BAR,

@@ -21,7 +21,7 @@ semi-definite.
 Inputs are real heads and synthetic ones: random tokens, every token twice, keys opposite to the queries, long tokens,
 tokens in a small cluster, and tokens found by gradient descent on the smallest eigenvalue of each matrix.
 
-Source: Chen et al. (2021), arXiv:2111.00035, Lemma 1 and eq. 4. Its inline Gaussian lacks the minus sign.
+Source: Chen et al. (2021), arXiv:2111.00035, Lemma 1 and eq. 4. The inline Gaussian of eq. 4 lacks the minus sign.
 """
 
 from collections.abc import Iterable
@@ -39,7 +39,7 @@ from nystrom.kernels import gaussian_kernel, softmax_kernel
 from nystrom_lab.measure.rows import Row
 from nystrom_lab.report.plots.canvas import MARKERS, PAGE, figure_of
 from nystrom_papers.studies.approximation.real_heads.recorded import LENGTH, WEIGHTS, LayerHeads, find_heads
-from nystrom_papers.studies.reproduce.declared import Cells, Claim, Found, Pivot, declare, each, select
+from nystrom_papers.studies.reproduce.declared import Answer, Cells, Claim, Pivot, declare, each, select
 from nystrom_papers.studies.reproduce.spread import spread_row
 from nystrom_papers.studies.reproduce.study import Figures, Plan, Setting, part
 
@@ -54,7 +54,7 @@ _Heads = Float[Tensor, "t n d"]
 def matrices(q: _Heads, k: _Heads) -> dict[str, Float[Tensor, "t r r"]]:
     """The symmetric parts of the matrices of each head, by name."""
     x, scale = torch.cat([q, k], dim=1), q.shape[-1] ** -0.5
-    found = {
+    products = {
         LEMMA: softmax_kernel(q, q, scale=scale),
         "softmax kernel, completed": softmax_kernel(x, x, scale=scale),
         COMPLETED: gaussian_kernel(x, x, scale=scale),
@@ -62,7 +62,7 @@ def matrices(q: _Heads, k: _Heads) -> dict[str, Float[Tensor, "t r r"]]:
         SOFTMAX: softmax_rows(q[None], k[None])[0],
         "softmax, completed": softmax_rows(x[None], x[None])[0],
     }
-    return {name: (matrix + matrix.mT) / 2 for name, matrix in found.items()}
+    return {name: (matrix + matrix.mT) / 2 for name, matrix in products.items()}
 
 
 def least_eigenvalue(matrix: Float[Tensor, "t r r"]) -> Float[Tensor, " t"]:
@@ -137,7 +137,7 @@ def searched(x: Float[Tensor, "t s d"], which: str, *, steps: int = 100) -> Floa
     return x.detach()
 
 
-def _semidefinite(method: str, rows: pd.DataFrame) -> Found:
+def _semidefinite(method: str, rows: pd.DataFrame) -> Answer:
     least, below = (each(rows, quantity, method=method) for quantity in (LEAST, BELOW))
     coarse = max((row.value for row in each(rows, ROUNDING, method=method)), default=1.0)
     if missing := [kind for kind in (*WEIGHTS, *MADE) if kind not in {row.inputs for row in least}]:
@@ -149,7 +149,7 @@ def _semidefinite(method: str, rows: pd.DataFrame) -> Found:
     )
 
 
-def _indefinite(rows: pd.DataFrame) -> Found:
+def _indefinite(rows: pd.DataFrame) -> Answer:
     real = {method: each(rows, BELOW, method=method, inputs=WEIGHTS) for method in (SOFTMAX, SCORES)}
     if not all(real.values()):
         return None, "real heads were not measured."

@@ -31,7 +31,7 @@ from nystrom.attention.registry import METHODS
 from nystrom_lab.measure.rows import Row
 from nystrom_lab.report.table import Table
 from nystrom_papers.studies.approximation.counting import count_multiplications, count_stored_numbers
-from nystrom_papers.studies.reproduce.declared import Claim, Found, Lines, declare, each
+from nystrom_papers.studies.reproduce.declared import Answer, Claim, Lines, declare, each
 from nystrom_papers.studies.reproduce.known import Known, holds_for_share
 from nystrom_papers.studies.reproduce.study import Plan, Setting, in_words, part
 
@@ -129,7 +129,7 @@ def _table(rows: pd.DataFrame) -> list[Table]:
     return [Table(f"counts at n = {at}, and exponents of n", heads, lines)]
 
 
-def _linear(rows: pd.DataFrame) -> Found:
+def _linear(rows: pd.DataFrame) -> Answer:
     ours = [value for of in _BOTH for cell, value in _told(rows, of).items() if cell[0] == "nystrom"]
     short = rows.loc[(rows["method"] == "nystrom") & (rows["n"] <= 2048)]
     early = [value for of in _BOTH for value in _slopes(short, of).values()]
@@ -138,7 +138,7 @@ def _linear(rows: pd.DataFrame) -> Found:
     ), f"its exponents are {_range(ours)} at the longest n, and {_range(early)} up to n = 2048."
 
 
-def _grows_as(quantity: str, formula: str, words: str, rows: pd.DataFrame) -> Found:
+def _grows_as(quantity: str, formula: str, words: str, rows: pd.DataFrame) -> Answer:
     """Whether the counts of nystrom grow with n no faster than a formula, at every m."""
     counted, expected = _told(rows, quantity), _told(rows, formula)
     counts, formulas = _counts(rows, quantity), _counts(rows, formula)
@@ -147,7 +147,7 @@ def _grows_as(quantity: str, formula: str, words: str, rows: pd.DataFrame) -> Fo
     return _at_most(gaps, _APART), f"{words} {_range(ratios)} times that."
 
 
-def _quadratic(rows: pd.DataFrame) -> Found:
+def _quadratic(rows: pd.DataFrame) -> Answer:
     square = [value for cell, value in _told(rows, MULTIPLICATIONS).items() if cell[0].startswith("softmax")]
     square += [value for cell, value in _told(rows, STORED).items() if cell[0] == "softmax-materialised"]
     return holds_for_share(

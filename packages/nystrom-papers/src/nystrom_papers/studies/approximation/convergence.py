@@ -72,13 +72,13 @@ def convergence_rows(layers: Sequence[LayerHeads], m: int, steps: int) -> Iterab
             begun = matrix_norm(exact @ (inverse - z.double()), ord=2)
             for quantity, below in ((STARTS_BELOW, residual(_flat(a), z) < 1), (LEMMA_HOLDS_AT_START, begun < 1)):
                 yield spread_row(quantity, z0, below.double(), n=n, m=m, facts={**facts, "k": 0}, dtype=name)
-        for quantity, found in _gaps(exact, inverse, pinv_ridge(_flat(a)).double()).items():
-            yield spread_row(quantity, "ridge", found, n=n, m=m, facts=facts, dtype=name, median=True)
-        for quantity, k, found in _steps(
+        for quantity, values in _gaps(exact, inverse, pinv_ridge(_flat(a)).double()).items():
+            yield spread_row(quantity, "ridge", values, n=n, m=m, facts=facts, dtype=name, median=True)
+        for quantity, k, values in _steps(
             [each[:1] for each in a], [landmark_matrix(each, m)[:1] for each in layers], steps
         ):
             yield spread_row(
-                quantity, "paper", found, n=n, m=m, facts={**facts, "k": k}, dtype=name,
+                quantity, "paper", values, n=n, m=m, facts={**facts, "k": k}, dtype=name,
                 median=quantity not in (NEAR, CUBED),
             )  # fmt: skip
 
@@ -86,21 +86,21 @@ def convergence_rows(layers: Sequence[LayerHeads], m: int, steps: int) -> Iterab
 def _steps(
     layers: Sequence[Float[Tensor, "b h m m"]], exactly: Sequence[Float[Tensor, "b h m m"]], steps: int
 ) -> Iterable[tuple[str, int | None, Tensor]]:
-    """What is measured after each number of iterations, as quantity, step and values; Lemma 1 only in float64."""
+    """The measurements after each number of iterations, as quantity, step and values; Lemma 1 only in float64."""
     a, exact = _flat(layers), _flat(exactly)
     inverse, z, errors = true_inverse(exact), start_value(a), []
     for k in range(steps + 1):
         z = iterate(a, z, 1) if k else z
         gaps = _gaps(exact, inverse, z.double())
-        for quantity, found in (*gaps.items(), (NEAR, (gaps[DISTANCE] <= NEAR_ENOUGH).double())):
-            yield quantity, k, found
+        for quantity, values in (*gaps.items(), (NEAR, (gaps[DISTANCE] <= NEAR_ENOUGH).double())):
+            yield quantity, k, values
         if a.dtype == torch.float64:
             errors.append(matrix_norm(exact @ (inverse - z), ord=2))
     if errors:
         rounding = 10 * a.shape[-1] * torch.finfo(torch.float64).eps * _condition(exact)
-        for quantity, found in zip((CUBED, ORDER), lemma(torch.stack(errors), rounding), strict=True):
-            if found.numel():
-                yield quantity, None, found
+        for quantity, values in zip((CUBED, ORDER), lemma(torch.stack(errors), rounding), strict=True):
+            if values.numel():
+                yield quantity, None, values
 
 
 def _condition(a: Float[Tensor, "t m m"]) -> Float[Tensor, " t"]:
@@ -109,7 +109,7 @@ def _condition(a: Float[Tensor, "t m m"]) -> Float[Tensor, " t"]:
 
 def attention_rows(layers: Sequence[LayerHeads], m: int, steps: int) -> Iterable[Row]:
     """Errors of the attention matrices that Z_k and the true pseudoinverse give."""
-    found: dict[tuple[str, int | None], list[Tensor]] = {}
+    parts: dict[tuple[str, int | None], list[Tensor]] = {}
     for heads in layers:
         s, a = heads.softmax(), landmark_matrix(heads, m)
         left, right = softmax_rows(heads.q, segment_means(heads.k, m)), softmax_rows(segment_means(heads.q, m), heads.k)
@@ -120,9 +120,9 @@ def attention_rows(layers: Sequence[LayerHeads], m: int, steps: int) -> Iterable
             z = iterate(a, z, 1)
         for key, each in inverses.items():
             error = matrix_norm(left @ each @ right - s) / matrix_norm(s)
-            found.setdefault(key, []).append(_finite(error).flatten())
+            parts.setdefault(key, []).append(_finite(error).flatten())
     n = layers[0].q.shape[2]
-    for (method, k), errors in found.items():
+    for (method, k), errors in parts.items():
         values = torch.cat(errors)
         facts = {"weights": layers[0].weights, "k": k}
         yield spread_row(MATRIX, method, values, n=n, m=m, facts=facts, dtype="float64", median=True)

@@ -30,7 +30,7 @@ from nystrom.linalg.pinv import iterate, pinv_exact, pinv_iterative, start_value
 from nystrom_lab.measure.rows import Row
 from nystrom_papers.studies.approximation.convergence import landmark_matrix
 from nystrom_papers.studies.approximation.real_heads.recorded import WEIGHTS, LayerHeads, RealHeads, find_heads
-from nystrom_papers.studies.reproduce.declared import Cells, Claim, Found, Lines, Pivot, column, declare, each, only
+from nystrom_papers.studies.reproduce.declared import Answer, Cells, Claim, Lines, Pivot, column, declare, each, only
 from nystrom_papers.studies.reproduce.encoders import Weights
 from nystrom_papers.studies.reproduce.known import quartiles_of
 from nystrom_papers.studies.reproduce.spread import spread_row
@@ -58,11 +58,11 @@ def _measure_proposition(real: RealHeads, weights: Weights, folder: Path) -> Ite
     layers = real.layers(weights)
     outputs = [heads.softmax() @ heads.v for heads in layers]
     for m, (kind, inverse) in product(_NUMBERS, _INVERSES.items()):
-        found: dict[str, list[Tensor]] = {}
+        by_quantity: dict[str, list[Tensor]] = {}
         for heads, output in zip(layers, outputs, strict=True):
             for quantity, values in proposition(heads, output, m, inverse(landmark_matrix(heads, m))).items():
-                found.setdefault(quantity, []).append(values.flatten())
-        for quantity, parts in found.items():
+                by_quantity.setdefault(quantity, []).append(values.flatten())
+        for quantity, parts in by_quantity.items():
             values = torch.cat(parts)
             yield spread_row(
                 quantity, "nystrom", values, n=outputs[0].shape[2], m=m, facts={"weights": weights, "inverse": kind},
@@ -118,7 +118,7 @@ def _holds(quantity: str, rows: pd.DataFrame) -> tuple[bool | None, str]:
     return False if least < 1 else True if complete else None, f"holds in {least:.1%} of the heads"
 
 
-def _proposition(rows: pd.DataFrame) -> Found:
+def _proposition(rows: pd.DataFrame) -> Answer:
     agrees, shown = _holds(_WITHIN, rows)
     of = {"weights": "pretrained", "inverse": "iterative"}
     if len(each(rows, (_RATIO, _PLAIN), m=64, **of)) < 2:
@@ -131,12 +131,12 @@ def _proposition(rows: pd.DataFrame) -> Found:
     )
 
 
-def _lemma(rows: pd.DataFrame) -> Found:
+def _lemma(rows: pd.DataFrame) -> Answer:
     agrees, shown = _holds(_ALL_WITHIN, rows)
     return agrees, f"it {shown} after any number of iterations."
 
 
-def _converges(rows: pd.DataFrame) -> Found:
+def _converges(rows: pd.DataFrame) -> Answer:
     early, last = (only(rows, _ALL_ERROR, weights="pretrained", k=str(k)) for k in (6, _STEPS))
     return quartiles_of(last).within(most=_CONVERGED), (
         f"the median error is {early.value:.2g} after 6 iterations and {last.value:.2g} after {_STEPS}, "

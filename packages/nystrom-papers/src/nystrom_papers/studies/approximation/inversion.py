@@ -46,7 +46,7 @@ from nystrom_papers.studies.approximation.preconditioner import landmark_kernels
 from nystrom_papers.studies.approximation.real_heads.recorded import RealHeads, find_heads
 from nystrom_papers.studies.fidelity.beside_exact import time_calls
 from nystrom_papers.studies.matrices.spectra import condition_number
-from nystrom_papers.studies.reproduce.declared import Cells, Claim, Found, Lines, Pivot, declare, each, select
+from nystrom_papers.studies.reproduce.declared import Answer, Cells, Claim, Lines, Pivot, declare, each, select
 from nystrom_papers.studies.reproduce.spread import spread_row
 from nystrom_papers.studies.reproduce.study import Plan, Setting, part
 
@@ -192,7 +192,7 @@ def _shown(ratios: Mapping[int, float]) -> str:
     return ", ".join(f"{ratio:.2g} (m = {m})" for m, ratio in ratios.items())
 
 
-def _slower(rows: pd.DataFrame) -> Found:
+def _slower(rows: pd.DataFrame) -> Answer:
     ratios = _over(rows, TIME, *({"method": "solve", "where": where} for where in ("GPU", "CPU")))
     if not ratios:
         return None, "there was no GPU."
@@ -200,7 +200,7 @@ def _slower(rows: pd.DataFrame) -> Found:
     return agrees, f"its time relative to that on the CPU is {_shown(ratios)}."
 
 
-def _less_stable(rows: pd.DataFrame) -> Found:
+def _less_stable(rows: pd.DataFrame) -> Answer:
     ratios = _over(rows, ERROR, *({"method": "solve", "matrix": "N", "where": where} for where in ("GPU", "CPU")))
     if not ratios:
         return None, "there was no GPU."
@@ -208,7 +208,7 @@ def _less_stable(rows: pd.DataFrame) -> Found:
     return agrees, f"its error on N relative to that on the CPU is {_shown(ratios)}."
 
 
-def _faster(where: str, rows: pd.DataFrame) -> Found:
+def _faster(where: str, rows: pd.DataFrame) -> Answer:
     ratios = each(rows, RATIO, where=where, method="svd")
     if not ratios:
         return None, f"there was no {where}."
@@ -216,7 +216,7 @@ def _faster(where: str, rows: pd.DataFrame) -> Found:
     return agrees, f"the time of svd relative to theirs is {_shown({row.m: row.value for row in ratios})}."
 
 
-def _division(method: str, rows: pd.DataFrame) -> Found:
+def _division(method: str, rows: pd.DataFrame) -> Answer:
     ours, theirs = ({"method": name, "where": "CPU", "matrix": "N"} for name in (method, "iterations"))
     ratios = _over(rows, GRADIENT, ours, theirs)
     if not ratios:

@@ -51,7 +51,7 @@ from nystrom_papers.studies.approximation.landmark_errors import (
 from nystrom_papers.studies.approximation.real_heads.pictures import read_pictures, save_pictures
 from nystrom_papers.studies.approximation.real_heads.recorded import LENGTH, WEIGHTS, LayerHeads, RealHeads, find_heads
 from nystrom_papers.studies.approximation.real_heads.selection import framed_over_layers
-from nystrom_papers.studies.reproduce.declared import Cells, Claim, Found, Lines, Pivot, declare, each, only
+from nystrom_papers.studies.reproduce.declared import Answer, Cells, Claim, Lines, Pivot, declare, each, only
 from nystrom_papers.studies.reproduce.known import Known, holds_for_share, mean_of, quartiles_of, share_in, unanimous
 from nystrom_papers.studies.reproduce.study import Figures, Plan, Setting, part
 
@@ -118,8 +118,8 @@ def _draw(folder: Path, columns: Mapping[str, str], title: str) -> Figures:
     columns = {"exact": "softmax matrix", **columns}
     captions = {
         (line, name): f"error {float(value):.2f}"
-        for line, found in lines.items()
-        for key, value in found.items()
+        for line, arrays in lines.items()
+        for key, value in arrays.items()
         if (name := key.removeprefix("error of ")) != key
     }
     return {"": draw_maps(lines, columns=columns, captions=captions, bar=_BAR, title=title)}
@@ -156,7 +156,7 @@ def _against(method: str, rows: pd.DataFrame) -> tuple[list[Known], str]:
     return [mean_of(a).over(mean_of(b)) for a, b in zip(ours, others, strict=True)], shown
 
 
-def _outperform(rows: pd.DataFrame) -> Found:
+def _outperform(rows: pd.DataFrame) -> Answer:
     ratios, shown = _against("nystrom-uniform", rows)
     nearer = _mean(rows, NEARER, "nystrom", _CHOSEN)
     better = [None if (above := ratio.above()) is None else not above for ratio in ratios]
@@ -165,12 +165,12 @@ def _outperform(rows: pd.DataFrame) -> Found:
     )
 
 
-def _compare(rows: pd.DataFrame) -> Found:
+def _compare(rows: pd.DataFrame) -> Answer:
     ratios, shown = _against("nystrom-kmeans", rows)
     return unanimous(ratio.within(most=_FAVORABLY) for ratio in ratios), f"mean relative error {shown}."
 
 
-def _choosing(rows: pd.DataFrame) -> Found:
+def _choosing(rows: pd.DataFrame) -> Answer:
     means, kmeans = (
         {(row.n, row.m): row for row in each(rows, CHOOSING, method=method)} for method in ("nystrom", "nystrom-kmeans")
     )
@@ -180,21 +180,21 @@ def _choosing(rows: pd.DataFrame) -> Found:
     )
 
 
-def _more_is_better(rows: pd.DataFrame) -> Found:
+def _more_is_better(rows: pd.DataFrame) -> Answer:
     matrix, output = ([_mean(rows, quantity, "nystrom", m) for m in _PICTURED] for quantity in (MATRIX, OUTPUT))
     return holds_for_share(
         mean_of(few).over(mean_of(many)).above() for of in (matrix, output) for few, many in pairwise(of)
     ), (f"mean relative error of the matrix {_listed(matrix)}, of the output {_listed(output)} with 16, 64, 256.")
 
 
-def _more_takes_longer(rows: pd.DataFrame) -> Found:
+def _more_takes_longer(rows: pd.DataFrame) -> Answer:
     times = sorted(each(rows, ATTENTION, method="nystrom", m=_PICTURED), key=lambda row: (row.n, row.m))
     return holds_for_share(quartiles_of(many).over(quartiles_of(few)).above() for few, many in pairwise(times)), (
         f"attention takes {_listed(times)} ms with 16, 64 and 256."
     )
 
 
-def _enough(rows: pd.DataFrame) -> Found:
+def _enough(rows: pd.DataFrame) -> Answer:
     good = _mean(rows, GOOD, "nystrom", 64)
     return share_in(good).within(least=0.5), (
         f"the relative error of the output is at most 0.1 in {good.value:.0%} of {good.repeats} heads."

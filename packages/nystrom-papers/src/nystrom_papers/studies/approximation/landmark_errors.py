@@ -48,19 +48,19 @@ def error_rows(heads: LayerHeads, numbers: Sequence[int], inverses: Sequence[str
     n, norms = s.shape[-1], _norms(s, s @ heads.v)
     for m in numbers:
         for kind in inverses:
-            found: dict[str, Tensor] = {}
+            by_method: dict[str, Tensor] = {}
             for method, maps in approximations(heads, s, m, INVERSES[kind], draws).items():
                 errors: list[list[Tensor]] = []
                 for approximate in maps:
                     gap = approximate - s
                     sizes = _norms(gap, gap @ heads.v)
                     errors.append([size / norm for size, norm in zip(sizes, norms, strict=True)])
-                found[method] = torch.stack([torch.stack(each) for each in errors], dim=1)
+                by_method[method] = torch.stack([torch.stack(each) for each in errors], dim=1)
             facts = {**heads.facts, "inverse": kind}
-            for method, (matrix, spectral, output) in found.items():
+            for method, (matrix, spectral, output) in by_method.items():
                 drawn = 0 if method in ("nystrom-uniform", "nystrom-columns") else None
                 good = (output.mean(dim=0) <= _GOOD).double()
-                nearer = (matrix.mean(dim=0) < found["nystrom-uniform"][0].mean(dim=0)).double()
+                nearer = (matrix.mean(dim=0) < by_method["nystrom-uniform"][0].mean(dim=0)).double()
                 for quantity, values in (
                     (MATRIX, matrix), (SPECTRAL, spectral), (OUTPUT, output), (NEARER, nearer), (GOOD, good)
                 ):  # fmt: skip

@@ -33,9 +33,9 @@ from nystrom_papers.studies.approximation.real_heads.selection import framed_ove
 from nystrom_papers.studies.matrices.spectra import condition_number, effective_rank
 from nystrom_papers.studies.reproduce.declared import (
     LONGEST,
+    Answer,
     Cells,
     Claim,
-    Found,
     Lines,
     Pivot,
     Rule,
@@ -115,7 +115,7 @@ def _within(
 ) -> Rule:
     """The mean over heads lies between two limits, for both kinds of weights, at the longest n."""
 
-    def decide(rows: pd.DataFrame) -> Found:
+    def decide(rows: pd.DataFrame) -> Answer:
         n = rows["n"].max()
         means = each(rows, quantity, method=method, n=n, m=m)
         shown = ", ".join(f"{mean.value:.4g} ({mean.weights})" for mean in means) or "not known"
@@ -125,7 +125,7 @@ def _within(
     return decide
 
 
-def _similar(rows: pd.DataFrame) -> Found:
+def _similar(rows: pd.DataFrame) -> Answer:
     n = rows["n"].max()
     ranks = {w: [only(rows, RANK, method=x, weights=w, n=n) for x in ("softmax", "kernelized")] for w in _WEIGHTS}
     shown = ", ".join(f"{ours.value:.3g} and {kernel.value:.3g} ({w})" for w, (ours, kernel) in ranks.items())
@@ -133,7 +133,7 @@ def _similar(rows: pd.DataFrame) -> Found:
     return holds_for_share(near), f"the effective ranks of softmax and Gaussian scores are {shown} at n = {n}."
 
 
-def _better(weights: str, rows: pd.DataFrame) -> Found:
+def _better(weights: str, rows: pd.DataFrame) -> Answer:
     known = each(rows, BETTER, method="kernelized", weights=weights)
     count, better = sum(row.repeats for row in known), sum(row.value * row.repeats for row in known)
     if not count:

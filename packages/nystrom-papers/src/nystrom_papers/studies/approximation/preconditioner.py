@@ -28,7 +28,7 @@ from nystrom.attention.methods.skyformer import kernel_of_landmarks, mixed_landm
 from nystrom.landmarks import draw
 from nystrom_lab.measure.rows import Row
 from nystrom_papers.studies.approximation.real_heads.recorded import WEIGHTS, LayerHeads, RealHeads, find_heads
-from nystrom_papers.studies.reproduce.declared import Cells, Claim, Found, Lines, NotMeasured, Pivot, declare, each
+from nystrom_papers.studies.reproduce.declared import Answer, Cells, Claim, Lines, NotMeasured, Pivot, declare, each
 from nystrom_papers.studies.reproduce.encoders import Weights
 from nystrom_papers.studies.reproduce.spread import spread_row
 from nystrom_papers.studies.reproduce.study import Plan, Setting, part
@@ -88,12 +88,12 @@ def singular_rows(kernels: Float[Tensor, "t m m"], landmarks: str) -> Iterable[R
         n, d = scaled(kernels, gamma)
         values = torch.linalg.svdvals(n)
         norm = torch.linalg.matrix_norm(torch.eye(m, dtype=n.dtype) - n, ord=2)
-        found = {LARGEST: values[:, 0] - 1, SMALLEST: values[:, -1], BOUND: gamma / d.amax(-1), NORM: 1 - norm}
+        quantities = {LARGEST: values[:, 0] - 1, SMALLEST: values[:, -1], BOUND: gamma / d.amax(-1), NORM: 1 - norm}
         facts = {"landmarks": landmarks, "ridge": gamma}
-        for quantity, of in found.items():
+        for quantity, of in quantities.items():
             for name, value in (("", of), (_LEAST, of.min()[None]), (_MOST, of.max()[None])):
                 yield spread_row(name + quantity, "N", value, m=m, facts=facts, dtype="float64", median=True)
-        ratio = (values[:, -1] / found[BOUND]).min()[None]
+        ratio = (values[:, -1] / quantities[BOUND]).min()[None]
         yield spread_row(_RATIO, "N", ratio, m=m, facts=facts, dtype="float64")
 
 
@@ -107,13 +107,13 @@ def _largest(rows: pd.DataFrame) -> str:
 
 
 def _all(rows: pd.DataFrame, *quantities: str) -> list[list[Any]]:
-    found = [each(rows, quantity) for quantity in quantities]
-    if not all(found):
+    groups = [each(rows, quantity) for quantity in quantities]
+    if not all(groups):
         raise NotMeasured("some rows are missing.")
-    return found
+    return groups
 
 
-def _as_printed(rows: pd.DataFrame) -> Found:
+def _as_printed(rows: pd.DataFrame) -> Answer:
     high, smallest = _all(rows, _MOST + LARGEST, _LEAST + SMALLEST)
     touched = any(row.value >= -_rounding(row) for row in high)
     positive = all(row.value > _rounding(row) for row in smallest)
@@ -121,7 +121,7 @@ def _as_printed(rows: pd.DataFrame) -> Found:
     return False if touched else True if positive else None, f"{_largest(rows)} {least:.2g}."
 
 
-def _sharp(rows: pd.DataFrame) -> Found:
+def _sharp(rows: pd.DataFrame) -> Answer:
     ratios, bounds, low, high = _all(rows, _RATIO, _LEAST + BOUND, _LEAST + LARGEST, _MOST + LARGEST)
     is_one = all(abs(row.value) <= _rounding(row) for row in (*low, *high))
     bounded = all(r.value >= 1 - _rounding(b) / b.value for r, b in zip(ratios, bounds, strict=True))
@@ -131,7 +131,7 @@ def _sharp(rows: pd.DataFrame) -> Found:
     )
 
 
-def _norm(rows: pd.DataFrame) -> Found:
+def _norm(rows: pd.DataFrame) -> Answer:
     (norms,) = _all(rows, _LEAST + NORM)
     above, beyond = (all(row.value > sign * _rounding(row) for row in norms) for sign in (1, -1))
     return True if above else None if beyond else False, (

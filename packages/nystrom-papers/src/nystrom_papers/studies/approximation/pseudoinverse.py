@@ -7,7 +7,7 @@ converges to the Moore-Penrose inverse $A^+$ of a softmax matrix of landmarks.
 texts; for shares they hold means. `method` names the start value: "paper", or that of the authors' code over a batch
 ("authors") or over the heads of one sequence ("sequence"). "ridge" inverts with a ridge and needs no iteration.
 
-Fig. 4 shows six of these heads, with the distance below each. Its claim is the first of Fig. 3.
+Fig. 4 shows six of these heads, with the distance below each. The claim is the first of Fig. 3.
 
 Source: Xiong et al. (2021), arXiv:2102.03902, Lemma 1; its supplement, (B), Fig. 3 and 4, without numbers.
 """
@@ -45,7 +45,7 @@ from nystrom_papers.studies.approximation.convergence import (
 from nystrom_papers.studies.approximation.real_heads.pictures import read_pictures, save_pictures
 from nystrom_papers.studies.approximation.real_heads.recorded import WEIGHTS, RealHeads, find_heads
 from nystrom_papers.studies.matrices.spectra import condition_number
-from nystrom_papers.studies.reproduce.declared import Cells, Claim, Found, Lines, Pivot, column, declare, each, only
+from nystrom_papers.studies.reproduce.declared import Answer, Cells, Claim, Lines, Pivot, column, declare, each, only
 from nystrom_papers.studies.reproduce.encoders import Weights
 from nystrom_papers.studies.reproduce.known import Known, holds_for_share, share_in
 from nystrom_papers.studies.reproduce.spread import spread_row
@@ -108,10 +108,10 @@ def _measure_shown(real: RealHeads, folder: Path) -> Iterable[Row]:
 def _shown_maps(folder: Path) -> tuple[dict[str, dict[str, np.ndarray]], dict[str, dict[str, float]]]:
     """The inverses of each head, relative to the largest entry of the true inverse, and the numbers of each head."""
     lines, numbers = {}, {}
-    for line, found in read_pictures(folder).items():
-        largest = float(np.abs(found["true"]).max())
-        lines[line] = {name: values / largest for name, values in found.items() if values.ndim == 2}
-        numbers[line] = {name: float(value) for name, value in found.items() if value.ndim == 0}
+    for line, arrays in read_pictures(folder).items():
+        largest = float(np.abs(arrays["true"]).max())
+        lines[line] = {name: values / largest for name, values in arrays.items() if values.ndim == 2}
+        numbers[line] = {name: float(value) for name, value in arrays.items() if value.ndim == 0}
     return lines, numbers
 
 
@@ -152,7 +152,7 @@ def _draw_six(rows: pd.DataFrame, folder: Path) -> Figures:
     return _draw_inverses({"6": "6 iterations"}, title, folder, all_heads=True)
 
 
-def _six_are_enough(rows: pd.DataFrame) -> Found:
+def _six_are_enough(rows: pd.DataFrame) -> Answer:
     of = {"weights": "pretrained", "m": SHOWN, "dtype": "float64"}
     after = {**of, "method": "paper", "k": str(ITERATIONS)}
     share, rest = only(rows, NEAR, **after), only(rows, RESIDUAL, **after)
@@ -174,7 +174,7 @@ def _paper(rows: pd.DataFrame, quantity: str, dtype: str = "float64", **where: s
     return each(rows, quantity, weights="pretrained", method="paper", dtype=dtype, **where)
 
 
-def _third_order(rows: pd.DataFrame) -> Found:
+def _third_order(rows: pd.DataFrame) -> Answer:
     cubed, orders = (_paper(rows, quantity) for quantity in (CUBED, ORDER))
     if not cubed or not orders:
         return None, "no head came near enough to the pseudoinverse to see an order."
@@ -186,7 +186,7 @@ def _third_order(rows: pd.DataFrame) -> Found:
     )
 
 
-def _start(rows: pd.DataFrame) -> Found:
+def _start(rows: pd.DataFrame) -> Answer:
     regular, starts, coarse = (
         _paper(rows, quantity, dtype)
         for quantity, dtype in ((REGULAR, "float64"), (STARTS_BELOW, "float64"), (STARTS_BELOW, "float32"))

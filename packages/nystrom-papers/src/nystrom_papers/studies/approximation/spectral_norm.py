@@ -9,7 +9,7 @@ informer, the landmarks of nystrom, and what the figure calls "Skyformer", in tw
 
 - "skyformer-printed" is eq. 4-6 as printed, in float64: d landmarks drawn independently and uniformly from the 2n
   queries and keys (Definition 1), the Moore-Penrose inverse, no ridge, and then
-  $\tilde D = \mathrm{diag}(\tilde A \mathbf 1)$, whatever its sign;
+  $\tilde D = \mathrm{diag}(\tilde A \mathbf 1)$, regardless of its sign;
 - "skyformer_softmax" is the method of this library, in float32: landmarks spread evenly over the segments, a ridge of
   0.1, six iterations for the inverse, and a result that is kept within the range of the values.
 
@@ -50,7 +50,7 @@ from nystrom_lab.report.table import Table
 from nystrom_papers.report.summary import OURS
 from nystrom_papers.studies.matrices.dense_nystrom import nystrom_columns_and_rows, nystrom_off_diagonal
 from nystrom_papers.studies.matrices.spectra import spectral_norm
-from nystrom_papers.studies.reproduce.declared import Cells, Claim, Found, Lines, Pivot, declare, each, select
+from nystrom_papers.studies.reproduce.declared import Answer, Cells, Claim, Lines, Pivot, declare, each, select
 from nystrom_papers.studies.reproduce.encoders import Encoder, Recording, Weights, find_encoder, instead_of_bert_base
 from nystrom_papers.studies.reproduce.known import UNKNOWN, Known, holds_for_share, quartiles_of, share_in
 from nystrom_papers.studies.reproduce.spread import spread_row
@@ -160,8 +160,8 @@ def printed_form(
 
     $\tilde D^{-1} \tilde A V$ with $\tilde A = \mathrm{SM}(Q, L)\, \mathrm{SM}(L, L)^+\, \mathrm{SM}(L, K)$ and
     $\tilde D = \mathrm{diag}(\tilde A \mathbf 1)$. By Lemma 1 the exponentials are Gaussians times a factor for each
-    token. The factors of the landmarks cancel against the inverse, and those of the queries against $\tilde D$. Those
-    of the keys are taken relative to the largest, so that nothing overflows.
+    token. The factors of the landmarks cancel against the inverse, and those of the queries against $\tilde D$. The
+    factors of the keys are taken relative to the largest, so that nothing overflows.
 
     Args:
         q: Queries.
@@ -220,7 +220,7 @@ def _gains(rows: pd.DataFrame, method: str) -> tuple[list[Known], str]:
     return [quartiles_of(gains[at]) if at in gains else UNKNOWN for at in _panels(rows, _RELATIVE)], shown
 
 
-def _form_gains(form: str, rows: pd.DataFrame) -> Found:
+def _form_gains(form: str, rows: pd.DataFrame) -> Answer:
     gains, shown = _gains(rows, form)
     return holds_for_share(gain.within(least=_GAINED) for gain in gains), (
         f"from the fewest to the most features the error of the median head falls by a factor of {shown}, depending on "
@@ -228,19 +228,19 @@ def _form_gains(form: str, rows: pd.DataFrame) -> Found:
     )
 
 
-def _others_do_not(rows: pd.DataFrame) -> Found:
+def _others_do_not(rows: pd.DataFrame) -> Answer:
     gains = {method: _gains(rows, method) for method in _RIVALS}
     shown = ", ".join(f"{words} ({method})" for method, (_, words) in gains.items())
     answers = [gain.within(most=_GAINED) for of, _ in gains.values() for gain in of]
     return holds_for_share(answers), f"the error of the median head falls by a factor of {shown}."
 
 
-def _smallest(form: str, rows: pd.DataFrame) -> Found:
-    found = each(rows, _BEST, method=form)
-    answers = [share_in(row).above(0.5) for row in found]
+def _smallest(form: str, rows: pd.DataFrame) -> Answer:
+    best = each(rows, _BEST, method=form)
+    answers = [share_in(row).above(0.5) for row in best]
     missing = [None] * len(set(_panels(rows, _RELATIVE)) - set(_panels(rows, _BEST)))
     return holds_for_share([*answers, *missing], 0.9), (
-        f"its error is the smallest in most heads in {sum(row.value > 0.5 for row in found)} of {len(found)} cells, "
+        f"its error is the smallest in most heads in {sum(row.value > 0.5 for row in best)} of {len(best)} cells, "
         f"beyond doubt in {answers.count(True)}."
     )
 

@@ -41,7 +41,7 @@ from nystrom_lab.measure.rows import Row
 from nystrom_papers.studies.approximation.draw_errors import measure_draws, needed_draws, rounding
 from nystrom_papers.studies.matrices.dense_nystrom import complete
 from nystrom_papers.studies.matrices.spectra import leverage_scores, spectral_norm, statistical_dimension
-from nystrom_papers.studies.reproduce.declared import Cells, Claim, Found, Lines, NotMeasured, Pivot, declare, each
+from nystrom_papers.studies.reproduce.declared import Answer, Cells, Claim, Lines, NotMeasured, Pivot, declare, each
 from nystrom_papers.studies.reproduce.encoders import Encoder, Weights, find_encoder
 from nystrom_papers.studies.reproduce.known import Known, holds_for_share, mean_of, roughly, share_of
 from nystrom_papers.studies.reproduce.spread import spread_row
@@ -146,11 +146,11 @@ def head_rows(
             note=f"more than {columns[-1]} draws" if value is None else "",
         )  # fmt: skip
 
-    broken, found = 0, {}
+    broken, by_method = 0, {}
     shares = {"uniform": torch.ones(2 * n, dtype=q.dtype)} | ({"leverage": scores[SCORED]} if leverage else {})
     for method, of in shares.items():
-        found[method] = [measure_draws(completion, partial(drawn, of, m), draws=draws, seed=0) for m in columns]
-        for m, (block, whole, least) in zip(columns, found[method], strict=True):
+        by_method[method] = [measure_draws(completion, partial(drawn, of, m), draws=draws, seed=0) for m in columns]
+        for m, (block, whole, least) in zip(columns, by_method[method], strict=True):
             yield spread_row(ERROR, method, block / norm, n=n, m=m, facts=facts, dtype="float64", seed=0)
             yield row(TENTH, method, block.quantile(1 - DELTA).item() / norm, m, repeats=draws)
             yield row(WHOLE_TENTH, method, whole.quantile(1 - DELTA).item() / norm, m, repeats=draws)
@@ -160,13 +160,13 @@ def head_rows(
                 yield row(ABOVE, method, (block > eps * norm).double().mean().item(), m, eps, draws)
                 yield row(ORDERED, method, ordered.double().mean().item(), m, eps, draws)
                 broken += (ordered & (block > eps * norm + slack)).sum().item()
-    yield row(BROKEN, "all", broken, repeats=draws * len(columns) * len(found))
+    yield row(BROKEN, "all", broken, repeats=draws * len(columns) * len(by_method))
     for eps in EPSILONS:
         dimension, most = scores[eps].sum().item(), scores[eps].amax().item()
         yield row(DIMENSION, "gaussian", dimension, eps=eps)
         yield row(BETA, "gaussian", dimension / (2 * n * most), eps=eps)
         yield row(BOUND, "gaussian", 2 * n * most * math.log(n / DELTA), eps=eps)
-        for method, errors in found.items():
+        for method, errors in by_method.items():
             needed = needed_draws(columns, [each.block for each in errors], eps * norm, DELTA)
             yield row(NEEDED, method, needed, eps=eps, repeats=draws)
             needed = needed_draws(columns, [each.whole for each in errors], eps * norm, DELTA)
@@ -204,7 +204,7 @@ def _kernels(encoder: Encoder, weights: Weights, layers: Sequence[int], extent: 
             yield spread_row(ERROR, name, block / norm, n=extent.n, m=m, facts=facts, dtype="float64", seed=0)
 
 
-def _chain(rows: pd.DataFrame) -> Found:
+def _chain(rows: pd.DataFrame) -> Answer:
     counts = each(rows, BROKEN)
     broken, draws = sum(row.value for row in counts), sum(row.repeats for row in counts)
     return broken == 0 if counts else None, f"{broken:.0f} breaches in {draws} draws."
@@ -219,12 +219,12 @@ def _head_of(row: Any) -> tuple[str, ...]:
     return row.weights, row.layer, row.head
 
 
-def _constant(rows: pd.DataFrame) -> Found:
+def _constant(rows: pd.DataFrame) -> Answer:
     bounds, needed = _by_head(rows, BOUND, "gaussian"), _by_head(rows, NEEDED_ORDER, "uniform")
     measured = max((row.m for row in each(rows, ORDERED)), default=0)
     ratios = {cell: d / bounds[cell] for cell, d in needed.items() if cell in bounds}
-    found = [ratio for ratio in ratios.values() if not math.isnan(ratio)]
-    if not found:
+    finite = [ratio for ratio in ratios.values() if not math.isnan(ratio)]
+    if not finite:
         return None, "no number of draws that was measured is enough for the order."
     # A number that was not found is above the largest measured one, and so refutes a bound that is below that.
     answers = [
@@ -233,12 +233,12 @@ def _constant(rows: pd.DataFrame) -> Found:
         if not math.isnan(ratio) or roughly(bounds[cell]).high <= measured
     ]
     return False if False in answers else True if answers.count(True) > len(ratios) / 2 else None, (
-        f"the bound is {1 / max(found):.1f} to {1 / min(found):.0f} times the draws that are needed, where "
-        f"{len(found)} of {len(ratios)} were found."
+        f"the bound is {1 / max(finite):.1f} to {1 / min(finite):.0f} times the draws that are needed, where "
+        f"{len(finite)} of {len(ratios)} were found."
     )
 
 
-def _growth(rows: pd.DataFrame) -> Found:
+def _growth(rows: pd.DataFrame) -> Answer:
     needed, dimension = _by_head(rows, NEEDED_ORDER, "uniform"), _by_head(rows, DIMENSION, "gaussian")
     concordant = []
     for a, b in combinations([cell for cell in needed if cell in dimension], 2):
@@ -255,16 +255,16 @@ def _growth(rows: pd.DataFrame) -> Found:
 
 def _lengths_of(rows: pd.DataFrame, **where: str) -> list[dict[int, float]]:
     """Statistical dimensions over n of each head, at the middle epsilon."""
-    found: dict[tuple[str, ...], dict[int, float]] = {}
+    by_head: dict[tuple[str, ...], dict[int, float]] = {}
     for row in each(rows, DIMENSION, method="lengths", eps=str(SCORED), **where):
-        found.setdefault(_head_of(row), {})[row.n] = row.value
-    heads = [of for of in found.values() if len(of) > 1]
+        by_head.setdefault(_head_of(row), {})[row.n] = row.value
+    heads = [of for of in by_head.values() if len(of) > 1]
     if not heads:
         raise NotMeasured("fewer than two lengths were measured.")
     return heads
 
 
-def _short_sequences(rows: pd.DataFrame) -> Found:
+def _short_sequences(rows: pd.DataFrame) -> Answer:
     shares = [{n: value / n for n, value in of.items()} for of in _lengths_of(rows)]
     first, last = [of[min(of)] for of in shares], [of[max(of)] for of in shares]
     falls = [roughly(a / b).above() for a, b in zip(first, last, strict=True)]
@@ -275,7 +275,7 @@ def _short_sequences(rows: pd.DataFrame) -> Found:
     )
 
 
-def _polylogarithmic(weights: str, rows: pd.DataFrame) -> Found:
+def _polylogarithmic(weights: str, rows: pd.DataFrame) -> Answer:
     heads = _lengths_of(rows, weights=weights)
     *_, before, last = sorted(heads[0])
     allowed = (math.log(last) / math.log(before)) ** 2
@@ -286,7 +286,7 @@ def _polylogarithmic(weights: str, rows: pd.DataFrame) -> Found:
     )
 
 
-def _any_kernel(rows: pd.DataFrame) -> Found:
+def _any_kernel(rows: pd.DataFrame) -> Answer:
     falls = {}
     for kernel in KERNELS:
         numbers = {row.m for row in each(rows, ERROR, method=kernel)}

@@ -1,1 +1,1 @@
-"""What the runs of `nystrom lra run` say beside the papers' tables."""
+"""Runs of `nystrom lra run` beside the papers' tables."""

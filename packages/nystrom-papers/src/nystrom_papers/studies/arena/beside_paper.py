@@ -1,4 +1,4 @@
-"""What trained runs of the Long Range Arena are, beside what a paper's table or figure was measured with."""
+"""Trained runs of the Long Range Arena beside the settings of a paper's table or figure."""
 
 from collections.abc import Collection, Sequence
 from typing import NamedTuple
@@ -22,7 +22,7 @@ class Ran(NamedTuple):
 
 
 def what_ran(runs: Sequence[Ran], preset: str, methods: Collection[str]) -> str:
-    """What was run of a paper's tasks, steps, positions and methods, in a few words."""
+    """The part of a paper's tasks, steps, positions and methods that was run, in a few words."""
     said = []
     for task, of in dict.fromkeys((run.task, run.preset) for run in runs):
         here, paper = [run for run in runs if (run.task, run.preset) == (task, of)], PRESETS[task, preset]

@@ -10,8 +10,8 @@ The standard error of an accuracy over s seeds of N test samples is the binomial
 three seeds on, that of their mean, if it is larger. A method is above another if the difference is more than two
 standard errors of the difference. A claim on an average needs all five tasks.
 
-The guess without a model is the largest share that can be told from the number of classes, taken to be of equal size,
-or, on ListOps, from the first operator. Where softmax attention is not above the guess by two standard errors, it has
+The guess without a model is the largest share that follows from the number of classes, taken to be of equal size,
+or, on ListOps, from the first operator. If softmax attention is not above the guess by two standard errors, it has
 not learned the task, and no comparison with it is decided.
 
 Source: Xiong et al. (2021), arXiv:2102.03902, Table 3; Chen et al. (2021), arXiv:2111.00035, Table 1.
@@ -37,7 +37,7 @@ from nystrom_papers.report.lra.runs import FIRST_OPERATOR, Accuracy, lra_cells, 
 from nystrom_papers.report.lra.tables import lra_lines
 from nystrom_papers.report.printed import LRA_TASKS, NYSTROMFORMER_TABLE_3, SKYFORMER_TABLE_1
 from nystrom_papers.studies.arena.beside_paper import Ran, differs_from_paper, what_ran
-from nystrom_papers.studies.reproduce.declared import Claim, Found, declare, frame_of, select
+from nystrom_papers.studies.reproduce.declared import Answer, Claim, declare, frame_of, select
 from nystrom_papers.studies.reproduce.known import estimate, holds_for_share, is_competitive
 from nystrom_papers.studies.reproduce.study import Figures, Part, Plan, Setting, Study
 
@@ -75,16 +75,16 @@ def _finished(runs: Path) -> dict[str, list[Row]]:
     Raises:
         ValueError: There is no finished run.
     """
-    found = {}
+    by_run = {}
     for path in sorted(runs.glob("*/run.json")):
         run = RunFolder(path.parent)
         if run.is_finished and (rows := [row for row in read_rows(run.rows) if _is_read(row)]):
-            found[path.parent.name] = rows
-    if not found:
+            by_run[path.parent.name] = rows
+    if not by_run:
         raise ValueError(
             f"--runs {runs} holds no finished run of the Long Range Arena: make some with nystrom lra run."
         )
-    return found
+    return by_run
 
 
 def _is_read(row: Row) -> bool:
@@ -114,15 +114,15 @@ def _cells(rows: Iterable[Row], preset: str) -> _Cells:
     the most tasks, then the most seeds; among equals, the first. Runs whose rows do not say their preset are left out.
     """
     lines = {line: tasks for line, tasks in lra_cells(list(rows)).items() if line.preset}
-    found: dict[tuple[str, str], tuple[str, Accuracy]] = {}
+    cells: dict[tuple[str, str], tuple[str, Accuracy]] = {}
     for task in LRA_TASKS:
         here = [line for line, tasks in lines.items() if task in tasks]
         counts = Counter(of for of, _ in {(line.preset, line.base) for line in here})
         chosen = max((line.preset for line in here), key=lambda of: (of == preset, counts[of]), default="")
         sizes = [line for line in here if line.preset == chosen]
         for line in sorted(sizes, key=lambda line: (-len(lines[line]), -lines[line][task].seeds)):
-            found.setdefault((task, line.base), (line.preset, lines[line][task]))
-    return found
+            cells.setdefault((task, line.base), (line.preset, lines[line][task]))
+    return cells
 
 
 def _ran(cells: _Cells) -> list[Ran]:
@@ -168,31 +168,31 @@ def _not_learned(cells: _Cells, frame: pd.DataFrame) -> list[str]:
     return [task for task, cell in exact.items() if cell.mean - 2 * _standard_error(cell) <= 100 * guesses[task]]
 
 
-def _above(preset: str, ours: str, others: Sequence[str], frame: pd.DataFrame) -> Found:
+def _above(preset: str, ours: str, others: Sequence[str], frame: pd.DataFrame) -> Answer:
     """Whether an average is above others: False if it is below one, None if a difference is within its error."""
     cells = _cells(frame["row"], preset)
-    found = {other: _difference(cells, ours, other) for other in others}
+    differences = {other: _difference(cells, ours, other) for other in others}
     said = ", ".join(
         f"{other} was not measured beside it" if each is None
         else f"{each[0]:+.1f} ± {each[1]:.1f} beside {other} ({len(each[2])} of {len(LRA_TASKS)} tasks)"
-        for other, each in found.items()
+        for other, each in differences.items()
     )  # fmt: skip
     sides = [
         None if each is None or len(each[2]) < len(LRA_TASKS) else estimate(each[0], each[1]).above(0)
-        for each in found.values()
+        for each in differences.values()
     ]
     idle = _not_learned(cells, frame) if EXACT in others else []
     return None if idle else holds_for_share(sides), f"{ours}: {said}.{_at_guess(idle)}"
 
 
-def _on_par(frame: pd.DataFrame) -> Found:
+def _on_par(frame: pd.DataFrame) -> Answer:
     cells = _cells(frame["row"], "nystromformer")
     idle = _not_learned(cells, frame)
-    found = {
+    differences = {
         task: _difference({key: cell for key, cell in cells.items() if key[0] == task}, "nystrom", EXACT)
         for task in LRA_TASKS
     }
-    gaps = {task: each for task, each in found.items() if each is not None}
+    gaps = {task: each for task, each in differences.items() if each is not None}
     if not gaps:
         return None, "not measured on one task."
     said = ", ".join(f"{task} {gap:+.1f} ± {error:.1f}" for task, (gap, error, _) in gaps.items())

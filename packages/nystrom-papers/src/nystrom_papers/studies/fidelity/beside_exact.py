@@ -21,9 +21,9 @@ PASSES = {"forward": "forward time", "both": "training time"}
 _CPU = torch.device("cpu")
 
 
-def relative_error(found: Float[Tensor, "b h n e"], exact: Float[Tensor, "b h n e"]) -> Float[Tensor, "b h"]:
+def relative_error(approximate: Float[Tensor, "b h n e"], exact: Float[Tensor, "b h n e"]) -> Float[Tensor, "b h"]:
     r"""$\|\tilde Y - Y\|_F / \|Y\|_F$ of each head's output."""
-    return (found - exact).flatten(2).norm(dim=2) / exact.flatten(2).norm(dim=2)
+    return (approximate - exact).flatten(2).norm(dim=2) / exact.flatten(2).norm(dim=2)
 
 
 def time_calls(
@@ -43,10 +43,10 @@ def time_calls(
     shared["device"] = device_name(device)
     taken = in_turns({name: partial(seconds, call, device) for name, call in calls.items()}, rounds)
     for name, each in taken.items():
-        found = zip(
+        measured = zip(
             quantities, (quartiles([1e3 * x for x in each]), ratios(each, taken[beside])), ("ms", ""), strict=True
         )
-        for quantity, (low, middle, high), unit in found:
+        for quantity, (low, middle, high), unit in measured:
             yield Row(
                 quantity=quantity, method=name, value=middle, low=low, high=high, unit=unit, repeats=len(each),
                 **shared,

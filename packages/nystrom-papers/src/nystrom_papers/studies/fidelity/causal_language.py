@@ -46,7 +46,7 @@ from nystrom_lab.measure.rows import Row
 from nystrom_lab.report.table import Table
 from nystrom_lab.training.run_progress import no_file_bars
 from nystrom_papers.studies.fidelity.beside_exact import PASSES, Attention, time_passes
-from nystrom_papers.studies.reproduce.declared import Cells, Claim, Found, Lines, Pivot, by, declare, each, only
+from nystrom_papers.studies.reproduce.declared import Answer, Cells, Claim, Lines, Pivot, by, declare, each, only
 from nystrom_papers.studies.reproduce.known import holds_for_share, quartiles_of
 from nystrom_papers.studies.reproduce.spread import difference_row, spread_row
 from nystrom_papers.studies.reproduce.study import Part, Plan, Setting, beside_none, in_words, part
@@ -257,9 +257,9 @@ def _of_documents(model: LlamaForCausalLM, name: str, documents: Tensor) -> Tens
 
 
 def _rows(losses: Mapping[str, Tensor], after: str, exact: Tensor) -> Iterable[Row]:
-    for name, found in losses.items():
+    for name, loss in losses.items():
         for first, last in pairwise(RANGES):
-            of_document = found[:, first:last].mean(dim=1)
+            of_document = loss[:, first:last].mean(dim=1)
             facts = {"first": first, "cache": None if name == EXACT else CACHE, "after": after}
             yield spread_row(LOSS, name, of_document, n=last, facts=facts, unit="nats")
             if name != EXACT:
@@ -300,8 +300,8 @@ def _recall() -> Iterable[Row]:
     for name, attend in (exact | ATTENTIONS).items():
         out = attend(q, k, v)[:, :, -1]
         similar = F.cosine_similarity(out[:, :, None], v, dim=-1)
-        found = (similar.argmax(dim=-1) == needle).double().mean().item()
-        yield Row(quantity=FOUND, method=name, value=found, n=NEEDLES, repeats=q.shape[1], facts={"d": 64}, seed=0)
+        share = (similar.argmax(dim=-1) == needle).double().mean().item()
+        yield Row(quantity=FOUND, method=name, value=share, n=NEEDLES, repeats=q.shape[1], facts={"d": 64}, seed=0)
 
 
 def needles(n: int, heads: int = 64) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -331,7 +331,7 @@ def _times(n: int) -> Iterable[Row]:
     yield from time_passes(calls, given, ROUNDS, beside=EXACT, what="exact", n=n, facts=facts, seed=0)
 
 
-# What the rows say.
+# Claims on the rows.
 
 
 def _by_position(after: str, title: str, rows: pd.DataFrame) -> list[Table]:
@@ -347,19 +347,19 @@ def _by_position(after: str, title: str, rows: pd.DataFrame) -> list[Table]:
 
 
 def _times_table(rows: pd.DataFrame) -> list[Table]:
-    found = by(rows, None, "quantity", "method", "n")
-    lengths = sorted({n for quantity, _, n in found if quantity == "forward time"})
+    cells = by(rows, None, "quantity", "method", "n")
+    lengths = sorted({n for quantity, _, n in cells if quantity == "forward time"})
     lines = [
         [name, what]
-        + [f"{found[time, name, n].value:,.0f} ({found[ratio, name, n].value:.2f})" for n in lengths]
+        + [f"{cells[time, name, n].value:,.0f} ({cells[ratio, name, n].value:.2f})" for n in lengths]
         for name in (EXACT, OURS, NOT_CAUSAL)
         for what, (time, ratio) in TIMES.items()
-        if lengths and all((time, name, n) in found for n in lengths)
+        if lengths and all((time, name, n) in cells for n in lengths)
     ]  # fmt: skip
     return [Table("ms (beside fused causal attention)", ["", "pass", *(f"n = {n:,}" for n in lengths)], lines, 2)]
 
 
-def _nearer(name: str, of_it: str, rows: pd.DataFrame) -> Found:
+def _nearer(name: str, of_it: str, rows: pd.DataFrame) -> Answer:
     """The other's loss is above ours; unknown where the model makes no use of the past."""
     last = {"n": RANGES[-1], "after": ""}
     itself, ours = (only(rows, MORE, method=method, **last) for method in (name, OURS))
@@ -371,13 +371,13 @@ def _nearer(name: str, of_it: str, rows: pd.DataFrame) -> Found:
     return quartiles_of(apart).above(0) if itself.low > 0 else None, numbers
 
 
-def _after_training(rows: pd.DataFrame) -> Found:
+def _after_training(rows: pd.DataFrame) -> Answer:
     row = only(rows, MORE, method=OURS, n=RANGES[-1], after=TRAINED)
     return quartiles_of(row).within(most=0.02), f"{row.value:.4f}, {row.low:.4f} to {row.high:.4f}."
 
 
-def _no_longer(rows: pd.DataFrame) -> Found:
-    """By the medians below 4,096 tokens, where it is exact, and beside near_far that is not causal."""
+def _no_longer(rows: pd.DataFrame) -> Answer:
+    """Compare the medians below 4,096 tokens, where it is exact, and those beside near_far that is not causal."""
     ratio = TIMES["forward"][1]
     ours, last = by(rows, ratio, "n", method=OURS), [only(rows, ratio, method=x, n=8192) for x in (OURS, NOT_CAUSAL)]
     beside = last[0].value / last[1].value
@@ -388,11 +388,11 @@ def _no_longer(rows: pd.DataFrame) -> Found:
     ), f"{said}; {beside:.2f} of near_far's that is not causal at 8,192."
 
 
-def _finds(rows: pd.DataFrame) -> Found:
-    found = {row.method: row.value for row in each(rows, FOUND)}
-    said = "; ".join(f"{name}: {share:.2f}" for name, share in found.items()) or "Not measured"
-    told = found.get(EXACT, 0.0) >= 0.9
-    return found[OURS] >= 0.9 and found[WINDOW] <= 0.1 if told else None, f"{said}."
+def _finds(rows: pd.DataFrame) -> Answer:
+    shares = {row.method: row.value for row in each(rows, FOUND)}
+    said = "; ".join(f"{name}: {share:.2f}" for name, share in shares.items()) or "Not measured"
+    told = shares.get(EXACT, 0.0) >= 0.9
+    return shares[OURS] >= 0.9 and shares[WINDOW] <= 0.1 if told else None, f"{said}."
 
 
 STUDIES = {

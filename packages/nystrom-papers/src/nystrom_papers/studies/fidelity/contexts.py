@@ -1,7 +1,7 @@
 r"""A context that is compressed once (`near_far_context`): error over the entries kept, and time of 100 questions.
 
 Queries, keys and values are those of an encoder on windows of running text, used as cross-attention: no token is near.
-Of n keys r entries are kept in one of three ways:
+r entries of n keys are kept in one of three ways:
 
 - "near_far": a sixth of the entries are heavy keys, the others are clusters;
 - "near_far, asked": the same, but a sample of 64 queries decides which keys are heavy;
@@ -82,12 +82,12 @@ def _measure_errors(encoder: Encoder, texts: int, folder: Path) -> Iterable[Row]
 def _measure_times(encoder: Encoder, rounds: int, folder: Path) -> Iterable[Row]:
     layer = encoder.layers // 2
     q, k, v = encoder.lengthened(LENGTH, folder).record(LENGTH, 1, (layer,))[layer]
-    asked, keep = q[:, :, :ASKED], torch.ones(1, LENGTH, dtype=torch.bool)
+    queries, keep = q[:, :, :ASKED], torch.ones(1, LENGTH, dtype=torch.bool)
 
     def questions(make: Callable[[], Callable[[Tensor], Tensor]]) -> None:
         ask = make()
         for _ in range(QUESTIONS):
-            ask(asked)
+            ask(queries)
 
     for entries in ENTRIES:
         sizes = sizes_of(entries)

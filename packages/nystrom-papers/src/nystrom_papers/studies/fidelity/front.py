@@ -5,8 +5,8 @@ r"""How close each method comes to exact attention on real queries, keys and val
   is stretched (`nystrom convert`). A row has the mean over layers, heads and texts, and the quartiles.
 - Time is that of a forward pass on the middle layer of one text, all methods in turn. Rows have the median and the
   quartiles over the rounds, and the ratio to fused exact attention within a round.
-- "rank 64" is the attention matrix truncated to its 64 largest singular values. Of all matrices of that rank it is the
-  nearest to the attention matrix; another one may still give a nearer output.
+- "rank 64" is the attention matrix truncated to its 64 largest singular values. No matrix of that rank is
+  nearer to the attention matrix; another one may still give a nearer output.
 - Linformer is left out: its projection has to be learned.
 """
 
@@ -26,7 +26,7 @@ from nystrom.attention.method_names import read_method, reformer_buckets, split_
 from nystrom_lab.measure.rows import Row
 from nystrom_lab.report.table import Table
 from nystrom_papers.studies.fidelity.beside_exact import ERROR, RATIO, TIME, relative_error, time_calls
-from nystrom_papers.studies.reproduce.declared import Cells, Claim, Found, Lines, Pivot, by, declare, only
+from nystrom_papers.studies.reproduce.declared import Answer, Cells, Claim, Lines, Pivot, by, declare, only
 from nystrom_papers.studies.reproduce.encoders import Encoder, Recording, find_encoder
 from nystrom_papers.studies.reproduce.known import holds_for_share, mean_of, quartiles_of
 from nystrom_papers.studies.reproduce.rules import all_ratios, all_within
@@ -118,7 +118,7 @@ def _equal(rows: pd.DataFrame) -> list[Table]:
     return [Table(title, ["n", "method", "ms", "error"], lines, 2)]
 
 
-def _half(rows: pd.DataFrame) -> Found:
+def _half(rows: pd.DataFrame) -> Answer:
     """Less than half the error of nystrom-256 in less time, at every length."""
     error = all_ratios(ERROR, mean_of, "n = {at}: {ratio:.2f} of its error", OURS, "nystrom-256", limit=0.5)(rows)
     time = all_ratios(TIME, quartiles_of, "{ratio:.2f} of its time", OURS, "nystrom-256", limit=1)(rows)
@@ -126,7 +126,7 @@ def _half(rows: pd.DataFrame) -> Found:
     return holds_for_share([error[0], time[0]]), f"{'; '.join(map(', '.join, parts))}."
 
 
-def _beside_cut(rows: pd.DataFrame) -> Found:
+def _beside_cut(rows: pd.DataFrame) -> Answer:
     ours, cut = (only(rows, ERROR, method=name, n=512) for name in (OURS, CUT))
     return mean_of(ours).over(mean_of(cut)).within(most=1), f"{ours.value:.3f} against {cut.value:.3f} at 512 tokens."
 

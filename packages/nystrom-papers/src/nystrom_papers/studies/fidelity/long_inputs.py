@@ -49,7 +49,7 @@ from nystrom_papers.studies.fidelity.beside_exact import (
     time_calls,
     time_passes,
 )
-from nystrom_papers.studies.reproduce.declared import Cells, Claim, Found, Pivot, by, declare, each
+from nystrom_papers.studies.reproduce.declared import Answer, Cells, Claim, Pivot, by, declare, each
 from nystrom_papers.studies.reproduce.encoders import Encoder, Recording, find_encoder
 from nystrom_papers.studies.reproduce.known import Known, holds_for_share, mean_of, quartiles_of, roughly
 from nystrom_papers.studies.reproduce.rules import all_within
@@ -210,20 +210,20 @@ def _hidden_known(row: Any) -> Known:
     return roughly(row.value, 0.05)
 
 
-def _positions(rows: pd.DataFrame) -> Found:
+def _positions(rows: pd.DataFrame) -> Answer:
     """Both errors at the lengths that both kinds of positions have."""
     nearer, said = [], []
     for quantity, known in ((ERROR, mean_of), (HIDDEN, _hidden_known)):
-        found = {how: dict(sorted(by(rows, quantity, "n", method=OURS, positions=how).items())) for how in _HOW}
+        curves = {how: dict(sorted(by(rows, quantity, "n", method=OURS, positions=how).items())) for how in _HOW}
         nearer += [
-            known(row).over(known(found["repeat"][n])).within(most=1)
-            for n, row in found["interpolate"].items()
-            if n in found["repeat"]
+            known(row).over(known(curves["repeat"][n])).within(most=1)
+            for n, row in curves["interpolate"].items()
+            if n in curves["repeat"]
         ]
         said += [
             f"{quantity.removeprefix('relative error of the ')}, {how}: "
             f"{'; '.join(f'n = {n}: {row.value:.3f}' for n, row in of.items())}."
-            for how, of in found.items()
+            for how, of in curves.items()
             if of
         ]
     return holds_for_share(nearer), " ".join(said)
@@ -244,7 +244,7 @@ def _by_pass(rows: pd.DataFrame) -> list[Table]:
     return [Table(title, ["", "tokens", "", "ratio", "quartiles"], lines)]
 
 
-def _quick(rows: pd.DataFrame) -> Found:
+def _quick(rows: pd.DataFrame) -> Answer:
     short = _short(rows)
     said = "; ".join(f"{row.of}, {row.lengths}, {row.quantity.partition(' /')[0]}: {row.value:.2f}" for row in short)
     return holds_for_share(

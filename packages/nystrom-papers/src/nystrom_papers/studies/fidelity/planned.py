@@ -39,7 +39,7 @@ from nystrom_lab.measure.rows import Row
 from nystrom_lab.training.results import wilson
 from nystrom_lab.training.run_progress import no_file_bars
 from nystrom_papers.studies.fidelity.beside_exact import MEMORY, RATIO, TIME, time_calls
-from nystrom_papers.studies.reproduce.declared import Cells, Claim, Found, Lines, Pivot, by, declare, each
+from nystrom_papers.studies.reproduce.declared import Answer, Cells, Claim, Lines, Pivot, by, declare, each
 from nystrom_papers.studies.reproduce.encoders import Encoder, find_encoder
 from nystrom_papers.studies.reproduce.known import holds_for_share, is_competitive, quartiles_of
 from nystrom_papers.studies.reproduce.rules import all_within
@@ -194,17 +194,17 @@ def _hidden(model: PreTrainedModel, ids: Int[Tensor, "1 n"]) -> Float[Tensor, "1
 _PLANS = {f"plan {budget:g}": budget for budget in BUDGETS}
 
 
-def _kept(rows: pd.DataFrame) -> Found:
+def _kept(rows: pd.DataFrame) -> Answer:
     """A tenth above the budget is within the noise."""
-    found = each(rows, ERROR, method=_PLANS)
-    said = ", ".join(f"{row.method} at {row.n}: {row.value:.3f}" for row in found)
-    over = [(row.value, _PLANS[row.method]) for row in found]
+    errors = each(rows, ERROR, method=_PLANS)
+    said = ", ".join(f"{row.method} at {row.n}: {row.value:.3f}" for row in errors)
+    over = [(row.value, _PLANS[row.method]) for row in errors]
     kept = (True if error <= budget else False if error > 1.1 * budget else None for error, budget in over)
     return holds_for_share(kept), f"{said or 'not measured'}."
 
 
-def _as_many(rows: pd.DataFrame) -> Found:
-    """Of N answers a share p changes, so the standard error of the difference is at most sqrt(p / N)."""
+def _as_many(rows: pd.DataFrame) -> Answer:
+    """A share p of N answers changes, so the standard error of the difference is at most sqrt(p / N)."""
     exact, changed = by(rows, FOUND, "n", method=EXACT), by(rows, CHANGED, "method", "n")
     names = ("near_far", *_PLANS)
     fewer = [

@@ -41,7 +41,7 @@ from nystrom.tiles import hilbert_order
 from nystrom_lab.measure.rows import Row
 from nystrom_lab.report.table import Table
 from nystrom_papers.studies.fidelity.beside_exact import ERROR, PASSES, both, forward, relative_error, time_calls
-from nystrom_papers.studies.reproduce.declared import Claim, Found, Lines, by, declare, each, only
+from nystrom_papers.studies.reproduce.declared import Answer, Claim, Lines, by, declare, each, only
 from nystrom_papers.studies.reproduce.known import error_over, estimate, holds_for_share, quartiles_of
 from nystrom_papers.studies.reproduce.spread import difference_row, spread_row
 from nystrom_papers.studies.reproduce.study import Plan, Setting, beside_none, part
@@ -256,16 +256,16 @@ def _measure_costs(n: int) -> Iterable[Row]:
         yield from time_calls(calls, ROUNDS, beside=OURS, quantities=names, memory=memory, n=n, facts=facts)
 
 
-# What the rows say.
+# Claims on the rows.
 
 
-def _nearer(method: str, rows: pd.DataFrame) -> Found:
+def _nearer(method: str, rows: pd.DataFrame) -> Answer:
     row = only(rows, CLOSER, method=method, order=FILE)
     said = f"The error is {row.value:.4f} larger in the file's order, {row.low:.4f} to {row.high:.4f}."
     return quartiles_of(row).above(0), said
 
 
-def _learns_more(rows: pd.DataFrame) -> Found:
+def _learns_more(rows: pd.DataFrame) -> Answer:
     """More than two standard errors over seeds above shuffled order, and not as far below a file's."""
     of = {name: [row.value for row in each(rows, ACCURACY, order=name)] for name in ORDERS}
     if any(len(shares) < 2 for shares in of.values()):
@@ -278,11 +278,13 @@ def _learns_more(rows: pd.DataFrame) -> Found:
     return holds_for_share([shuffled.above(0), file.high >= 0]), f"Each seed: {said}."
 
 
-def _less_time(other: str, rows: pd.DataFrame) -> Found:
+def _less_time(other: str, rows: pd.DataFrame) -> Answer:
     """From 10,000 tiles on; the ratio is the other's to ours."""
-    found = [row for time in PASSES.values() for row in each(rows, f"{time} / {OURS}", method=other) if row.n >= 10_000]
-    said = "; ".join(f"n = {row.n:,}, {row.quantity.partition(' ')[0]}: {row.value:.2f} times" for row in found)
-    return holds_for_share(quartiles_of(row).above() for row in found), f"{said or 'Not measured'}."
+    ratios = [
+        row for time in PASSES.values() for row in each(rows, f"{time} / {OURS}", method=other) if row.n >= 10_000
+    ]
+    said = "; ".join(f"n = {row.n:,}, {row.quantity.partition(' ')[0]}: {row.value:.2f} times" for row in ratios)
+    return holds_for_share(quartiles_of(row).above() for row in ratios), f"{said or 'Not measured'}."
 
 
 def _by_order(rows: pd.DataFrame) -> list[Table]:
@@ -294,19 +296,19 @@ def _by_order(rows: pd.DataFrame) -> list[Table]:
 
 
 def _costs(rows: pd.DataFrame) -> list[Table]:
-    found = by(rows, None, "quantity", "method", "n")
-    lengths = sorted({n for quantity, _, n in found if quantity in _PASSES})
+    cells = by(rows, None, "quantity", "method", "n")
+    lengths = sorted({n for quantity, _, n in cells if quantity in _PASSES})
     lines = [
         [
             name,
             what,
             *(
-                " / ".join(_cell(found.get((quantity, name, n)), ",.0f") for quantity in (time, f"{what} {MEMORY}"))
+                " / ".join(_cell(cells.get((quantity, name, n)), ",.0f") for quantity in (time, f"{what} {MEMORY}"))
                 for n in lengths
             ),
         ]
         for name in (OURS, NEAR_FAR, PACKAGE, TORCH)
-        if any(name == method for _, method, _ in found)
+        if any(name == method for _, method, _ in cells)
         for time, what in _PASSES.items()
     ]
     return [Table("one layer: ms / MB", ["", "", *(f"n = {n:,}" for n in lengths)], lines, 2)]

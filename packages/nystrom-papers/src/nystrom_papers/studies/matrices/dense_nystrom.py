@@ -83,7 +83,7 @@ def _through(
 ) -> Float[Tensor, "*b n s"]:
     """The product of the left factor, the inverse of the symmetric inner matrix, and the right factor."""
     values, vectors = torch.linalg.eigh(inner)
-    # As in the Moore-Penrose inverse, eigenvalues within rounding of 0 count as 0.
+    # Eigenvalues within rounding of 0 count as 0, as in the Moore-Penrose inverse.
     least = values.shape[-1] * torch.finfo(values.dtype).eps * values.amax(dim=-1, keepdim=True)
     root = torch.where(values > least, values, torch.inf).rsqrt()
     return (left @ vectors * root[..., None, :]) @ (root[..., :, None] * (vectors.mT @ right))

@@ -63,7 +63,7 @@ class Entry:
 
 def _entries() -> dict[str, Entry]:
     """The facts of all studies, literals in `STUDIES`: read there, since importing the modules takes seconds."""
-    found: dict[str, Entry] = {}
+    entries: dict[str, Entry] = {}
     for module in dict.fromkeys(_MODULES.values()):
         tree = ast.parse((Path(__file__).parents[1] / f"{module.replace('.', '/')}.py").read_text(encoding="utf-8"))
         (studies,) = (
@@ -78,8 +78,8 @@ def _entries() -> dict[str, Entry]:
             facts: dict[str, Any] = {
                 fact.arg: ast.literal_eval(fact.value) for fact in study.keywords if fact.arg in Entry.__annotations__
             }
-            found[str(name.value)] = Entry(**facts)
-    return {name: found[name] for name in _MODULES}
+            entries[str(name.value)] = Entry(**facts)
+    return {name: entries[name] for name in _MODULES}
 
 
 CATALOGUE = _entries()

@@ -1,8 +1,8 @@
-r"""What a study declares beside its measurements: tables, figures and claims, objects that read a frame of its rows.
+r"""Declarations of a study beside its measurements: tables, figures and claims, objects that read a frame of its rows.
 
 A frame is a `pandas.DataFrame` with a line for each row: its columns are the fields of the row, its facts, and "row",
 the row itself. A row without a spread has its value as both ends of it; a fact that a row does not have is "". The
-column "number" counts the layers of a model from 1. Where a declaration names a text with fields in braces, such as
+column "number" counts the layers of a model from 1. If a declaration names a text with fields in braces, such as
 "{method}, {weights}", the text is made for each row from its columns.
 """
 
@@ -27,24 +27,24 @@ if TYPE_CHECKING:
 
 _FIELDS = ("quantity", "method", "value", "unit", "low", "high", "repeats", "n", "m", "dtype", "seed", "device", "note")
 
-# What a rule finds: True, False, or None where the rows cannot tell, and the numbers that decide, in a sentence.
-Found = tuple[bool | None, str]
-Rule = Callable[[pd.DataFrame], Found]
+# Verdict of a rule: True, False, or None where the rows cannot tell, and the numbers that decide, in a sentence.
+Answer = tuple[bool | None, str]
+Rule = Callable[[pd.DataFrame], Answer]
 # Values of a column that are shown, in order; a mapping gives their names.
 Names = Mapping[str, Collection[Any]]
 Pick = Callable[[Sequence[float]], float]
-# As the value of a column: the largest that is there, such as the longest n.
+# This value of a column stands for the largest that the rows have, such as the longest n.
 LONGEST = "the largest"
 
 
 class NotMeasured(ValueError):
-    """A rule needs a row that is not there, as in an unfinished study: the claim cannot be told."""
+    """A rule needs a row that is not there, as in an unfinished study: the claim cannot be decided."""
 
 
 def frame_of(rows: Sequence[Row]) -> pd.DataFrame:
     """The rows as a frame."""
     lines = [{**{name: getattr(row, name) for name in _FIELDS}, "row": row, **row.facts} for row in rows]
-    # Of objects: lengths stay whole numbers where some rows have none.
+    # dtype=object keeps integers where some rows lack a value.
     frame = pd.DataFrame(
         lines, columns=list(dict.fromkeys([*_FIELDS, "row", *(k for line in lines for k in line)])), dtype=object
     )
@@ -90,11 +90,11 @@ def only(frame: pd.DataFrame, quantity: str, **where: Any) -> Any:
     Raises:
         NotMeasured: There is none, or there are several.
     """
-    found = each(frame, quantity, **where)
-    if len(found) != 1:
+    rows = each(frame, quantity, **where)
+    if len(rows) != 1:
         what = " ".join([quantity, *(f"{name}={value}" for name, value in where.items())])
-        raise NotMeasured(f"there are {len(found)} rows of {what}; expected one, as in a finished study.")
-    return found[0]
+        raise NotMeasured(f"there are {len(rows)} rows of {what}; expected one, as in a finished study.")
+    return rows[0]
 
 
 def column(frame: pd.DataFrame, quantity: str, over: str = "m", **where: Any) -> dict[Any, float]:
@@ -103,10 +103,10 @@ def column(frame: pd.DataFrame, quantity: str, over: str = "m", **where: Any) ->
     Raises:
         NotMeasured: There are none.
     """
-    found = {getattr(line, over): line.value for line in each(frame, quantity, **where)}
-    if not found:
+    values = {getattr(line, over): line.value for line in each(frame, quantity, **where)}
+    if not values:
         raise NotMeasured(" ".join(["no rows of", quantity, *(f"{name}={value}" for name, value in where.items())]))
-    return found
+    return values
 
 
 def _named(frame: pd.DataFrame, names: Names) -> Iterator[dict[str, Any]]:
@@ -166,11 +166,11 @@ class Pivot:
     """A table, or one for each title that its rows give.
 
     Attributes:
-        title: Its title.
+        title: Title.
         index: Texts of the leading columns that name a line, by their heads.
         columns: The other columns.
         names: The values of a column that are shown, in the order of the lines, and their names.
-        missing: What a cell without a row holds.
+        missing: Text of a cell without a row.
         left: Leading columns that hold words; None means all of the index.
     """
 
@@ -183,23 +183,23 @@ class Pivot:
 
     def tables(self, frame: pd.DataFrame) -> list[Table]:
         """The tables of a frame; a cell that two rows would fill raises ValueError."""
-        found: dict[str, dict[tuple[str, ...], dict[tuple[int, str], list[dict[str, Any]]]]] = {}
+        by_title: dict[str, dict[tuple[str, ...], dict[tuple[int, str], list[dict[str, Any]]]]] = {}
         heads: dict[str, dict[tuple[int, str], None]] = {}
         for number, cell in enumerate(self.columns):
             for line in cell.lines(frame, self.names):
                 title, place = self.title.format_map(line), (number, cell.head.format_map(line))
                 index = tuple(text.format_map(line) for text in self.index.values())
-                lines = found.setdefault(title, {}).setdefault(index, {}).setdefault(place, [])
+                lines = by_title.setdefault(title, {}).setdefault(index, {}).setdefault(place, [])
                 if lines and cell.pick is None:
                     raise ValueError(f"two rows fill {place[1]!r} of {', '.join(index)} in the table {title!r}.")
                 lines.append(line)
                 heads.setdefault(title, {})[place] = None
         left = len(self.index) if self.left is None else self.left
-        if not found and "{" not in self.title:
+        if not by_title and "{" not in self.title:
             # Without rows it keeps its place among the tables, by which `nystrom report study` takes one.
             return [Table(self.title, [*self.index], [], left)]
         tables = []
-        for title, lines in found.items():
+        for title, lines in by_title.items():
             texts = [
                 [*index, *(self.columns[at[0]].tell(of[at]) if at in of else self.missing for at in heads[title])]
                 for index, of in lines.items()
@@ -221,8 +221,8 @@ class Lines:
         levels: Values that the lines are compared with, dotted in each panel.
         x_label: Name of the horizontal axis.
         y_label: Name of the vertical axis.
-        band: What the spread of a row is; "" for no bands.
-        scale: What values are multiplied by, 100 for per cent.
+        band: Meaning of a row's spread; "" for no bands.
+        scale: Factor of the values, 100 for per cent.
         options: Further arguments of `nystrom_lab.report.plots.lines.draw_lines`.
     """
 
@@ -328,9 +328,9 @@ def declare(
         return {name: figure for name, figure in drawn.items() if figure is not None}
 
     def verdicts(rows: Sequence[Row]) -> Sequence[Verdict]:
-        found = framed(rows)
-        told = (claim for each in claims for claim in ([each] if isinstance(each, Claim) else each(found)))
-        return [claim.decide(found, ours=facts["source"] != OURS) for claim in told]
+        frame = framed(rows)
+        told = (claim for each in claims for claim in ([each] if isinstance(each, Claim) else each(frame)))
+        return [claim.decide(frame, ours=facts["source"] != OURS) for claim in told]
 
     return Study(
         plan=plan,

@@ -114,5 +114,5 @@ def holds_for_share(answers: Iterable[bool | None], share: float = 1.0) -> bool 
 
 def unanimous(answers: Iterable[bool | None]) -> bool | None:
     """The answer that several measures of one thing share; None if they disagree, or there are none."""
-    found = set(answers)
-    return found.pop() if len(found) == 1 else None
+    distinct = set(answers)
+    return distinct.pop() if len(distinct) == 1 else None

@@ -6,10 +6,10 @@ from typing import Any
 
 import pandas as pd
 
-from nystrom_papers.studies.reproduce.declared import Found, Rule, by, each
+from nystrom_papers.studies.reproduce.declared import Answer, Rule, by, each
 from nystrom_papers.studies.reproduce.known import Known, holds_for_share
 
-# What is known of a row: `mean_of`, `quartiles_of` and the like.
+# A function that gives how precisely a row's number is known: `mean_of`, `quartiles_of` and the like.
 Knows = Callable[[Any], Known]
 
 
@@ -26,17 +26,17 @@ def all_within(
 
     Args:
         quantity: The quantity.
-        knows: What is known of a row.
-        text: How a row is told, from its columns.
-        limit: The limit of a row; infinite for a row that is told and decides nothing.
-        between: What stands between two rows.
+        knows: A function that gives how precisely a row's number is known.
+        text: Words for a row, from its columns.
+        limit: The limit of a row; infinite for a row that the text names and that decides nothing.
+        between: Text between two rows.
         **where: Values of other columns.
     """
 
-    def decide(rows: pd.DataFrame) -> Found:
-        found = sorted(each(rows, quantity, **where), key=lambda row: row.n or 0)
-        said = between.join(text.format_map(row._asdict()) for row in found)
-        deciding = [row for row in found if limit(row) < math.inf]
+    def decide(rows: pd.DataFrame) -> Answer:
+        chosen = sorted(each(rows, quantity, **where), key=lambda row: row.n or 0)
+        said = between.join(text.format_map(row._asdict()) for row in chosen)
+        deciding = [row for row in chosen if limit(row) < math.inf]
         return holds_for_share(knows(row).within(most=limit(row)) for row in deciding), f"{said or 'not measured'}."
 
     return decide
@@ -49,8 +49,8 @@ def all_ratios(
 
     Args:
         quantity: The quantity.
-        knows: What is known of a row.
-        text: How a size is told, from its number `at`, both rows and their `ratio`.
+        knows: A function that gives how precisely a row's number is known.
+        text: Words for a size, from its number `at`, both rows and their `ratio`.
         ours: The method.
         theirs: The other.
         limit: The part.
@@ -58,15 +58,15 @@ def all_ratios(
         **where: Values of other columns.
     """
 
-    def decide(rows: pd.DataFrame) -> Found:
+    def decide(rows: pd.DataFrame) -> Answer:
         one, two = (by(rows, quantity, over, method=name, **where) for name in (ours, theirs))
-        # What has no error at all is compared with nothing.
+        # Skip points where the other method has zero error: there is no ratio.
         both = sorted(at for at in one.keys() & two.keys() if two[at].value > 0)
         said = "; ".join(
             text.format(at=at, ours=one[at].value, theirs=two[at].value, ratio=one[at].value / two[at].value)
             for at in both
         )
-        found = holds_for_share(knows(one[at]).over(knows(two[at])).within(most=limit) for at in both)
-        return found, f"{said or 'not measured'}."
+        holds = holds_for_share(knows(one[at]).over(knows(two[at])).within(most=limit) for at in both)
+        return holds, f"{said or 'not measured'}."
 
     return decide

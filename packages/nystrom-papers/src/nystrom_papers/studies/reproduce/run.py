@@ -194,11 +194,11 @@ def rows_of(rows: Sequence[Row], name: str) -> list[Row]:
     Raises:
         ValueError: There are no rows of it.
     """
-    found = [row.with_facts(part=None) for row in rows if row.study == name]
-    if not found:
+    of_study = [row.with_facts(part=None) for row in rows if row.study == name]
+    if not of_study:
         studies = ", ".join(dict.fromkeys(row.study for row in rows))
         raise ValueError(f"the rows hold no study {name!r}; expected one of {studies or 'none, the file is empty'}.")
-    return found
+    return of_study
 
 
 def _seconds(folder: Path) -> dict[str, float]:

@@ -15,9 +15,9 @@ def spread_row(
     """A row with the mean of the values, their quartiles as `low` and `high`, and their number as `repeats`.
 
     Args:
-        quantity: What was measured.
+        quantity: The measured quantity.
         method: The method or matrix that was measured.
-        values: One for each head and text, or for each of whatever the study repeats.
+        values: One for each head and text, or for each repetition of the study.
         median: Take the median instead of the mean, for values over many powers of ten.
         **shared: Other fields of the row, see `Row`.
     """

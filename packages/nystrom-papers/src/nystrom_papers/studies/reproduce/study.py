@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 P = ParamSpec("P")
 Size = Literal["small", "paper"]
 TrainedIn = Literal["float32", "bfloat16"]
-# By name, "" for the main one.
+# Figures by name, "" for the main one.
 Figures: TypeAlias = "Mapping[str, Figure]"
 NO_PAPER = "no paper has it"
 
@@ -46,7 +46,7 @@ class Part(NamedTuple):
     """A part of the work; its rows are written all at once when it is done.
 
     Attributes:
-        name: Its name, unique in the study and without blanks, such as "n=512-m=64"; an interrupted study continues
+        name: Name, unique in the study and without blanks, such as "n=512-m=64"; an interrupted study continues
             with the parts that have no rows.
         measure: Returns the rows. It is given the folder of the study, where it may also leave arrays for the figures.
     """
@@ -65,7 +65,7 @@ class Plan(NamedTuple):
 
     Attributes:
         parts: The parts, in order.
-        setting: What is measured, by name: "model", "texts", "lengths" ... A folder that holds rows of another setting
+        setting: The setting, by name: "model", "texts", "lengths" ... A folder that holds rows of another setting
             is refused.
         differs: How this differs from the paper's setting; "" if it does not.
     """
@@ -76,7 +76,7 @@ class Plan(NamedTuple):
 
 
 def in_words(**setting: object) -> dict[str, str]:
-    """What is measured, for `Plan.setting`: a sequence as its entries, one after the other."""
+    """A setting in words, for `Plan.setting`: a sequence as its entries, one after the other."""
     return {
         name: str(value) if isinstance(value, str) or not isinstance(value, Iterable) else " ".join(map(str, value))
         for name, value in setting.items()
@@ -93,8 +93,8 @@ class Study:
     """A study of the papers: how it is measured, and what its rows say.
 
     Attributes:
-        shows: What it shows, in a few words.
-        source: Its place in the papers, or `OURS`.
+        shows: The content of the study, in a few words.
+        source: Place in the papers, or `OURS`.
         plan: Checks a setting and divides its work into parts. Before any work it raises ValueError for what cannot be
             run: a model without weights, texts that are too short, a size that needs something missing.
         tables: Tables of the rows, with the papers' printed numbers beside ours.

@@ -7,13 +7,13 @@ r"""The two papers' tables of time and memory, measured on this machine and comp
 - Table 2 of Skyformer: one training step of each task (`nystrom_papers.bench.training`), instead of 50,000 steps
   with their evaluations.
 
-As in the papers, both are compared by ratios to exact attention that stores its n x n matrix, `softmax-materialised`.
+Both are compared, as in the papers, by ratios to exact attention that stores its n x n matrix, `softmax-materialised`.
 Fused exact attention, `softmax` (`scaled_dot_product_attention`), stores no such matrix, and is what a user would
 replace today. A claim about exact attention is therefore decided separately against each of the two, for time and for
 memory; beside the fused form, which the papers did not have, it is this library's own. near_far is measured too, but no
 claim rests on it.
 
-What was not run for lack of time or memory is left out of the order and of the lengths. A claim about every task needs
+A call not run for lack of time or memory is left out of the order and of the lengths. A claim about every task needs
 all tasks.
 
 Source: Xiong et al. (2021), arXiv:2102.03902, Table 1; Chen et al. (2021), arXiv:2111.00035, section 5 and Table 2.
@@ -38,12 +38,12 @@ from nystrom_papers.bench.training import run_training
 from nystrom_papers.report.plots.speed import speed_figure
 from nystrom_papers.report.printed_ratios import BASE, NYSTROMFORMER_TABLE_1, PRINTED_RATIOS, SKYFORMER_TABLE_2, Cost
 from nystrom_papers.report.summary import OURS
-from nystrom_papers.studies.reproduce.declared import Cells, Claim, Found, Pivot, by, declare, each, frame_of
+from nystrom_papers.studies.reproduce.declared import Answer, Cells, Claim, Pivot, by, declare, each, frame_of
 from nystrom_papers.studies.reproduce.known import UNKNOWN, Known, holds_for_share, quartiles_of, roughly
 from nystrom_papers.studies.reproduce.study import Part, Plan, Setting, Study, in_words
 
 _FUSED = "softmax"
-# What verdicts call the two forms of exact attention.
+# Names of the two forms of exact attention in verdicts.
 _EXACT = {BASE: "materialised softmax", _FUSED: "fused exact attention"}
 _TABLE_1_METHODS = (BASE, _FUSED, "linformer-256", "longformer-257", "nystrom-64", "nystrom-32", "near_far")
 
@@ -127,7 +127,7 @@ def _framed(study: str, rows: Sequence[Row]) -> pd.DataFrame:
         "" if math.isnan(theirs) else f"{'–' if math.isnan(ours) else f'{ours:.1f}'} / {theirs:.1f}"
         for ours, theirs in zip(times, printed, strict=True)
     ]
-    # What is compared with a printed ratio.
+    # The quantity, if the paper prints its ratio.
     frame["compared"] = [what if ratio else "" for what, ratio in zip(frame["what"], frame["times"], strict=True)]
     return frame
 
@@ -137,7 +137,7 @@ def _number(value: float) -> str:
 
 
 def _tables(head: str, call: str = "") -> list[Pivot]:
-    """Of memory, then of time: the numbers, and how many times less than exact attention with its matrix."""
+    """Tables of memory, then of time: the numbers, and how many times less than exact attention with its matrix."""
     return [
         Pivot(title=f"{call}{title}", index={"method": "{method}"}, columns=[numbers])
         for what, unit in (("memory", "MB"), ("time", "ms"))
@@ -163,7 +163,7 @@ def _said(known: Known) -> str:
     return _number(math.sqrt(known.low * known.high))
 
 
-def _order(of: _Cells, printed: Mapping[str, Mapping[str, Cost]], columns: Sequence[str]) -> Found:
+def _order(of: _Cells, printed: Mapping[str, Mapping[str, Cost]], columns: Sequence[str]) -> Answer:
     answers = []
     for column, what in product(columns, Cost._fields):
         for (a, of_a), (b, of_b) in combinations(printed.items(), 2):
@@ -177,7 +177,7 @@ def _order(of: _Cells, printed: Mapping[str, Mapping[str, Cost]], columns: Seque
     )
 
 
-def _order_at_longest(of: _Cells) -> Found:
+def _order_at_longest(of: _Cells) -> Answer:
     printed = {m: {str(n): Cost(*pair) for n, pair in lengths.items()} for m, lengths in NYSTROMFORMER_TABLE_1.items()}
     return _order(of, printed, [str(n) for n in _lengths(of) if n in NYSTROMFORMER_TABLE_1[BASE]][-1:])
 
@@ -186,7 +186,7 @@ def _lengths(of: _Cells) -> list[int]:
     return sorted({int(column) for _, column, _ in of})
 
 
-def _linear(of: _Cells) -> Found:
+def _linear(of: _Cells) -> Answer:
     lengths = [n for n in _lengths(of) if n >= 1024]
     if len(lengths) < 2:
         return None, "two lengths of at least 1024 are needed."
@@ -196,18 +196,20 @@ def _linear(of: _Cells) -> Found:
         longer, shorter = (_known(of, method, str(n), what) for n in (last, first))
         return Known(*(math.log(end, last / first) for end in longer.over(shorter)))
 
-    found = {(m, what): exponent(m, what) for m in ("nystrom-64", "nystrom-32", BASE) for what in Cost._fields}
+    exponents = {(m, what): exponent(m, what) for m in ("nystrom-64", "nystrom-32", BASE) for what in Cost._fields}
     answers = [
         # The baseline tells whether the lengths were measured alike.
-        known.within(most=1.2) if found[BASE, what].within(1.7, 2.3) and known.within(least=0.5) else None
-        for (method, what), known in found.items()
+        known.within(most=1.2) if exponents[BASE, what].within(1.7, 2.3) and known.within(least=0.5) else None
+        for (method, what), known in exponents.items()
         if method != BASE
     ]
-    said = ", ".join(f"{(low + high) / 2:.2f} ({what} of {method})" for (method, what), (low, high) in found.items())
+    said = ", ".join(
+        f"{(low + high) / 2:.2f} ({what} of {method})" for (method, what), (low, high) in exponents.items()
+    )
     return holds_for_share(answers), f"exponents from n = {first} to {last}: {said}."
 
 
-def _favorable(what: str, exact: str, of: _Cells) -> Found:
+def _favorable(what: str, exact: str, of: _Cells) -> Answer:
     less = {n: _less(of, "nystrom-64", exact, str(n), what) for n in _lengths(of)}
     known = [n for n in less if not math.isnan(less[n].low)]
     if not known:
@@ -218,7 +220,7 @@ def _favorable(what: str, exact: str, of: _Cells) -> Found:
     return less[known[-1]].above(), f"with 64 landmarks {where}; times less: {times}."
 
 
-def _over_others(of: _Cells) -> Found:
+def _over_others(of: _Cells) -> Answer:
     others = ((_LONGFORMER, "time", 3), (_LONGFORMER, "memory", 1.2), (_LINFORMER, "memory", 1.7))
     less = [(_less(of, "nystrom-32", other, "8192", what), limit) for other, what, limit in others]
     agrees = holds_for_share(known.within(least=0.9 * limit) for known, limit in less)
@@ -233,7 +235,7 @@ def _over_others(of: _Cells) -> Found:
 
 def _everywhere(
     pair: tuple[str, str], tasks: Iterable[str], what: str, limit: Callable[[Known], bool | None], of: _Cells
-) -> Found:
+) -> Answer:
     """How many times less the first of two methods takes than the second, in each task."""
     less = {task: _less(of, *pair, task, what) for task in tasks}
     said = ", ".join(f"{_said(known)} ({task})" for task, known in less.items())
@@ -244,7 +246,7 @@ _TABLE_1, _TABLE_2 = "Nyströmformer, Table 1", "Skyformer, section 5 and Table 
 _IN_ORDER = f"The methods are in the printed order of time and memory, exact attention being {_EXACT[BASE]}."
 
 
-def _claim(says: str, source: str, rule: Callable[[_Cells], Found]) -> Claim:
+def _claim(says: str, source: str, rule: Callable[[_Cells], Answer]) -> Claim:
     return Claim(says, lambda frame: rule(by(frame, None, "method", "column", "what", what=Cost._fields)), source)
 
 

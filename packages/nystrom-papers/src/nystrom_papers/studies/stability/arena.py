@@ -17,7 +17,7 @@ from nystrom_lab.data.lra.facts import LRA
 from nystrom_lab.data.store.split import Split
 from nystrom_lab.data.store.token_files import HEADER
 from nystrom_lab.training.presets import DataSizes, find_preset
-from nystrom_lab.training.run_settings import settle, train_options
+from nystrom_lab.training.run_settings import Settings, train_options
 from nystrom_lab.training.tasks import Model, find_task
 
 Batch = dict[str, Tensor]
@@ -26,7 +26,7 @@ PRESET = "skyformer"
 
 @dataclass(frozen=True)
 class ArenaTask:
-    """Where the samples of a task come from.
+    """The source of a task's samples.
 
     Without a folder the samples are generated in that of the study, in these sizes.
     """
@@ -37,7 +37,7 @@ class ArenaTask:
 
     @property
     def name(self) -> str:
-        """Its name in settings and rows."""
+        """The name in settings and rows."""
         drawn = f"drawn, to {self.sizes.max_length} tokens"
         return f"{self.task} ({drawn if self.folder is None else self.folder.name})"
 
@@ -84,7 +84,7 @@ def find_sources(data: Path | None, drawn: Mapping[str, DataSizes]) -> list[Aren
 
 def new_model(source: ArenaTask, method: str, *, seed: int) -> Model:
     """A model of the paper's shape with random weights, which are the same for all methods with the same seed."""
-    settings = settle(
+    settings = Settings.resolve(
         train_options(
             source.task, device="cpu", precision="float32", seed=seed, attention=method, conv_kernel_size=0,
             preset=PRESET,

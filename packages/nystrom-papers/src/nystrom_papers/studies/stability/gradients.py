@@ -27,7 +27,7 @@ from nystrom.attention.methods.skyformer_softmax import skyformer_softmax_attent
 from nystrom.attention.methods.softmax import softmax_attention
 from nystrom_lab.measure.rows import Row
 from nystrom_papers.studies.approximation.spectral_norm import printed_form
-from nystrom_papers.studies.reproduce.declared import Cells, Claim, Found, Lines, Pivot, by, declare
+from nystrom_papers.studies.reproduce.declared import Answer, Cells, Claim, Lines, Pivot, by, declare
 from nystrom_papers.studies.reproduce.encoders import Encoder, Recording, find_encoder
 from nystrom_papers.studies.reproduce.known import holds_for_share, share_in
 from nystrom_papers.studies.reproduce.spread import spread_row
@@ -94,8 +94,8 @@ def gradient_norms(
     return torch.cat([of_q, of_k], dim=2).flatten(2).norm(dim=2)
 
 
-def _explodes(rows: pd.DataFrame) -> Found:
-    """Of this library's variant the numbers tell, but no claim rests on it."""
+def _explodes(rows: pd.DataFrame) -> Answer:
+    """The claim on the paper's form; the text also has the numbers of this library's variant, which decide nothing."""
     medians = by(rows, RATIO, "method", "m", layer=ALL)
     shares = {name: by(rows, TENFOLD, "m", method=name, layer=ALL) for name in (PRINTED, OURS)}
     said = [

@@ -36,7 +36,7 @@ from nystrom_lab.training.presets import DRAWN_BY_SEGMENTS, DataSizes, find_pres
 from nystrom_lab.training.tasks import Model
 from nystrom_papers.bench.training_step import TrainingStep
 from nystrom_papers.report.printed import SKYFORMER_APPENDIX_F
-from nystrom_papers.studies.reproduce.declared import Cells, Claim, Found, Lines, Pivot, declare, each, frame_of
+from nystrom_papers.studies.reproduce.declared import Answer, Cells, Claim, Lines, Pivot, declare, each, frame_of
 from nystrom_papers.studies.reproduce.known import holds_for_share, mean_over
 from nystrom_papers.studies.reproduce.spread import spread_row
 from nystrom_papers.studies.reproduce.study import Figures, Part, Plan, Setting, in_words
@@ -151,7 +151,7 @@ def _framed(rows: Sequence[Row]) -> pd.DataFrame:
     return frame.assign(printed=["–" if ratio is None else f"{ratio:.2f}" for ratio in printed])
 
 
-def _lies(names: tuple[str, ...], least: float, limit: float, rows: pd.DataFrame) -> Found:
+def _lies(names: tuple[str, ...], least: float, limit: float, rows: pd.DataFrame) -> Answer:
     """The mean over the seeds lies between two limits in every task; one seed decides nothing."""
     answers, said = [], []
     for name in names:

@@ -11,8 +11,9 @@ are the points of the curves; their device, dtype and seconds are those of the r
 - A run has learned if its limit is more than two points and two deviations above the share of the largest class.
 
 Softmax attention is compared with another method on a task and preset if both have at least three seeds that ran to the
-same step, have limits, and have learned. Its steps or seconds are above those of the other if the difference of the
-means is more than two standard errors and more than the steps or seconds between two evaluations; likewise for below.
+same step, have limits, and have learned. The steps or seconds of softmax attention are above those of the
+other if the difference of the means is more than two standard errors and more than the steps or seconds between two
+evaluations; likewise for below.
 
 Source: Chen et al. (2021), arXiv:2111.00035, Fig. 2 and section 5; the figure has no numbers. The largest class of
 ListOps, 16 to 17 % of its samples, is that of the generated data.
@@ -36,7 +37,7 @@ from nystrom_papers.report.lra.curves import ArenaRun, lra_curves_figure, read_l
 from nystrom_papers.report.lra.runs import Line
 from nystrom_papers.report.printed import LRA_CLASSES, LRA_TASKS, SKYFORMER_TABLE_1
 from nystrom_papers.studies.arena.beside_paper import Ran, differs_from_paper
-from nystrom_papers.studies.reproduce.declared import Claim, Found, declare, each, frame_of
+from nystrom_papers.studies.reproduce.declared import Answer, Claim, declare, each, frame_of
 from nystrom_papers.studies.reproduce.known import MARGIN, Known, error_over, estimate, holds_for_share, is_competitive
 from nystrom_papers.studies.reproduce.study import Figures, Plan, Setting, part
 
@@ -165,9 +166,9 @@ def _state(task: str, runs: Sequence[ArenaRun]) -> tuple[list[Plateau], str]:
 
 def _deciding(rows: pd.DataFrame) -> dict[str, dict[str, list[Plateau]]]:
     """The limits that decide, by task with preset and by method; of a method's sizes, the one with the most seeds."""
-    found: dict[str, dict[str, list[Plateau]]] = {}
+    plateaus: dict[str, dict[str, list[Plateau]]] = {}
     for (task, preset), methods in _groups(rows).items():
-        here = found.setdefault(f"{task} ({preset})", {})
+        here = plateaus.setdefault(f"{task} ({preset})", {})
         if _EXACT not in methods:
             continue
         end = max(methods[_EXACT][0].curve)
@@ -175,7 +176,7 @@ def _deciding(rows: pd.DataFrame) -> dict[str, dict[str, list[Plateau]]]:
             limits, why = _state(task, runs)
             if not why and max(runs[0].curve) == end:
                 here.setdefault(Line(method, "").base, limits)
-    return {task: methods for task, methods in found.items() if _EXACT in methods}
+    return {task: methods for task, methods in plateaus.items() if _EXACT in methods}
 
 
 def _above(ours: Sequence[float], other: Sequence[float], least: float) -> bool | None:
@@ -198,7 +199,7 @@ def _comparable(other: Sequence[Plateau], exact: Sequence[Plateau]) -> bool | No
 _NOTHING = "no task has three seeds of both that learned and came to a limit, see the table."
 
 
-def _more_steps(rows: pd.DataFrame) -> Found:
+def _more_steps(rows: pd.DataFrame) -> Answer:
     signs: list[bool | None] = []
     said = []
     for task, methods in _deciding(rows).items():
@@ -212,12 +213,12 @@ def _more_steps(rows: pd.DataFrame) -> Found:
     return holds_for_share(signs), f"steps to the limit: {'; '.join(said)}." if said else _NOTHING
 
 
-def _more_spread(rows: pd.DataFrame) -> Found:
-    found = _deciding(rows)
+def _more_spread(rows: pd.DataFrame) -> Answer:
+    deciding = _deciding(rows)
     signs: list[bool | None] = []
     said = []
     for name in _KERNELS:
-        pairs = [(methods[_EXACT], methods[name]) for methods in found.values() if name in methods]
+        pairs = [(methods[_EXACT], methods[name]) for methods in deciding.values() if name in methods]
         if not pairs:
             continue
         free = [sum(len(pair[i]) - 1 for pair in pairs) for i in range(2)]
@@ -235,7 +236,7 @@ def _more_spread(rows: pd.DataFrame) -> Found:
     return holds_for_share(signs), f"deviation of the limit over the seeds: {'; '.join(said)}." if said else _NOTHING
 
 
-def _converges(rows: pd.DataFrame) -> Found:
+def _converges(rows: pd.DataFrame) -> Answer:
     signs: list[bool | None] = []
     said = []
     for task, methods in _deciding(rows).items():

@@ -8,7 +8,7 @@ finetuning-paper, beside the folders of the studies.
   the validation texts where the test labels are not published.
 - A folder that holds dev rows alone is split here. This is not the published split: its rows say splits=own.
 - Nyström attention differs from exact attention only on texts with more tokens than landmarks. The table has the share
-  of such texts. Where it is 0, the scores are those of exact attention by construction, and the small size does not
+  of such texts. If it is 0, the scores are those of exact attention by construction, and the small size does not
   measure them again.
 - Where DATA/mnli also has the mismatched texts, the same models are scored on them, in separate lines. No claim rests
   on these.
@@ -156,7 +156,7 @@ def _model(setting: Setting) -> Path:
     """The folder of the model that is fine-tuned.
 
     Raises:
-        ValueError: As for `find_folder`, or the paper's size without a model.
+        ValueError: The cases of `find_folder`, or the paper's size without a model.
     """
     if setting.size == "paper" and setting.model is None:
         raise ValueError("--size paper fine-tunes a trained BERT-base: name its folder with --model.")
@@ -262,9 +262,9 @@ def _measure_lengths(setting: Setting, tasks: Sequence[str], model: Path) -> Ite
 
 def _scored(data: Path, task: str, model: Path) -> tuple[str, EncodedSplit]:
     """The name of the scored split, test or validation, and its texts as tokens."""
-    found = read_labelled((data,), find_labelled(task), own=False, kind="auto", val_share=None)
-    name = "test" if "test" in found.splits else "validation"
-    return name, EncodedSplit(found.splits[name], load_tokenizer(str(model)), max_length=512, segments=False)
+    labelled = read_labelled((data,), find_labelled(task), own=False, kind="auto", val_share=None)
+    name = "test" if "test" in labelled.splits else "validation"
+    return name, EncodedSplit(labelled.splits[name], load_tokenizer(str(model)), max_length=512, segments=False)
 
 
 def _measure_by_length(

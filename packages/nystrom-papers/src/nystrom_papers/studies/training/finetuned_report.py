@@ -15,7 +15,7 @@ from nystrom_lab.data.language.labelled.glue import find_labelled
 from nystrom_lab.measure.rows import Row
 from nystrom_lab.report.plots.canvas import PAGE, figure_of, method_looks
 from nystrom_papers.report.printed import FINETUNED
-from nystrom_papers.studies.reproduce.declared import Cells, Claim, Found, Pivot, by, declare, frame_of
+from nystrom_papers.studies.reproduce.declared import Answer, Cells, Claim, Pivot, by, declare, frame_of
 from nystrom_papers.studies.reproduce.known import error_over, is_competitive
 from nystrom_papers.studies.reproduce.study import Figures
 
@@ -43,7 +43,7 @@ def scores(rows: Sequence[Row]) -> dict[Key, Row]:
     Tasks are in the order of the rows, and exact attention is the first of each. A mean is over the seeds of one
     precision, that of most runs: another precision would be a difference that is not the method's.
     """
-    found: dict[Key, dict[str, dict[int | None, Row]]] = {}
+    by_key: dict[Key, dict[str, dict[int | None, Row]]] = {}
     for row in rows:
         task = row.fact("task")
         split, _, metric = row.quantity.partition(" ")
@@ -51,17 +51,17 @@ def scores(rows: Sequence[Row]) -> dict[Key, Row]:
         if split not in ("test", "validation") or metric != find_labelled(task).metrics[0]:
             continue
         key = (row.fact("kind"), row.n, f"{task} {other}".strip(), row.method)
-        seeds = found.setdefault(key, {}).setdefault(row.dtype, {})
-        # Where test labels are known, the test split counts.
+        seeds = by_key.setdefault(key, {}).setdefault(row.dtype, {})
+        # If test labels are known, the test split counts.
         if split == "test" or not (row.seed in seeds and seeds[row.seed].quantity.startswith("test")):
             seeds[row.seed] = row
-    tasks = list(dict.fromkeys(task.split()[0] for _, _, task, _ in found))
+    tasks = list(dict.fromkeys(task.split()[0] for _, _, task, _ in by_key))
 
     def place(key: Key) -> tuple[int, int, str, bool]:
         _, n, task, method = key
         return n or 0, tasks.index(task.split()[0]), task, method != EXACT
 
-    most = {key: max(found[key].values(), key=len) for key in sorted(found, key=place)}
+    most = {key: max(by_key[key].values(), key=len) for key in sorted(by_key, key=place)}
     return {key: _score(key[2], list(seeds.values())) for key, seeds in most.items()}
 
 
@@ -93,14 +93,14 @@ def error_beside(score: Any, other: Any) -> float:
 
 def framed(rows: Sequence[Row]) -> pd.DataFrame:
     """The rows, and the scores with their gaps to exact attention, the printed ones, and the shares of long texts."""
-    found = scores(rows)
+    best_scores = scores(rows)
     shares = {(row.fact("task"), row.m): row.value for row in rows if row.fact("kind") == "lengths"}
     by_length = {row.n: row.value for row in rows if row.fact("kind") == "by-length" and row.method == EXACT}
     best = max((row.value for row in rows if row.quantity == _TRIAL), default=0.0)
     lines = []
-    for (kind, n, task, method), score in found.items():
+    for (kind, n, task, method), score in best_scores.items():
         base, m = split_name(method)
-        exact, trained = found.get((kind, n, task, EXACT)), found.get(("run", n, task, method))
+        exact, trained = best_scores.get((kind, n, task, EXACT)), best_scores.get(("run", n, task, method))
         printed = {EXACT: "BERT-base", "nystrom": "Nyströmformer (1024)" if n == LONG else "Nyströmformer"}.get(base)
         gap = "" if exact is None else f"{100 * (score.value - exact.value):+.1f}"
         lines.append(score.with_facts(
@@ -113,7 +113,7 @@ def framed(rows: Sequence[Row]) -> pd.DataFrame:
         shown = f"{100 * row.value:.1f}"
         if row.fact("kind") == "by-length" and row.method != EXACT and row.n in by_length:
             shown += f" ({100 * (row.value - by_length[row.n]):+.1f})"
-        tested = found.get(("search", row.n, row.fact("task"), row.method)) if row.value == best else None
+        tested = best_scores.get(("search", row.n, row.fact("task"), row.method)) if row.value == best else None
         lines.append(row.with_facts(shown=shown, tested=tested and tested.fact("shown")))
     frame = frame_of(lines)
     equal = ", ".join(task for (task, m), share in shares.items() if m == 64 and share == 0)
@@ -169,39 +169,39 @@ _TABLES_1 = [
 
 def _scores(frame: pd.DataFrame, kind: str = "run", **where: Any) -> dict[tuple[str, str], Any]:
     """Scores by task and method, without those on mismatched texts."""
-    found = by(frame, SCORE, "task", "method", kind=kind, **where)
-    return {key: score for key, score in found.items() if _MISMATCHED not in key[0]}
+    cells = by(frame, SCORE, "task", "method", kind=kind, **where)
+    return {key: score for key, score in cells.items() if _MISMATCHED not in key[0]}
 
 
 def _claims_2(frame: pd.DataFrame) -> list[Claim]:
     """A claim for each task that was measured with both attentions, and one for each search."""
-    found, source = _scores(frame), "Nyströmformer, Table 2"
+    cells, source = _scores(frame), "Nyströmformer, Table 2"
     competitive = "performs competitively with exact attention"
     return [
         *(
             Claim(f"Nyström attention {competitive} on {task}.", partial(_beside, task), source)
-            for task in dict.fromkeys(task for task, _ in found)
-            if (task, EXACT) in found and _nearest(found, task)
+            for task in dict.fromkeys(task for task, _ in cells)
+            if (task, EXACT) in cells and _nearest(cells, task)
         ),
         *(
             Claim(f"After the search on {of[0]} it {competitive}.", partial(_after_search, *of), source)
             for of in _scores(frame, "search")
-            if of[1] != EXACT and (of[0], EXACT) in found | _scores(frame, "search")
+            if of[1] != EXACT and (of[0], EXACT) in cells | _scores(frame, "search")
         ),
     ]
 
 
-def _nearest(found: Mapping[tuple[str, str], Any], task: str) -> str:
+def _nearest(cells: Mapping[tuple[str, str], Any], task: str) -> str:
     """The method with the number of landmarks nearest to the paper's 64; "" if there is none."""
-    sizes = [(m, method) for of, method in found if of == task and (m := split_name(method)[1]) is not None]
+    sizes = [(m, method) for of, method in cells if of == task and (m := split_name(method)[1]) is not None]
     return min(sizes, key=lambda size: abs(size[0] - 64))[1] if sizes else ""
 
 
-def _beside(task: str, frame: pd.DataFrame) -> Found:
+def _beside(task: str, frame: pd.DataFrame) -> Answer:
     """Whether Nyström attention is competitive with exact attention."""
-    found = _scores(frame)
-    method = _nearest(found, task)
-    ours, exact = found[task, method], found[task, EXACT]
+    cells = _scores(frame)
+    method = _nearest(cells, task)
+    ours, exact = cells[task, method], cells[task, EXACT]
     share = float(ours.share or 0)
     numbers = (
         f"{method} {ours.shown} %, exact {exact.shown} % on {exact.repeats} texts, standard error of the difference "
@@ -211,7 +211,7 @@ def _beside(task: str, frame: pd.DataFrame) -> Found:
     return _judged(task, ours, exact, numbers, decides=share >= _ENOUGH)
 
 
-def _after_search(task: str, method: str, frame: pd.DataFrame) -> Found:
+def _after_search(task: str, method: str, frame: pd.DataFrame) -> Answer:
     """Whether the run that is best on validation is, on the test texts, after a search of the same size for both."""
     searched = _scores(frame, "search")
     ours, exact = searched[task, method], (_scores(frame) | searched)[task, EXACT]
@@ -227,7 +227,7 @@ def _after_search(task: str, method: str, frame: pd.DataFrame) -> Found:
 def _judged(
     task: str, ours: Any, other: Any, numbers: str, *, decides: bool = True, both: bool = False,
     what: str = "Exact attention",
-) -> Found:  # fmt: skip
+) -> Answer:  # fmt: skip
     """Whether a score is competitive with another, or `both` are; unknown where the other is no better than a guess."""
     guess = _guess(task)
     if other.value - (other.high - other.low) <= guess:
@@ -258,7 +258,7 @@ def _claims_1(frame: pd.DataFrame) -> list[Claim]:
     ]
 
 
-def _longer(task: str, method: str, frame: pd.DataFrame) -> Found:
+def _longer(task: str, method: str, frame: pd.DataFrame) -> Answer:
     long, short = (_scores(frame, n=n)[task, method] for n in (LONG, 512))
     numbers = (
         f"{long.shown} % at {LONG} tokens, {short.shown} % at 512, standard error at most "
@@ -269,13 +269,13 @@ def _longer(task: str, method: str, frame: pd.DataFrame) -> Found:
 
 def _figures(frame: pd.DataFrame, folder: Path) -> Figures:
     """The difference from exact attention, or of 1,024 from 512 tokens, with bars of two standard errors."""
-    found, long = _scores(frame, n=512), _scores(frame, n=LONG)
+    short, long = _scores(frame, n=512), _scores(frame, n=LONG)
     axis = f"score of {LONG} tokens less that of 512, points" if long else "score less that of exact attention, points"
     # Each run with that of exact attention, or with its own at 512 tokens, if there is one.
     pairs = [
-        (task, method, score, found[other])
-        for (task, method), score in (long or found).items()
-        if (long or method != EXACT) and (other := (task, method if long else EXACT)) in found
+        (task, method, score, short[other])
+        for (task, method), score in (long or short).items()
+        if (long or method != EXACT) and (other := (task, method if long else EXACT)) in short
     ]
     if not pairs:
         return {}

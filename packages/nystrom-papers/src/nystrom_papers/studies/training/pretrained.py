@@ -36,7 +36,7 @@ from nystrom_lab.measure.rows import Row, read_rows
 from nystrom_lab.report.plots.curves import read_curves
 from nystrom_lab.training.pretrain.data import HeldOutInstances
 from nystrom_lab.training.results import wilson
-from nystrom_papers.studies.reproduce.declared import Cells, Claim, Found, Lines, Pivot, by, declare, each, frame_of
+from nystrom_papers.studies.reproduce.declared import Answer, Cells, Claim, Lines, Pivot, by, declare, each, frame_of
 from nystrom_papers.studies.reproduce.known import MARGIN, Known, estimate, holds_for_share, is_competitive
 from nystrom_papers.studies.reproduce.study import Part, Plan, Setting, part
 from nystrom_papers.studies.training.runs import Training, said, train
@@ -236,7 +236,7 @@ def _numbers(rows: pd.DataFrame, quantity: str, names: Sequence[str]) -> str:
     return f"{', '.join(said)}.{guess if at_guess else ''}{skip}"
 
 
-def _near(quantity: str, ours: str, other: str, rows: pd.DataFrame, *, both: bool = False) -> Found:
+def _near(quantity: str, ours: str, other: str, rows: pd.DataFrame, *, both: bool = False) -> Answer:
     """Whether one accuracy is competitive with another; with `both`, whether each is with the other."""
     last, agrees = _last(rows, quantity), None
     if _learned(rows, quantity, (ours, other)):
@@ -245,7 +245,7 @@ def _near(quantity: str, ours: str, other: str, rows: pd.DataFrame, *, both: boo
     return agrees, _numbers(rows, quantity, (ours, other))
 
 
-def _above(quantity: str, ours: str, others: Sequence[str], rows: pd.DataFrame) -> Found:
+def _above(quantity: str, ours: str, others: Sequence[str], rows: pd.DataFrame) -> Answer:
     """Whether an accuracy is above all of some others; False where it is below one."""
     last, agrees = _last(rows, quantity), None
     if _learned(rows, quantity, (ours, *others)):
@@ -253,7 +253,7 @@ def _above(quantity: str, ours: str, others: Sequence[str], rows: pd.DataFrame) 
     return agrees, _numbers(rows, quantity, (ours, *others))
 
 
-def _faster(quantity: str, rows: pd.DataFrame) -> Found:
+def _faster(quantity: str, rows: pd.DataFrame) -> Answer:
     """Whether half the steps from the exact model are competitive with all steps from scratch."""
     last = _last(rows, quantity)
     numbers = _numbers(rows, quantity, (_FROM_EXACT, "nystrom", "softmax"))

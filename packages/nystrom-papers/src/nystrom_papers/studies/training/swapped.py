@@ -27,31 +27,31 @@ def swapped_rows(
     published, and the share of predictions that differ from those of the first method. The model's own method is the
     first.
     """
-    facts, found = (
+    facts, labelled = (
         find_labelled(task),
         read_labelled((data,), find_labelled(task), own=False, kind="auto", val_share=None),
     )
-    which = "test" if "test" in found.splits else "validation"
-    texts, first = found.splits[which], None
+    which = "test" if "test" in labelled.splits else "validation"
+    texts, first = labelled.splits[which], None
     split: EncodedSplit | None = None
     for method in methods:
         attention, options = read_method(method)
         start = find_classifier(str(best), attention=attention, options=options)
-        model = make_classifier(start, classes=found.classes, task=task, pairs=texts.pairs is not None)
+        model = make_classifier(start, classes=labelled.classes, task=task, pairs=texts.pairs is not None)
         if split is None:
             segments = start.segments and takes_segments(model) and texts.pairs is not None
             split = EncodedSplit(texts, start.tokenizer, max_length=MAX_LENGTH, segments=segments)
         collate = collator(padding_of(start.tokenizer))
         logits = logits_of(model, split, collate, batch_size=BATCH_SIZE, device="cpu", precision=precision)
-        guess = predicted(logits, classes=found.classes is not None)
+        guess = predicted(logits, classes=labelled.classes is not None)
         first = guess if first is None else first
         shared: dict[str, Any] = {
             "method": method, "n": MAX_LENGTH, "repeats": len(split),
-            "facts": {"model": name, "splits": "published" if found.published else "own"},
+            "facts": {"model": name, "splits": "published" if labelled.published else "own"},
             "dtype": precision, "seed": 0,
         }  # fmt: skip
         assert split.labels is not None, "the test texts have labels, and validation always has"
-        results: Mapping[str, float] = scores(logits, split.labels, facts.metrics, classes=found.classes is not None)
+        results: Mapping[str, float] = scores(logits, split.labels, facts.metrics, classes=labelled.classes is not None)
         for metric in facts.metrics:
             low, high = wilson(results[metric], len(split)) if metric == "accuracy" else (None, None)
             yield Row(quantity=f"{which} {metric}", value=results[metric], low=low, high=high, **shared)

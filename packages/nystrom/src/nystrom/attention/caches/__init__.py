@@ -1,1 +1,1 @@
-"""What near_far stores of earlier tokens: a bounded cache for causal attention, and a compressed context."""
+"""Memory of near_far's earlier tokens: a bounded cache for causal attention, and a compressed context."""

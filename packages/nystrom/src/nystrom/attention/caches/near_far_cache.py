@@ -24,7 +24,7 @@ class NearFarCache(nn.Module):
     """The tokens that a layer has read, as a cache; made by `MultiheadAttention.new_cache`.
 
     Save and load it by its state dict, move it with `to`, and reorder its sequences with `reorder`. It has no gradient.
-    All sequences of a batch have read the same number of tokens, all of them real. Its dtype is float32 at least.
+    All sequences of a batch have read the same number of tokens, all of them real. The dtype is float32 at least.
 
     Raises:
         ValueError: Invalid sizes, or options that causal attention does not support.
@@ -113,7 +113,7 @@ class NearFarCache(nn.Module):
         """Read tokens of one block, after `length` earlier ones."""
         size = self.options.block_size
         exact, inside = length < self.exact, length % size
-        # What the window held before: all tokens, or those of the block before and of this one.
+        # So far the window holds all tokens, or those of the block before and of this one.
         held = length if exact or length < size else size + inside
         stop = held + q.shape[1]
         self.window[:, held:stop] = x
@@ -150,7 +150,7 @@ class NearFarCache(nn.Module):
     def get_extra_state(self) -> dict[str, Any]:
         """The options that it was made with; loading a state with different options raises."""
         state = {**asdict(self.options), "num_heads": self.num_heads}
-        # It has none.
+        # A cache has no exact heads.
         del state["exact_heads"]
         return state
 

@@ -28,7 +28,7 @@ from nystrom.shapes import Masks, check_inputs, score_scale, zero_masked
 class NearFarContext(nn.Module):
     """Compressed keys and values; made by `near_far_context`.
 
-    Its state dict holds these three tensors: `NearFarContext(**torch.load(file))` restores what
+    The state dict holds these three tensors: `NearFarContext(**torch.load(file))` restores what
     `torch.save(context.state_dict(), file)` saved.
 
     Attributes:

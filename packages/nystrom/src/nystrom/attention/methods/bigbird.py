@@ -96,12 +96,12 @@ def _bigbird(
         positions, real, first, span = from_first_real(keep, size)
         q, k, v = (zero_masked(take(x, positions), real) for x in (q, k, v))
     count = (span + size - 1) // size
-    drawn, found = _random_blocks(draws.view(h, r), count, torch.arange(q.shape[2] // size, device=q.device))
+    drawn, exists = _random_blocks(draws.view(h, r), count, torch.arange(q.shape[2] // size, device=q.device))
 
     def reach(x: Tensor, head: int, drawn: Tensor, count: Tensor) -> Tensor:
         return _keys(x, drawn[:, head], count, size)
 
-    bias = bias_of(_may(real, drawn, found, count, size), q.dtype)
+    bias = bias_of(_may(real, drawn, exists, count, size), q.dtype)
     out = attend_blocks(q, k, v, reach, bias, drawn, count, size=size, scale=scale, copies=True)
     place, named = _global_tokens(count, size)
     out = attend_globally(out, q, k, v, place, named, keep=real, scale=scale)
@@ -160,7 +160,7 @@ def _keys(
 def _may(
     real: Bool[Tensor, "b t"],
     drawn: Int[Tensor, "b h l r"],
-    found: Bool[Tensor, "b h l r"],
+    exists: Bool[Tensor, "b h l r"],
     count: Int[Tensor, " b"],
     size: int,
 ) -> Bool[Tensor, "b h l 1 k"]:
@@ -174,7 +174,7 @@ def _may(
     window = windows((blocks & between[..., None]).flatten(1)[..., None], size, size)[..., 0]
     fixed = torch.cat([ends.flatten(1)[:, None].expand(-1, length, -1), window], dim=2)[:, None].expand(-1, h, -1, -1)
     rows = torch.arange(b, device=real.device)[:, None, None, None]
-    may = torch.cat([fixed, (blocks[rows, drawn] & found[..., None]).flatten(3)], dim=3)
+    may = torch.cat([fixed, (blocks[rows, drawn] & exists[..., None]).flatten(3)], dim=3)
     # Blocks beyond the last have nothing, and softmax over nothing may be NaN; their results are dropped.
     return (may | ~may.any(dim=-1, keepdim=True))[:, :, :, None]
 

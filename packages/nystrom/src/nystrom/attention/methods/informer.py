@@ -1,6 +1,6 @@
 r"""Informer's ProbSparse attention: exact for the u queries that need it, the mean of the values for the rest.
 
-A query whose scores are all equal attends to all keys equally. Its distance from that is measured by
+A query whose scores are all equal attends to all keys equally. Distance from equal attention is measured by
 $$M(q_i) = \max_{j \in S} c\, q_i^\top k_j - \frac{1}{|S|} \sum_{j \in S} c\, q_i^\top k_j, \qquad c = 1 / \sqrt d,$$
 over a sample S of the keys. The u queries with the largest M, in each head, get exact attention over all real keys, in
 one fused call of u queries; the others get the mean of the real values. The selection carries no gradient. If two
@@ -92,9 +92,9 @@ def _attend_to_sample(
         sparsity = _sparsity(q, take(k, sample), score_scale(q, scale))
         place = torch.arange(n, device=q.device)
         order = in_order(sparsity, place, None if query_keep is None else query_keep[:, None])
-        chosen, found = first_in_order(order, options.num_queries)
-        # Where there are fewer than u queries, the results of the others go to a row past the end.
-        chosen = torch.where(found, chosen, n)[..., None]
+        chosen, exists = first_in_order(order, options.num_queries)
+        # If fewer than u queries are real, the results of the missing ones go to a row past the end.
+        chosen = torch.where(exists, chosen, n)[..., None]
     queries = q.gather(2, chosen.clamp(max=n - 1).expand(-1, -1, -1, q.shape[-1]))
     exact = fused_softmax(queries, k, v, keep=keep, scale=scale)
     lazy = _mean(v, keep).expand(-1, -1, n + 1, -1)

@@ -15,8 +15,8 @@ For tokens near each other, norms and product nearly cancel, but their rounding 
 relative to the middle of the keys, and if there are few channels, each of several groups has two columns of its own.
 
 **Kernels of the distance** are computed from differences, not from a matrix product, so the distance of equal tokens is
-exactly zero; on a CPU this takes several times as long as the fused call. Of the n x s weights, only those of a few
-queries are held at a time: a few times as many numbers as the queries or keys have. The backward pass computes them
+exactly zero; on a CPU this takes several times as long as the fused call. The n x s weights exist for only a few
+queries at a time: a few times as many numbers as the queries or keys have. The backward pass computes them
 again. The plain formula, which stores n x s numbers and raises for a second derivative (see `nystrom.kernels`), is used
 in a compiler, since the number of stretches would become part of its graph, inside `torch.func`, and if a graph of the
 backward pass is recorded.

@@ -43,6 +43,8 @@ from nystrom.attention.backend import check_backend_device
 from nystrom.attention.entry import attend, picks_triton
 from nystrom.attention.exact_limit import exact_one_by_one, exact_where_short
 from nystrom.attention.fused import fused_softmax, unmask_empty_rows
+from nystrom.attention.loops_operator import loops_operator
+from nystrom.attention.onnx_operator import WRITES_LOOPS, near_far_operator
 from nystrom.attention.options import NearFarOptions, documented, refuse_tolerance
 from nystrom.attention.parts.band import MovedTokens, from_first_real, moved_tokens, pad_to_blocks, without_padding
 from nystrom.attention.parts.biased_blocks import attend_with_positions
@@ -71,7 +73,7 @@ from nystrom.shapes import (
     zero_masked,
 )
 
-# What `check_same_tokens` says where nothing declares cross-attention.
+# The error of `check_same_tokens` for a call that does not declare cross-attention.
 _NEEDS_SAME_TOKENS = (
     "near_far counts positions, and without key_keep or query_keep takes queries and keys for the same tokens: pass "
     "key_keep for cross-attention (all True where all keys are real)"
@@ -135,8 +137,11 @@ def near_far_attention(
         _check_causal(q, masks, options, group)
         return attend(_causal, q, k, v, masks, options, same_tokens=_CAUSAL)
     same_tokens = _NEEDS_SAME_TOKENS if masks.is_self else None
-    core = _near_far if tolerance is None else within_tolerance(_near_far, tolerance, scale, group=group)
-    return attend(core, q, k, v, masks, options, masks.is_self, same_tokens=same_tokens, group=group)
+    how = {"same_tokens": same_tokens, "group": group}
+    if tolerance is not None:
+        core = within_tolerance(_near_far, tolerance, scale, group=group)
+        return attend(core, q, k, v, masks, options, masks.is_self, **how)
+    return attend(_near_far, q, k, v, masks, options, masks.is_self, operator=_by_loops, **how)
 
 
 @documented(NearFarOptions)
@@ -229,6 +234,9 @@ def _near_far(
 ) -> Float[Tensor, "b h n e"]:
     if options.backend == "triton":
         check_backend_device(options.backend, q.device)
+    # First what a compiler traces.
+    if is_self and torch.compiler.is_exporting() and not torch.compiler.is_dynamo_compiling() and WRITES_LOOPS.get():
+        return near_far_operator(q, k, v, all_real(k) if keep is None else keep, options)
     s, exact_up_to = k.shape[2], options.exact_up_to if is_self else 0
     of_self = (options.block_size, options.num_selected, exact_up_to) if is_self else ()
     most = max(options.num_heavy, options.num_clusters, *of_self)
@@ -242,6 +250,9 @@ def _near_far(
     if not exact_up_to or (keep is None and is_number(s)):
         return approximate(q, k, v, keep, query_keep)
     return exact_where_short(approximate, q, k, v, all_real(k) if keep is None else keep, exact_up_to, options.scale)
+
+
+_by_loops = loops_operator("near_far", _near_far, NearFarOptions)
 
 
 def _with_bias(

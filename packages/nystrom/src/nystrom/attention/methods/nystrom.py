@@ -26,6 +26,7 @@ from torch import Tensor
 from nystrom.attention.entry import attend
 from nystrom.attention.exact_limit import ExactLimit, exact_limit
 from nystrom.attention.fused import fused_softmax, softmax_of_landmarks, softmax_rows
+from nystrom.attention.loops_operator import loops_operator
 from nystrom.attention.options import NystromOptions, documented, refuse_tolerance
 from nystrom.attention.parts.error_estimate import within_tolerance
 from nystrom.attention.parts.landmark_sums import landmark_sums
@@ -106,7 +107,8 @@ def nystrom_attention(
     core, kernels = _nystrom, _by_kernels
     if tolerance is not None:
         core, kernels = (within_tolerance(each, tolerance, scale, group=group) for each in (core, kernels))
-    how = {"same_tokens": same_tokens, "kernels": kernels, "group": group}
+    operator = _by_loops if tolerance is None and generator is None else None
+    how = {"same_tokens": same_tokens, "kernels": kernels, "operator": operator, "group": group}
     return attend(core, q, k, v, masks, options, generator, skip, **how)
 
 
@@ -213,7 +215,7 @@ def _nystrom(
     if skip is not None:
         check_kernel(v, skip)
     if options.pinv == "exact" and skip is None and v.dtype == torch.float16:
-        # What the inverse multiplies may pass the largest float16, also where the result does not.
+        # Products with the inverse can overflow float16 even if the result does not.
         wide = _nystrom(q.float(), k.float(), v.float(), keep, query_keep, options, generator, None)
         return narrowed(wide, v.dtype)
     m, scale = options.num_landmarks, options.scale
@@ -240,6 +242,9 @@ def _nystrom(
         return left_factor(q, k_landmarks, middle, None, scale, convolution)
     out = left_factor(q, k_landmarks, limit.values_as_middle(middle, v), limit.real_landmarks(), scale, convolution)
     return limit.results(out, right)
+
+
+_by_loops = loops_operator("nystrom", _nystrom, NystromOptions)
 
 
 def _by_kernels(

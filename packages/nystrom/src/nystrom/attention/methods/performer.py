@@ -7,7 +7,7 @@ $$\mathrm{out}_i = \frac{\phi(q_i)^\top \sum_j \phi(k_j) v_j^\top}{\phi(q_i)^\to
 Rows come in blocks of d that are orthogonal to each other, with directions uniform on the sphere and norms of the
 distribution $\chi(d)$: each row by itself is $N(0, I)$, and the variance is below that of independent rows.
 
-What belongs to one query cancels, so both sums are softmax attention themselves: over the keys for each feature, with
+Factors of one query cancel, so both sums are softmax attention themselves: over the keys for each feature, with
 scores $\sigma_{fj} = \sqrt c\, \omega_f^\top k_j - \tfrac c2 \|k_j\|^2$, and over the features for each query,
 $$C_f = \sum_j \mathrm{softmax}_j(\sigma_{fj})\, v_j, \qquad \ell_f = \ln \sum_j e^{\sigma_{fj}}, \qquad
 \mathrm{out}_i = \sum_f \mathrm{softmax}_f(\sqrt c\, \omega_f^\top q_i + \ell_f)\, C_f.$$
@@ -137,7 +137,7 @@ def draw_projection(
     """
     device = device if generator is None else generator.device
     blocks = -(-num_features // head_dim)
-    # In float32 whatever torch's default is, so that draws are the same under all of them.
+    # In float32 regardless of torch's default, so that draws are the same under all of them.
     drawn = {"generator": generator, "device": device, "dtype": torch.float32}
     normal = torch.randn(blocks, head_dim, head_dim, **drawn)
     norms = torch.randn(num_features, head_dim, **drawn).norm(dim=-1, keepdim=True)

@@ -139,7 +139,7 @@ def _middle(
     scale: float,
     options: SkyformerSoftmaxOptions,
 ) -> tuple[Float[Tensor, "b h m f"], Float[Tensor, "b h m 1"], Float[Tensor, "b h m e"]]:
-    """What the queries sum over the landmarks: values, then the denominator, relative to a size; its logarithm, less
+    """Sums of the queries over the landmarks: values, then the denominator, relative to a size; its logarithm, less
     that of the landmark's own factor; and the landmarks' own results.
     """
     means, logs = softmax_and_logsumexp(landmarks, k, v, keep=keep, scale=scale)
@@ -162,7 +162,7 @@ def _levels(logs: Float[Tensor, "b h m 1"], kernel: Float[Tensor, "b h m m"]) ->
     levels = logs
     for _ in range(_LEVEL_STEPS):
         levels = torch.maximum(levels, (kernel + levels.mT).amax(dim=-1, keepdim=True))
-    # Where that has not settled (long chains of near landmarks), levels move towards the largest of all, 0, as far as
+    # Levels that have not settled (long chains of near landmarks) move towards the largest of all, 0, as far as
     # the worst pair needs. Beyond the rounding of a level, that is: relative to a small rise it would be a large share.
     number = torch.finfo(levels.dtype)
     rise, limit = levels.mT - levels, -kernel - 4 * number.eps * levels.amin(dim=2, keepdim=True)
@@ -177,8 +177,8 @@ def _levelled_inverse(
     ridge = options.gamma * torch.eye(kernel.shape[-1], dtype=kernel.dtype, device=kernel.device)
     plain = torch.exp(kernel) + ridge
     root = plain.sum(dim=-1, keepdim=True).rsqrt()
-    # The levels' difference first: beside a level as such a small logarithm would be lost. What is above 0 is rounding,
-    # which must not decide whether there is a gradient.
+    # The levels' difference first: beside a level as such a small logarithm would be lost. An excess above 0 is
+    # rounding, which must not decide whether there is a gradient.
     logs = kernel + (levels.mT - levels)
     levelled = root * (torch.exp(logs - logs.detach().clamp(min=0)) + ridge) * root.mT
     inverse = pinv_similar(levelled, root * plain * root.mT, inverse=options.pinv, steps=options.pinv_steps)

@@ -2,7 +2,7 @@ r"""Exact attention, $\mathrm{softmax}(c\, Q K^\top)\, V$, in two forms.
 
 - "fused": one `scaled_dot_product_attention` call; memory linear in n, time quadratic.
 - "materialised": scores, softmax and product one after the other, n x s numbers stored twice: what the papers' tables
-  call the Transformer, kept as their baseline. Its memory is quadratic by design.
+  call the Transformer, kept as their baseline. The memory is quadratic by design.
 
 Source: Vaswani et al. (2017), arXiv:1706.03762, eq. (1).
 """

@@ -70,7 +70,7 @@ class MovedTokens(NamedTuple):
     q: Float[Tensor, "r t d"]
     k: Float[Tensor, "r t d"]
     v: Float[Tensor, "r t e"]
-    real: Bool[Tensor, "r t"] | None  # Of the real queries; None if that is not asked for
+    real: Bool[Tensor, "r t"] | None  # True for a real query; None if the caller does not need it
     chosen: Chosen
     first: Int[Tensor, " r"] | None  # The first real token of each row; None if no token has moved
 

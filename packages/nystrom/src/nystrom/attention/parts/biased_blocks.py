@@ -11,7 +11,7 @@ half a block), and $\beta(l, j)$ is that of the piece of j:
   distances differ in bias; further away each side has one bias, which is exact.
 - ALiBi: minus the slope times the distance between the middles of block and piece, over their real tokens.
 
-Sums of the values of each cluster by pieces are made once. Those of a block are a product of weights and these sums,
+Sums of the values of each cluster by pieces are made once. The sums of a block are a product of weights and these sums,
 plus for buckets the sums over all blocks on either side; nothing is subtracted. The product of ALiBi takes
 $3\, l^2 m e$ steps for l blocks: it grows with the square of the tokens, at a thousandth of exact attention's rate.
 
@@ -46,7 +46,7 @@ _LEAST = -80.0
 
 
 class OfAllHeads(NamedTuple):
-    """What all heads share."""
+    """Bias, options and scale, which all heads share."""
 
     bias: PositionBias
     options: NearFarOptions
@@ -70,7 +70,7 @@ def attend_with_positions(
         positions, real, _, _ = from_first_real(keep, size)
         places = take_rows(places.expand(len(keep), -1, -1), positions)
     if not places.is_floating_point():
-        # Of numbers, only differences count.
+        # Only differences of position numbers count.
         places = torch.arange(t, device=q.device)[None, :, None]
     settings = OfAllHeads(bias, options, score_scale(q, options.scale))
     weight = at_least_float32(bias.weight[0]).to(q.dtype)
@@ -246,7 +246,7 @@ def _by_middles(
 
 
 def _starts(size: int, reach: int) -> list[int]:
-    """Where the pieces of a block begin."""
+    """The first place of each piece of a block."""
     return sorted({0, reach % size, -reach % size})
 
 

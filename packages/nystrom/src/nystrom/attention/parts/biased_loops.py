@@ -53,7 +53,7 @@ def _attend(
     weight: Float[Tensor, "h w"],
     chosen: Chosen,
 ) -> Float[Tensor, "r t e"]:
-    """The same by torch's operators, one head after the other."""
+    """The attention by torch's operators, one head after the other."""
     heads, place = len(weight), torch.arange(q.shape[1], device=q.device)[None, :, None]
     of_head = [x.unflatten(0, (-1, heads)).unbind(1) for x in (q, k, v, *chosen)]
     real = torch.ones_like(place[..., 0], dtype=torch.bool)

@@ -1,7 +1,7 @@
 """Exact attention with a bias of positions, a stretch of queries at a time.
 
 The bias of a stretch exists only while the stretch is computed, and is made again for the gradient, so that memory
-grows linearly with the tokens. Where the length is symbolic, or a compiler traces, all queries are one stretch.
+grows linearly with the tokens. If the length is symbolic, or a compiler traces, all queries are one stretch.
 """
 
 from collections.abc import Callable

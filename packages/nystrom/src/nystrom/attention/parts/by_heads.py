@@ -42,7 +42,7 @@ class _ByHeads(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, attend: Attend, records: bool, *tensors: Tensor) -> Tensor:
-        # Which need a gradient, torch says where it records none, too.
+        # torch says which inputs need a gradient even if it records none.
         q, v, needed = tensors[0], tensors[-1], [records and need for need in ctx.needs_input_grad[2:]]
         out = room_like(q) if q.shape[-1] == v.shape[-1] else q.new_empty(*q.shape[:3], v.shape[-1])
 
@@ -66,14 +66,14 @@ class _ByHeads(torch.autograd.Function):
         made = [room_like(x) if need else None for x, need in zip(tensors, ctx.needs_input_grad[2:], strict=True)]
         parts, keeps = ctx.parts, keeps_graph()
         if not keeps:
-            # As torch frees what it saved.
+            # Torch frees its saved tensors here; so do we.
             del ctx.parts
 
         def some(part: tuple[slice, list[Tensor], GradientEdge]) -> None:
             heads, inputs, edge = part
             wanted = [x for x in inputs if x.requires_grad]
-            found = torch.autograd.grad(edge, wanted, grad[:, heads], retain_graph=keeps, allow_unused=True)
-            for whole, gradient in zip((x for x in made if x is not None), found, strict=True):
+            gradients = torch.autograd.grad(edge, wanted, grad[:, heads], retain_graph=keeps, allow_unused=True)
+            for whole, gradient in zip((x for x in made if x is not None), gradients, strict=True):
                 whole[:, heads] = 0.0 if gradient is None else gradient
 
         in_threads(some, parts)

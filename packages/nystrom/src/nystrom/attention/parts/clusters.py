@@ -7,7 +7,7 @@ rounding, which depends on padding. If no queries are known yet, all keys are fi
 is its distance to the mean of its cluster.
 
 **Clusters** are found by k-means. It starts from segment means, or, if the order of the keys has no meaning, from one
-key of each segment: segment means of the rows of a table would all be alike. All steps but the last move the centres,
+key of each segment: segment means of the rows of a table would all be alike. All steps except the last move centres,
 each by another sample of the keys: a quarter of them, but at least m (or all) and at most 8 m, spread evenly. The last
 step assigns every key to its nearest centre. Heavy keys take no part.
 
@@ -186,7 +186,7 @@ def _centres(
     filled: Bool[Tensor, "b m"],
     iterations: int,
 ) -> Float[Tensor, "b h m d"]:
-    """Centres after all steps but the last, which only assigns keys."""
+    """Centres after all steps except the last, which only assigns keys."""
     m, (rank, count) = filled.shape[1], real_index(keep)
     s = k.shape[2]
     for wanted, counted in sampled_ranks(count, s, m, iterations):
@@ -203,7 +203,7 @@ def _centres(
 def sampled_ranks(
     count: Int[Tensor, " b"], s: int, m: int, iterations: int
 ) -> Iterator[tuple[Int[Tensor, "b r"], Bool[Tensor, "b r"]]]:
-    """For each step but the last, the ranks of a sample of the `count` real keys among s, and which entries count."""
+    """For each step except the last, the ranks of a sample of the `count` real keys of s, and which entries count."""
     count = count[:, None]
     sizes, largest = torch.minimum(count, ((count + 3) // 4).clamp(m, 8 * m)), 8 * m
     # A symbolic length may be any.
@@ -217,7 +217,7 @@ def nearest_cluster(
 ) -> Int[Tensor, "b h s"]:
     """The nearest non-empty centre of each token, a stretch of tokens at a time.
 
-    Of nearly equally near centres the last wins: their distances differ by rounding, which depends on padding.
+    The last of nearly equally near centres wins: their distances differ by rounding, which depends on padding.
     """
     (b, h, s), m = x.shape[:3], centres.shape[2]
     # argmin |x - c|^2 = argmax x.c - |c|^2 / 2

@@ -99,7 +99,7 @@ def estimate_errors(
     """The estimated relative error of outputs, for each sequence and head; 0 for a sequence without real queries.
 
     Args:
-        out: The outputs of a method without its skip convolution. Those of masked queries are not read.
+        out: The outputs of a method without its skip convolution. Outputs of masked queries are not read.
     """
     if not q.numel() or not k.numel():
         return q.new_zeros(q.shape[:2])

@@ -26,7 +26,7 @@ class SeenKeys(NamedTuple):
 
     keys: Float[Tensor, "b l k d"]
     values: Float[Tensor, "b l k e"]
-    bias: Float[Tensor, "b l k"] | Float[Tensor, "b l c k"]  # Of all queries of a block, or of each
+    bias: Float[Tensor, "b l k"] | Float[Tensor, "b l c k"]  # One for all queries of a block, or one for each
 
 
 class FarKeys(NamedTuple):

@@ -35,7 +35,7 @@ def landmark_sums(
     Args:
         out: Memory for the result, which has the gradients of v and w, see `attention.skip.padded_values_and_buffer`.
         landmarks: Landmarks of the keys.
-        middle: What is summed for them.
+        middle: Values of the landmarks, to be summed.
         v: Values; zeros at padding tokens.
         w: A kernel of odd size per head.
         keep: Landmarks that may be attended to; None if all may. The middle of the others must be zero.
@@ -141,7 +141,7 @@ class _LandmarkSums(torch.autograd.Function):
 def _attention(
     q: Tensor, landmarks: Tensor, middle: Tensor, keep: Tensor | None, scale: float
 ) -> Float[Tensor, "b h n e"]:
-    """By operations that have all derivatives."""
+    """The sums by operations that have all derivatives."""
     return softmax_rows(q, landmarks, keep=keep, scale=scale) @ middle
 
 

@@ -6,7 +6,7 @@ $$\mathrm{mean}_i = \sum_j \mathrm{softmax}_j(\sigma_{ij})\, v_j, \qquad \ell_i 
 Methods that sum unnormalised exponentials twice need both: they represent a sum of any size by a mean and a logarithm,
 which neither overflow nor underflow.
 
-A null key with the score $t_i = \max_j \sigma_{ij}$ (a constant for the gradient) is added. Its weight
+A null key with the score $t_i = \max_j \sigma_{ij}$ (a constant for the gradient) is added. The key's weight
 $w_i = 1 / (1 + e^{\ell_i - t_i})$ is between $1 / (1 + s)$ and $1/2$, and a separate column of the values returns it.
 Then $\ell_i = t_i + \ln(1 - w_i) - \ln w_i$, and the mean is the rest of the output divided by $1 - w_i$.
 

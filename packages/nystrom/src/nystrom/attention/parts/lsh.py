@@ -80,7 +80,7 @@ def even_rotations(shape: tuple[int, int, int, int], device: torch.device) -> Fl
     """
     count = shape[0] * shape[1] * shape[2] * shape[3]
     if torch.compiler.is_exporting() and not torch.compiler.is_dynamo_compiling():
-        # As constants: ONNX has no quantile function.
+        # Write the numbers as constants: ONNX has no quantile function.
         quantile = NormalDist().inv_cdf
         numbers = [min(max(quantile(i * (i * GOLDEN_RATIO % 1) % 1), -8), 8) for i in range(1, count + 1)]
         return torch.tensor(numbers, dtype=torch.float32, device=device).reshape(shape)

@@ -1,6 +1,6 @@
 r"""Keys that a block of queries selects: those whose cluster would cost it most.
 
-A block b of B queries is cut into stretches of 16, with the means $\bar q_t$ of their real queries. Of a key j in the
+A block b of B queries is cut into stretches of 16, with the means $\bar q_t$ of their real queries. For a key j in the
 cluster a, with the mean key $\mu_a$ and the mean value $\nu_a$ of the cluster,
 $$w_b(j) = p_b(j)\, \|v_j - \nu_a\|_1, \qquad p_b(j) = \max_{t \in b} e^{c\, \bar q_t^\top k_j} / Z_t$$
 is about what the output of b loses if j is part of its cluster: the attention to j times how far its value is from
@@ -37,7 +37,7 @@ _FEWEST, _MOST = 2**12, 2**19
 
 
 class _Keys(NamedTuple):
-    """What all blocks of a row choose from."""
+    """The keys that all blocks of a row choose from."""
 
     far: FarKeys
     sizes: Int[Tensor, "b m"]  # Tokens of each cluster

@@ -2,13 +2,13 @@ r"""Heavy keys and clusters by Triton kernels: the same choice as in `nystrom.at
 
 Launches: the centre of the keys, and the means of segments; the scores of the keys with the mean queries; the order of
 the keys; of more than _COMPARED_WHOLE, the groups that hold the largest of these; the heavy keys, which leave the
-clusters; then for each step of k-means but the last the nearest centre of each sampled key, and the means of those; in
+clusters; then for each step of k-means except the last the nearest centre of each sampled key, and their means; in
 the last step the nearest centre of each key. With masks, first the ranks of the real tokens. There may be any number of
 clusters. Nothing has a size of keys times clusters, the host waits for nothing, and sums are added in a fixed order, so
 the same inputs give the same choice.
 
 For s keys, and r <= 8 m of them sampled, the choice reads per sequence and head the queries once, the keys three times
-and, in each step but the last, 2 r of them. Most of its operations are products with centres: s m d in the last step,
+and, in each step except the last, 2 r of them. Most operations are products with centres: s m d in the last step,
 and r m d in each other step, as many as for its sums. Each is computed as three, in bfloat16, or tf32 for other keys:
 with centres of fewer digits, rounding and so padding would change which is the nearest.
 
@@ -48,7 +48,7 @@ def can_choose(width: int, dtype: torch.dtype) -> bool:
 
 
 class ChoiceOptions(NamedTuple):
-    """What heavy keys and clusters are chosen for."""
+    """Sizes by which heavy keys and clusters are chosen."""
 
     means: int  # Mean queries whose attention decides which keys are heavy; a power of two, at most 16
     g: int  # Heavy keys
@@ -97,7 +97,7 @@ def _(q, k, keep, query_keep, means, g, m, iterations, scale):
 
 
 class _Choice(torch.autograd.Function):
-    """The same in the form that torch.func needs."""
+    """The choice in the form that torch.func needs."""
 
     @staticmethod
     def forward(*inputs):

@@ -20,7 +20,7 @@ from nystrom.landmarks import MIDDLE_TOKENS
 ROUNDINGS = tl.constexpr(16)
 # An order is the weight's logarithm in steps of 1 / STEPS, then the place.
 STEPS, PLACES, FURTHEST = tl.constexpr(2**10), tl.constexpr(2**30), tl.constexpr(2.0**22)
-# That of a key that is not real is this plus its place; no key is ABSENT. Both are below all others.
+# Order of a padded token: NOT_REAL plus its place. ABSENT marks an empty slot. Both sort below every real key.
 NOT_REAL, ABSENT = tl.constexpr(1 - 2**63), tl.constexpr(-(2**63))
 _SOME, _PRECISION = tl.constexpr(MIDDLE_TOKENS), tl.constexpr(FLOAT32_PRECISION)
 # Tokens that a program ranks at a time.
@@ -63,7 +63,7 @@ def _count(counts, b, tokens):
 
 @triton.jit
 def _positions(places, b, ranks, live, tokens):
-    """Where the tokens of the given ranks are."""
+    """Positions of the tokens of the given ranks."""
     positions = ranks
     if places is not None:
         positions = tl.load(places + b * tl.full((), tokens, tl.int64) + ranks, mask=live, other=0)

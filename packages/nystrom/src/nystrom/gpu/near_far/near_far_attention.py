@@ -208,7 +208,7 @@ class _ChooseAndAttend(torch.autograd.Function):
 def _stage_inputs(
     program: Program, inputs: Sequence[Any], m: int, block: int, reach: int, scale: float
 ) -> NearFarInputs:
-    """What all stages share."""
+    """The inputs that all stages share."""
     q, k, v, heavy, found, cluster, keep = inputs
     first = None if keep is None else stages.first_real(program, keep)
     return NearFarInputs(program, q, k, v, m, scale, heavy, found, cluster, first, block, reach)

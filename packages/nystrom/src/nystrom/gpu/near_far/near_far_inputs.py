@@ -1,4 +1,4 @@
-"""What all stages share: tensors, sizes, and the constants that kernels are specialised to."""
+"""Inputs that all stages share: tensors, sizes, and the constants that kernels are specialised to."""
 
 from dataclasses import dataclass
 from functools import cached_property
@@ -18,7 +18,7 @@ _WALK_M = 32
 
 @dataclass(frozen=True)
 class NearFarInputs(ProgramInputs):
-    """What all stages share; keys and values are zeros where they are not real."""
+    """Tensors and sizes that all stages share; keys and values are zeros where they are not real."""
 
     heavy: Slot  # (b, h, g) Positions of the heavy keys
     found: Slot  # (b, h, g) Whether each of them exists, as bytes
@@ -54,7 +54,7 @@ class NearFarInputs(ProgramInputs):
         return NearFarSizes(h, b * h, n, s, g, self.m, self.size, self.reach, self.blocks)
 
     def constants(self, *, walk: bool = False, near: bool = True) -> Constants:
-        """What kernels are compiled for; with `walk`, where a program has queries of its own."""
+        """The constants that kernels are compiled for; with `walk`, if a program has queries of its own."""
         blocks = self.tiles()
         return self._constants(
             BLOCK_N=self.block_n,

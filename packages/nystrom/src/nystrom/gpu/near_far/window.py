@@ -14,7 +14,7 @@ from nystrom.gpu.arithmetic import load_matrix, load_tokens, log_weights, place_
 
 @triton.jit
 def begin_of(first, b):
-    """Where the first block of a sequence begins; `first` may be None."""
+    """The first token of the first block of a sequence; `first` may be None."""
     begin = tl.full((), 0, tl.int32)
     if first is not None:
         begin = tl.load(first + b)

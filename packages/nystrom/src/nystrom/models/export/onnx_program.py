@@ -5,7 +5,8 @@ that of the position table if there is one, padded or not, and return the model'
 methods of the library can be exported; `nystrom.models.export.words` rewrites operations that ONNX lacks.
 
 Not in ONNX: the "ridge" and "exact" inverses (it has neither a solver nor singular values), near_far with
-`num_selected` or without heavy keys, and weights other than float32. All of these raise before any work is done.
+`num_selected` or without heavy keys, except with loops, and weights other than float32. All of these raise before any
+work is done.
 
 After writing, onnxruntime runs the file on batch sizes and lengths other than those of the export, with padding, and
 the results are compared with the model; a file that differs is not kept.
@@ -13,21 +14,22 @@ the results are compared with the model; a file that differs is not kept.
 
 import logging
 import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import nn
+from transformers import PreTrainedModel
 
 from nystrom.attention.heads import AttentionHeads
+from nystrom.attention.onnx_operator import DOMAIN, onnx_loops
 from nystrom.evaluation import evaluating
 from nystrom.landmarks import for_onnx
-from nystrom.models.encoder import EncoderPreTrainedModel
-from nystrom.models.export.comparison import OutputEntries, compare, example, longest
+from nystrom.models.export.comparison import OutputEntries, compare, example, longest, method_of
 from nystrom.models.export.words import IN_WORDS_OF_ONNX
 from nystrom.models.heads.pairs import EncoderForPairClassification
 from nystrom.progress import Progress
@@ -60,18 +62,18 @@ class Exported:
         return f"{self.path}: {self.megabytes:.1f} MB\n{takes}, any batch and length\n{compared}"
 
 
-def export_program(model: EncoderPreTrainedModel, *, token_type_ids: bool = False) -> torch.export.ExportedProgram:
+def export_program(model: PreTrainedModel, *, token_type_ids: bool = False) -> torch.export.ExportedProgram:
     """Export the model with `torch.export`, for any batch size and length; `torch.export.save` writes it.
 
     Args:
-        model: An encoder, with a head or without.
+        model: An encoder of `nystrom.models` or of transformers, with a head or without.
         token_type_ids: Add token_type_ids as an input; otherwise all tokens belong to the first segment.
 
     Returns:
         A program that returns a tuple of tensors, in the order of the model's output.
 
     Raises:
-        ValueError: Not a model of `nystrom.models`, or one with a single position.
+        ValueError: Not an encoder of tokens, or one with a single position.
     """
     _check_model(model)
     limit = longest(model)
@@ -88,20 +90,23 @@ def export_program(model: EncoderPreTrainedModel, *, token_type_ids: bool = Fals
 
 
 def export_onnx(
-    model: EncoderPreTrainedModel,
+    model: PreTrainedModel,
     to: Path,
     *,
     opset: int | None = None,
     token_type_ids: bool = False,
+    loops: bool = False,
     check: bool = True,
 ) -> Exported:
     """Export the model to ONNX, for any batch size and length.
 
     Args:
-        model: An encoder in float32, with a head or without.
+        model: An encoder in float32, of `nystrom.models` or of transformers, with a head or without.
         to: The file, which must not exist yet.
         opset: ONNX opset version, 18 to 22; None uses torch's default.
         token_type_ids: Add token_type_ids as an input; otherwise all tokens belong to the first segment.
+        loops: Write near_far as one operator for each layer, which onnxruntime runs as fast as torch does by the loops
+            of `nystrom.native`. Only a session that has registered `nystrom.native.onnx_library()` can load the file.
         check: Run the file with onnxruntime, and compare it with the model.
 
     Raises:
@@ -110,7 +115,7 @@ def export_onnx(
         ArithmeticError: The file differs from the model.
     """
     _check_model(model)
-    _check_onnx(model, opset, runs=check)
+    _check_onnx(model, opset, runs=check, loops=loops)
     check_file(to)
     inputs = _INPUTS if token_type_ids else _INPUTS[:2]
     outputs = _output_names(model)
@@ -118,9 +123,11 @@ def export_onnx(
         Progress("export", 3 + check, unit="steps") as progress,
         temporary_folder(to) as around,
     ):
-        with progress.doing("tracing the model"), for_onnx():
+        with progress.doing("tracing the model"), for_onnx(), onnx_loops() if loops else nullcontext():
             program = export_program(model, token_type_ids=token_type_ids)
         written = _in_onnx(program, model, progress, opset_version=opset, input_names=inputs, output_names=outputs)
+        if loops and all(node.domain != DOMAIN for node in written.model.graph):
+            raise ValueError("loops is True, but no layer of the model has near_far self-attention: leave it out.")
         partial = around / to.name
         with progress.doing("writing the file"):
             _name_axes(written)
@@ -129,7 +136,7 @@ def export_onnx(
         runs, difference = (), 0.0
         if check:
             with progress.doing("comparing the file with the model"):
-                runs, difference = compare(partial, model, inputs)
+                runs, difference = compare(partial, model, inputs, loops=loops)
         megabytes = sum(file.stat().st_size for file in around.iterdir()) / 1e6
         put: list[Path] = []
         try:
@@ -146,7 +153,7 @@ def export_onnx(
 
 
 def _in_onnx(
-    program: torch.export.ExportedProgram, model: EncoderPreTrainedModel, progress: Progress, **options: Any
+    program: torch.export.ExportedProgram, model: PreTrainedModel, progress: Progress, **options: Any
 ) -> torch.onnx.ONNXProgram:
     """The program in the words of ONNX; ValueError if it has none for some operation."""
     try:
@@ -157,7 +164,7 @@ def _in_onnx(
             written = torch.onnx.export(program, (), dynamo=True, verbose=False, **options)
     except torch.onnx.OnnxExporterError as error:
         raise ValueError(
-            f"attention {model.config.attention!r} with {model.config.attention_options} cannot be written as ONNX "
+            f"attention {method_of(model)!r} with {_options_of(model)} cannot be written as ONNX "
             f"({_root(error)}): use other options, or export_program."
         ) from error
     assert written is not None, "torch.onnx.export gives a program where no file is named"
@@ -170,9 +177,15 @@ def _lacks_words(program: torch.export.ExportedProgram) -> bool:
     return any(node.target in IN_WORDS_OF_ONNX for graph in graphs for node in graph.nodes)
 
 
+def _options_of(model: PreTrainedModel) -> Mapping[str, Any]:
+    return getattr(model.config, "attention_options", None) or {}
+
+
 def _check_model(model: nn.Module) -> None:
-    if not isinstance(model, EncoderPreTrainedModel):
-        raise ValueError(f"model is a {type(model).__name__}; expected one of nystrom.models.")
+    if not isinstance(model, PreTrainedModel) or model.main_input_name != "input_ids":
+        raise ValueError(
+            f"model is a {type(model).__name__}; expected an encoder of tokens, of nystrom.models or transformers."
+        )
     limit = longest(model)
     if limit is not None and limit < 2:
         raise ValueError(
@@ -180,7 +193,7 @@ def _check_model(model: nn.Module) -> None:
         )
 
 
-def _check_onnx(model: EncoderPreTrainedModel, opset: int | None, *, runs: bool) -> None:
+def _check_onnx(model: PreTrainedModel, opset: int | None, *, runs: bool, loops: bool) -> None:
     if opset is not None and opset not in _OPSETS:
         raise ValueError(
             f"opset is {opset}; expected {_OPSETS[0]} to {_OPSETS[-1]}: torch writes nothing older, and the attention "
@@ -191,7 +204,9 @@ def _check_onnx(model: EncoderPreTrainedModel, opset: int | None, *, runs: bool)
             raise ValueError(f"ONNX needs the package {package}, which is not installed: pip install 'nystrom[onnx]'.")
     if model.dtype != torch.float32:
         raise ValueError(f"the model is in {model.dtype}; expected torch.float32: call model.float() first.")
-    # Of the modules rather than the config, whose layers may each have a method of their own.
+    if not loops and method_of(model) == "near_far" and _options_of(model).get("num_selected"):
+        _refuse_selected(_options_of(model)["num_selected"])
+    # Read the modules rather than the config: each layer may have a method of its own.
     for heads in (module for module in model.modules() if isinstance(module, AttentionHeads)):
         options = heads.options
         if getattr(options, "pinv", "iterative") != "iterative":
@@ -199,15 +214,21 @@ def _check_onnx(model: EncoderPreTrainedModel, opset: int | None, *, runs: bool)
                 f"pinv is {options.pinv!r}, but ONNX has neither a solver nor singular values: use 'iterative', or "
                 "export_program."
             )
-        if heads.method == "near_far" and options.num_selected:
-            raise ValueError(
-                f"num_selected is {options.num_selected}, whose choice is not in ONNX: use 0, or export_program."
-            )
-        if heads.method == "near_far" and not options.num_heavy:
+        if loops or heads.method != "near_far":
+            continue
+        if options.num_selected:
+            _refuse_selected(options.num_selected)
+        if not options.num_heavy:
             raise ValueError(
                 "num_heavy is 0, but onnxruntime cannot reshape near_far's empty set of heavy keys: use 1 or "
-                "more, or export_program."
+                "more, loops=True (--loops), or export_program."
             )
+
+
+def _refuse_selected(count: int) -> NoReturn:
+    raise ValueError(
+        f"num_selected is {count}, whose choice is not in ONNX: use 0, loops=True (--loops), or export_program."
+    )
 
 
 def check_file(to: Path) -> None:
@@ -235,10 +256,11 @@ def _quiet() -> Iterator[None]:
                 logger.setLevel(level)
 
 
-def _output_names(model: EncoderPreTrainedModel) -> tuple[str, ...]:
+def _output_names(model: PreTrainedModel) -> tuple[str, ...]:
     ids, mask, _ = example(model, 1, 2, 0, 0)
     with torch.no_grad(), evaluating(model):
-        return tuple(model(ids, attention_mask=mask, output_hidden_states=False, return_dict=True).keys())
+        outputs = model(ids, attention_mask=mask, output_hidden_states=False, return_dict=True)
+    return tuple(name for name, value in outputs.items() if isinstance(value, torch.Tensor))
 
 
 def _name_axes(written: torch.onnx.ONNXProgram) -> None:

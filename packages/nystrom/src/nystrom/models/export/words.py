@@ -8,7 +8,7 @@
 | distances (`cdist`) | the roots of sums over squared differences |
 | `>>` of signed numbers | a division that rounds down; ONNX shifts unsigned ones only |
 
-The table is for `ExportedProgram.run_decompositions`, applied to a program before it is written as ONNX. That traces it
+The table is for `ExportedProgram.run_decompositions`, applied to a program before it is written as ONNX. It traces
 again, so searches for the place of a token take their form in the first trace (`nystrom.landmarks.for_onnx`).
 """
 

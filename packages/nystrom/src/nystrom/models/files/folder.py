@@ -25,7 +25,7 @@ _CARD_TEXT = """# A model with attention of nystrom
 In Python `import nystrom.integrations` first. Then it loads as any folder of transformers or sentence-transformers, by
 AutoModel or the Auto class of its head. Without the import no version of transformers knows it.
 """
-# What the tokenizers of transformers read; a folder holds some of them.
+# Files that the tokenizers of transformers read; a folder holds some of them.
 TOKENIZER_FILES = (
     *("tokenizer.json", _TOKENIZER_CONFIG, "special_tokens_map.json", "added_tokens.json", "vocab.txt", "vocab.json"),
     *("merges.txt", "spiece.model", "sentencepiece.bpe.model", "tokenizer.model", "sentencepiece.model", "spm.model"),

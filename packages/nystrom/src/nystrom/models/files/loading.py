@@ -171,7 +171,7 @@ def _is_finite(tensor: Tensor) -> bool:
     the model before it forks would have workers that wait for ever.
     """
     for piece in tensor.flatten().split(_GRAIN):
-        # Both ends are NaN where one number is; of 8 bits torch has no ends.
+        # Both ends are NaN if one number is; torch computes no ends in 8 bits.
         ends = (piece.float() if piece.element_size() == 1 else piece).aminmax() if piece.numel() else ()
         if not all(map(math.isfinite, ends)):
             return False

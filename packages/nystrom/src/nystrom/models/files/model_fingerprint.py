@@ -1,6 +1,6 @@
-"""What a saved model is, in one line: a sum of each part that another model would differ in.
+"""The identity of a saved model, in one line: a sum of each part that another model would differ in.
 
-A training, a healing, whatever continues them, and their rows name the model that they start from by this line,
+A training, a healing, a command that continues them, and their rows name the model that they start from by this line,
 `weights-configuration-tokenizer-pooling`: 16 hexadecimal digits of a SHA-256 sum, then 8 for each other part. A part
 without files is empty, and empty parts at the end are left out. Names and contents of the files count, the card and the
 folder's own name do not.
@@ -23,7 +23,7 @@ def model_fingerprint(folder: Path) -> str:
     """The line of the model in a folder.
 
     Raises:
-        ValueError: Its modules.json is no list of modules, or names one outside the folder.
+        ValueError: The model's modules.json is no list of modules, or names one outside the folder.
     """
     weights = _sum(folder, [path.name for path in folder.glob("*.safetensors")], digits=16)
     others = [_sum(folder, names, digits=8) for names in ([CONFIG_NAME], TOKENIZER_FILES, _pooling_files(folder))]

@@ -1,7 +1,7 @@
 """The published format of Nyströmformer: its config.json as fields of `EncoderConfig`, and back.
 
 The checkpoints `uw-madison/nystromformer-512` ... `-4096`, and all that transformers' `NystromformerFor...` classes
-save, have `model_type` "nystromformer". What those classes compute, in the fields of `EncoderConfig`:
+save, have `model_type` "nystromformer". The fields of `EncoderConfig` that compute the same:
 
 | config.json | means |
 |---|---|

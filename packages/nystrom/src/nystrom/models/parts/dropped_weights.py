@@ -96,7 +96,7 @@ def _dropped(
         weights = KERNELS[options.kernel](q, k, scale=score_scale(q, options.scale))
     else:
         if v.dtype == torch.float16:
-            # As exact attention does when it stores its weights.
+            # Exact attention computes in float32, too, when it stores its weights.
             q, k, v = q.float(), k.float(), v.float()
         weights = softmax_rows(q, k, keep=keep, scale=options.scale)
     return dropout(weights, share) @ v

@@ -1,4 +1,4 @@
-r"""What only models of the preset "modern" have, as fields of `EncoderConfig` say: two parts.
+r"""Two parts of the models of the preset "modern" alone, by fields of `EncoderConfig`.
 
 **A short depthwise convolution** of tokens, with a kernel per channel, mixes neighbours in linear time.
 
@@ -7,9 +7,9 @@ with an odd size K, and zeros outside the sequence and at padding tokens. Positi
 end changes nothing; masked tokens inside a sequence count as positions. The kernels start near the identity: 1 in the
 middle, plus uniform draws within $\tfrac12 K^{-1/2}$.
 
-On a CPU, torch's `conv2d` is fast for float32, but its gradients are slow. That of the tokens is computed as the same
-convolution with the kernel reversed; that of kernels longer than 13 from sums along the diagonals of products of
-windows: with $g$ the gradient of $y$,
+On a CPU, torch's `conv2d` is fast for float32, but its gradients are slow. The tokens' gradient is the same convolution
+with the kernel reversed; the gradient of kernels longer than 13 is summed along the diagonals of products of windows:
+with $g$ the gradient of $y$,
 $$\frac{\partial}{\partial w_{c,t}} = \sum_i g_{i,c}\, x_{i + t - (K-1)/2,\, c}.$$
 
 Source: So et al. (2021), arXiv:2109.08668, which convolves queries, keys and values after their projections with K = 3.
@@ -50,7 +50,7 @@ _NUMBERS = 2**18
 class ShortConvolution(nn.Module):
     """The convolution with K odd taps; `weight` has the layout of `nn.Conv1d(w, w, K, groups=w)`."""
 
-    # It reads neighbouring tokens, which other ranks may hold: see `nystrom.parallel.models`.
+    # The convolution reads neighbouring tokens, which other ranks may hold: see `nystrom.parallel.models`.
     over_ranks = False
 
     def __init__(self, width: int, kernel_size: int):

@@ -2,7 +2,7 @@ r"""Rotary positions: queries and keys rotate by angles that grow with the posit
 
 Channels j and j + d/2 of a head of width d form one complex number $z_j$, which position p rotates to
 $$z_j\, e^{i p \theta_j}, \qquad \theta_j = 10000^{-k_j / R},$$
-so the score of a query at p and a key at p' depends on their positions only through p - p'. Of the P pairs, R are
+so the score of a query at p and a key at p' depends on their positions only through p - p'. R of the P pairs are
 rotated: those with $(j R \bmod P) < R$, which are evenly spread; $k_j = \lfloor j R / P \rfloor$ numbers them. The
 other pairs have $\theta_j = 0$ and do not depend on the position.
 

@@ -253,7 +253,7 @@ def sum_after(ranks: Ranks, x: Float[Tensor, "*b m d"]) -> Float[Tensor, "*b m d
 
 
 def _sum_beside(ranks: Ranks, x: Float[Tensor, "*b m d"], side: int) -> Float[Tensor, "*b m d"]:
-    """By recursive doubling: about log2(ranks) exchanges."""
+    """The sum over the ranks on one side, by recursive doubling: about log2(ranks) exchanges."""
     total = None
     for distance in hops(ranks.size):
         came = _from(ranks, x if total is None else total, side * distance)

@@ -36,7 +36,7 @@ class LabelledTask(TextColumns):
 
     Attributes:
         classes: Names of the classes, in order; None if the labels are numbers.
-        metrics: Its metrics; the first selects the best model.
+        metrics: Metrics of the task; the first selects the best model.
         spellings: Other words for a class in files.
         submission: File name of GLUE predictions by split, "test" or "test_mismatched"; empty if there is none.
         submitted: Names of the classes in a file of predictions; None for numbers with three decimals.

@@ -44,7 +44,7 @@ IS_SHORT, TARGET, START, SEGMENTS, SWAPPED, WORDS = range(6)
 
 
 class Stretches(NamedTuple):
-    """Where instances are: document, first token, the token after the last, and the key of everything else."""
+    """Places of instances: document, first token, the token after the last, and the key of everything else."""
 
     document: NDArray[np.int64]
     start: NDArray[np.int64]

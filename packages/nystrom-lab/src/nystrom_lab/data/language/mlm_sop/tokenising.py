@@ -76,7 +76,7 @@ def is_held_out(text: bytes, plan: BlockPlan) -> bool:
 def tokenise(corpora: Sequence[Corpus], kept: Path, plan: BlockPlan, *, block_size: int = BLOCK) -> list[Path]:
     """Write the blocks of all corpora into a folder of finished work, and return their files in order.
 
-    Those that are there are not made again; a block has so many bytes of text, at least.
+    Blocks that exist are not made again; a block has so many bytes of text, at least.
 
     Raises:
         ValueError: A corpus is broken, or its first documents are all too short.

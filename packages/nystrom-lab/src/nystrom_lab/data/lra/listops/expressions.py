@@ -109,7 +109,7 @@ def draw_expressions(rng: np.random.Generator, attempts: int, limits: Limits) ->
     spans.reverse()
     offsets = np.concatenate([[0], np.cumsum(spans[0])])
     tokens = np.full(offsets[-1], PAD, dtype=np.uint8)
-    # And from the root: where each node begins.
+    # The second pass goes from the root: where each node begins.
     begin = offsets[:-1]
     for depth, (arity, span) in enumerate(zip(arities, spans, strict=True)):
         operators = np.flatnonzero(arity)

@@ -43,7 +43,7 @@ from nystrom_lab.data.store.token_files import (
     write_split,
 )
 
-# Where the official files are inside the release.
+# The folder of the official files inside the release.
 FOLDER = "listops-1000"
 COLUMNS = b"Source\tTarget"
 WORDS = {b"]" if token == CLOSE else VOCABULARY[token].encode(): token for token in range(ZERO, CLOSE + 1)}
@@ -103,7 +103,7 @@ def _differences(folder: Path, counts: Mapping[str, int]) -> list[str]:
             for split in SPLITS
             if counts[split] != wanted[split]
         ),
-        # What was missing when these files were written is missing still.
+        # Lines that were missing when these files were written are still missing.
         *known,
     ]
 

@@ -151,15 +151,15 @@ class _Painter:
 
     def _find_room(self, rng: np.random.Generator, snakes: Snakes) -> Ints:
         """Place the first dash of each snake, and return the pictures where there was room."""
-        found = np.zeros(len(snakes.far), dtype=bool)
+        placed = np.zeros(len(snakes.far), dtype=bool)
         for _ in range(PLACE_TRIES):
-            pending = np.flatnonzero(~found)
+            pending = np.flatnonzero(~placed)
             far = self.grid.places(rng.integers(self.geometry.size, size=(len(pending), 2)))
             kinds = rng.integers(SEED_ANGLES, size=len(pending))
             free = snakes.free(pending, far, kinds)
             snakes.begin(pending[free], 0, far[free], kinds[free])
-            found[pending[free]] = True
-        return np.flatnonzero(found)
+            placed[pending[free]] = True
+        return np.flatnonzero(placed)
 
     def _edges(self) -> Planes:
         padding = self.geometry.padding

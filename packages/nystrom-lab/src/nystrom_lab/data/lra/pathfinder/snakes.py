@@ -24,14 +24,14 @@ Levels = NDArray[np.uint8]
 
 # Dashes that are drawn at a pivot before the snake is abandoned.
 DASH_TRIES = 3
-# Where two footprints (each up to 255) meet, they sum to at most 1.5 times that: only their edges overlap.
+# Two footprints that meet (each up to 255) sum to at most 1.5 times 255: only their edges overlap.
 OVERLAP = 382
 # A footprint may cover this much of a pixel at the edges: four fifths of a full one.
 EDGE = OVERLAP - 204
 
 
 class Planes(NamedTuple):
-    """What snakes keep away from: a plane for each snake of each picture, `lanes` of them in each picture.
+    """Pixels that snakes keep away from: a plane for each snake of each picture, `lanes` of them in each picture.
 
     Attributes:
         blocked: Footprints of dashes; no other footprint may overlap them.
@@ -47,7 +47,7 @@ class PixelGrid:
 
     Args:
         size: Rows and columns without the rim.
-        rim: Its width; no stamp is larger.
+        rim: Width of the rim; no stamp is larger.
     """
 
     def __init__(self, size: int, rim: int):
@@ -97,8 +97,8 @@ class Snakes:
 
     Args:
         grid: The pictures' pixels.
-        dashes: What snakes are made of.
-        planes: What they keep away from; written to.
+        dashes: Dashes of the snakes.
+        planes: Pixels to keep away from; written to.
         lanes: Snakes in a picture.
         length: Dashes of a snake.
     """

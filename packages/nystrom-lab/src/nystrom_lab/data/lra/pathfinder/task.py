@@ -6,8 +6,8 @@ of 32 x 32, 160,000 / 20,000 / 20,000.
 
 The draw depends on the seed alone. Pictures come in chunks of a size that only `size` decides, chunk i from the i-th
 child of `numpy.random.SeedSequence(seed)`, whichever process draws it. The first ones form the test split, the next the
-validation split, the rest the training split, so more training data leave the other two unchanged. Of every two
-consecutive pictures one is of class 1.
+validation split, the rest the training split, so more training data leave the other two unchanged. One of every two
+consecutive pictures is of class 1.
 
 Source: Tay et al. (2021), arXiv:2011.04006; Linsley et al. (2018), arXiv:1805.08315.
 Departs from the published data: the draw has a seed; the classes are balanced.
@@ -78,21 +78,21 @@ def prepare_pathfinder(
             in use or cannot be written.
     """
     to = Path(to).expanduser().resolve()
-    asked = {"test": test, "val": val, "train": train}
-    _check(size, difficulty, contour, asked, seed, workers)
+    counts = {"test": test, "val": val, "train": train}
+    _check(size, difficulty, contour, counts, seed, workers)
     if source is not None:
         if contour is not None:
             raise ValueError(
                 f"contour is {contour}, but published pictures are easy, intermediate or hard: leave it out, or leave "
                 "--from out to have pictures drawn."
             )
-        if given := [name for name, count in asked.items() if count is not None]:
+        if given := [name for name, count in counts.items() if count is not None]:
             raise ValueError(
                 f"{', '.join(given)} cannot be chosen for published pictures, which are split 80 / 10 / 10: leave it"
                 " out, or leave --from out to have pictures drawn."
             )
         return import_release(Path(source), to, size=size, difficulty=difficulty, seed=seed)
-    sizes = {name: PUBLISHED_SIZES[name] if count is None else count for name, count in asked.items()}
+    sizes = {name: PUBLISHED_SIZES[name] if count is None else count for name, count in counts.items()}
     if not any(sizes.values()):
         raise ValueError("train, val and test are all 0: ask for at least one picture.")
     settings = {"origin": "generated", "size": size, "difficulty": difficulty, **sizes, "seed": seed}

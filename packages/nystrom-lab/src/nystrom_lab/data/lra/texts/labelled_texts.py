@@ -1,6 +1,6 @@
 """Labelled texts as a data set of the arena: texts in a scratch file, a few numbers for each in memory.
 
-A text is cut to its first `max_length` bytes. Its label is read as `nystrom_lab.data.sources.labels` says.
+A text is cut to its first `max_length` bytes. The label is read as `nystrom_lab.data.sources.labels` says.
 """
 
 import sys
@@ -187,7 +187,7 @@ def prepare_texts(
     """
     to = Path(to).expanduser().resolve()
     check_at_least("--max-length", max_length, 1)
-    # Where val is test by rule, a share for val breaks the rule on purpose.
+    # If val is test by rule, a share for val breaks the rule on purpose.
     val_is_test = source.val_is_test and held_out.val_share is None
     shares = held_out.shares((*source.splits, "val") if val_is_test else source.splits)
     settings = {"origin": source.kind, "max_length": max_length, "seed": held_out.seed, "skip_empty": skip_empty}

@@ -13,7 +13,8 @@ text into two splits, give a pair of texts both labels, or pair a text with itse
 paper may be listed twice, or a page have an address for each of its versions.
 
 **Negatives.** As many as links, in each split: the same first documents with the second ones exchanged among them, so
-that each document is first, and is second, as often in negatives as in links. Its identity says nothing of the label.
+that each document is first, and is second, as often in negatives as in links. A document's
+identity does not predict the label.
 
 **Baseline.** TF-IDF: the share of pairs that a threshold on the cosine of both texts' TF-IDF vectors
 gets right (a word's count times $\log(N / \text{documents that hold it})$ of all N), the threshold chosen on train. A
@@ -173,7 +174,7 @@ def split_documents(links: Sequence[tuple[str, str]], shares: Mapping[str, float
 
 
 def unlinked(links: Sequence[tuple[str, str]], known: Sequence[tuple[str, str]], seed: int) -> list[Pair]:
-    """As many pairs that are not linked, from the same first and second documents; none is of the known links.
+    """An equal number of pairs without a link, from the same first and second documents; none is of the known links.
 
     Raises:
         ValueError: The links are too dense to find that many other pairs.

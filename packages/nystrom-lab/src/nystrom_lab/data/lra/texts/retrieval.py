@@ -69,7 +69,7 @@ def prepare_retrieval(
             sentence or "#2 String".
         label_field: Column or field of the labels. Default: label, class, Target, sentiment, gold_label, is_duplicate,
             Quality or score.
-        val_share: Share of the training pairs that becomes val where the source has none; a tenth if not given. Of
+        val_share: Share of the training pairs that becomes val where the source has none; a tenth if not given. For
             documents and links it is the share of the documents.
         test_share: The same for test.
         seed: Decides which pairs those are.

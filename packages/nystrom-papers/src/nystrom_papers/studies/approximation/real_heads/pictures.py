@@ -30,21 +30,21 @@ def save_pictures(heads: LayerHeads, maps: Mapping[str, Float[Tensor, "b h *shap
 
 
 def read_pictures(folder: Path) -> dict[str, dict[str, np.ndarray]]:
-    """What `save_pictures` saved, by head, such as "layer 2, head 6", and by name.
+    """The arrays of `save_pictures`, by head, such as "layer 2, head 6", and by name.
 
     Raises:
         ValueError: There are none.
     """
-    found: dict[str, dict[str, np.ndarray]] = {}
+    heads: dict[str, dict[str, np.ndarray]] = {}
     for file in sorted(folder.glob(_file("*")), key=lambda file: int(file.stem.rpartition("-")[2])):
         layer = int(file.stem.rpartition("-")[2])
         with np.load(file, allow_pickle=False) as arrays:
             for key in arrays.files:
                 head, _, name = key.partition("/")
-                found.setdefault(f"layer {layer + 1}, head {int(head) + 1}", {})[name] = arrays[key]
-    if not found:
+                heads.setdefault(f"layer {layer + 1}, head {int(head) + 1}", {})[name] = arrays[key]
+    if not heads:
         raise ValueError(f"{folder} has rows but no maps-*.npz, so its figure cannot be drawn: choose another --to.")
-    return found
+    return heads
 
 
 def block_means(x: Float[Tensor, "*shape"], most: int = 128) -> Float[Tensor, "*smaller"]:

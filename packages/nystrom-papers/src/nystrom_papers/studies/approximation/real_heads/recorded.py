@@ -28,7 +28,7 @@ WEIGHTS: tuple[Weights, ...] = ("pretrained", "initialised")
 class LayerHeads:
     """The heads of one layer, in float64.
 
-    Those of its heads that figures show are `shown`; none with initialised weights.
+    `shown` are the heads that figures show; none with initialised weights.
     """
 
     weights: Weights
