@@ -1,4 +1,4 @@
-"""Comments and docstrings name their subject first, as CONTRIBUTING asks.
+"""Comments, docstrings and pages name their subject first, as CONTRIBUTING asks.
 
 A sentence that begins with "What", "Of", "Its" or the like leaves the reader to find out what it is about. A few are
 plain English, such as "By default" and "By Lemma 1"; hence a limit instead of none.
@@ -43,6 +43,8 @@ def test_a_bare_beginning_is_found():
         " One  Two.",
         " Three",
     ]
+    page = "# What it is\n\nA page.\n- **Of all.** One.\n```\nWhat code\n```\n| Its | cell |\n**As text.** It is.\n"
+    assert bare(prose(page)) == ["Of all.** One.", "As text.** It is."]
 
 
 def test_comments_name_their_subject():
@@ -54,4 +56,16 @@ def test_docstrings_name_their_subject():
     found = [
         f"{path}: {each}" for path, text in sources("py") for doc in _DOCSTRING.findall(text) for each in bare(doc)
     ]
+    assert len(found) <= MOST, "\n".join(found)
+
+
+def prose(page: str) -> str:
+    """A page without headings, code and tables; each item of a list is a paragraph of its own."""
+    page = re.sub(r"^```.*?^```|^<!-- nystrom .*?<!-- end -->|^[|#][^\n]*$", "", page, flags=re.MULTILINE | re.DOTALL)
+    return re.sub(r"^ *(?:- |\d\. |(?=\*\*))\*{0,2}", "\n", page, flags=re.MULTILINE)
+
+
+def test_pages_name_their_subject():
+    pages = (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")))
+    found = [f"{page.relative_to(ROOT)}: {each}" for page in pages for each in bare(prose(page.read_text("utf-8")))]
     assert len(found) <= MOST, "\n".join(found)
