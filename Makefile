@@ -39,7 +39,7 @@ $(VENV)/.dev: $(VENV)/.cli
 	  --requirement $(VENV)/needs.txt
 	@touch $@
 
-demo: $(VENV)/.cli  ## install; read and search long texts with a pretrained encoder (two minutes)
+demo: $(VENV)/.cli  ## install; read and search long texts with a pretrained encoder (three minutes)
 	$(BIN)/python examples/demo.py --to $(DEMO)
 
 test: $(VENV)/.dev  ## the fast tests
