@@ -46,8 +46,6 @@ def test_a_bare_beginning_is_found():
         " One  Two.",
         " Three",
     ]
-    page = "# What it is\n\nA page.\n- **Of all.** One.\n```\nWhat code\n```\n| Its | cell |\n**As text.** It is.\n"
-    assert bare(prose(page)) == ["Of all.** One.", "As text.** It is."]
 
 
 def test_comments_name_their_subject():
