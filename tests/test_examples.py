@@ -215,7 +215,7 @@ def test_tour(tmp_path):
     cells = code_of_the_tour()
     (tmp_path / "tour.py").write_text("\n\n".join("".join(cell["source"]) for cell in cells))
     said = printed("tour.py", at=tmp_path)
-    # As many landmarks as tokens are exact attention.
+    # A landmark for each token is exact attention.
     assert numbers(r"128 tokens: near_far (?:\S+), nystrom .* (\S+)", said)[0] < 1e-3
     assert (tmp_path / "tour.png").stat().st_size > 10_000
     now, shown = (re.findall(r"\d+\.\d+", text) for text in (said, shown_by(cells)))

@@ -1,4 +1,4 @@
-"""Comments and docstrings name their subject first, as CONTRIBUTING asks.
+"""Comments, docstrings and pages name their subject first, as CONTRIBUTING asks.
 
 A sentence that begins with "What", "Of", "Its" or the like leaves the reader to find out what it is about. A few are
 plain English, such as "By default" and "By Lemma 1"; hence a limit instead of none.
@@ -9,11 +9,14 @@ from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-ROOMS = ("packages/*/src", "examples", "tools")
+ROOMS = ("packages", "tests", "examples", "tools")
 MOST = 10
 _SENTENCES = re.compile(r"(?<=[.!?])\s+|\n\s*\n|\n +\*{0,2}\w+: ")
 _BARE = re.compile(r"(What|Of|As|Where|By|Its|That|Those)\b")
 _DOCSTRING = re.compile(r'^ *r?"""(.*?)"""', re.MULTILINE | re.DOTALL)
+# Blocks of code in a page; and where a cell of a table, or an entry of a list, begins.
+_FENCED = re.compile(r"^```.*?^```", re.MULTILINE | re.DOTALL)
+_CELL = re.compile(r"\| |^ *(?:[-*]|\d\.) ", re.MULTILINE)
 # One comment: the end of a line of code, or successive lines of comments alone.
 _COMMENT = re.compile(r"^[^\S\n]*(?:#|//)(.*(?:\n[^\S\n]*(?:#|//).*)*)|\s{2}#(.*)$", re.MULTILINE)
 
@@ -54,4 +57,14 @@ def test_docstrings_name_their_subject():
     found = [
         f"{path}: {each}" for path, text in sources("py") for doc in _DOCSTRING.findall(text) for each in bare(doc)
     ]
+    assert len(found) <= MOST, "\n".join(found)
+
+
+def test_pages_name_their_subject():
+    found = []
+    for path in (*ROOT.glob("*.md"), *ROOT.glob("*/README.md"), *ROOT.glob("docs/**/*.md")):
+        text = path.read_text(encoding="utf-8")
+        # Released versions of the changelog stay as they are.
+        text = text.partition("\n## 0.3.0 ")[0] if path.name == "CHANGELOG.md" else text
+        found += [f"{path.relative_to(ROOT)}: {each}" for each in bare(_CELL.sub("\n\n", _FENCED.sub("", text)))]
     assert len(found) <= MOST, "\n".join(found)

@@ -44,7 +44,7 @@ NOT_RUN = {
         "minutes at its small size; it has tests of its own",
     ),
 }
-# What is added to a command that would take minutes to days. A later option takes the place of an earlier one.
+# Options added to a command that would take minutes to days. A later option takes the place of an earlier one.
 FEW_STEPS = "--steps 2 --evaluate-every 2 --log-every 1 --batch-size"
 SHORTER = {
     "nystrom train": f"{FEW_STEPS} 2",

@@ -4,16 +4,16 @@ import ast
 from pathlib import Path
 
 PACKAGES = Path(__file__).parents[1] / "packages"
-# What writes to the path before the dot, or to an argument.
+# Functions that write to the path before the dot, or to an argument.
 WRITERS = {
     *("write_text", "write_bytes", "savefig", "save_file", "savez", "savez_compressed", "mkstemp", "copyfile", "copy2"),
     *("NamedTemporaryFile", "touch", "symlink_to", "hardlink_to", "link", "renames", "tofile", "to_csv", "to_parquet"),
 }
 OWNED = {("os", "replace"), ("os", "rename"), ("shutil", "copy"), ("np", "save"), ("torch", "save")}
-# What is locked; and the descriptor of an open stream and a switch of the kernel, no files.
+# A locked file; and the descriptor of an open stream and a switch of the kernel, no files.
 GROWING = {
     *(("nystrom_lab/measure/rows.py", "ab+"), ("nystrom_lab/cli/streams.py", "w")),
-    ("nystrom_lab/measure/resident.py", "write_text"),
+    ("nystrom_lab/measure/memory.py", "write_text"),
 }
 # In a folder that `partial_folder` lent, or such a folder itself.
 LENT = {
@@ -44,7 +44,7 @@ def test_what_is_temporary_is_made_where_leftovers_are_removed():
 
 
 def _written(path):
-    """What in a file writes to a path that the writer did not lend."""
+    """Calls in a file that write to a path that the writer did not lend."""
     name = path.relative_to(PACKAGES).as_posix().partition("/src/")[2]
     if name in ("nystrom/temporary.py", "nystrom/whole_files.py", "nystrom_lab/whole_folders.py"):
         return

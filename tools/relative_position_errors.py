@@ -1,7 +1,7 @@
 """The error of approximated attention in a small encoder of T5's kind, trained here, whose heads use their biases.
 
-An encoder of 4 layers and 4 heads of 32 learns to fill in masked bytes of a text, 8 pieces of 256 bytes a step. Its
-queries, keys, values and biases on bytes that it has not seen, more at a time than it was trained on, then go through
+An encoder of 4 layers and 4 heads of 32 learns to fill in masked bytes of a text, 8 pieces of 256 bytes a step. Then
+queries, keys, values and biases of bytes that it has not seen, more at a time than it was trained on, go through
 
 - `near_far`: the bias of far keys by side, as the library has it; the same with no bias for far keys; and with none;
 - `nystrom`: softmax with the mean bias of segments in its three matrices; and with none.

@@ -86,7 +86,7 @@ PAIRS = [
     ("near_far", "near_far-triton"),
     ("near_far-growing", "near_far-growing-triton"),
 ]
-# What of a file each pair has: rows of both passes at how many lengths; and the width of its heads.
+# For each file: rows of both passes at how many lengths, the width of heads, and its pairs.
 AUTO = {
     "gpu-lengths": (12, "64", PAIRS),
     "gpu-single": (6, "64", [PAIRS[0], PAIRS[3], PAIRS[2]]),

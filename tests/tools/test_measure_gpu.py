@@ -152,7 +152,7 @@ def test_no_step_installs_or_downloads():
         assert not re.search(r"\bpip\b|://", " ".join(map(str, [*step.words, *step.given.values()])))
 
 
-# What a machine with a GPU has at least, beside what these packages need; but none of the second line.
+# Packages that a machine with a GPU has at least, beside what they need; and none of the second line.
 PACKAGES = """
 torch triton numpy psutil tqdm safetensors sentencepiece tokenizers transformers accelerate scikit-learn scipy
 matplotlib pillow filelock jaxtyping pytest pytest-xdist pytest-timeout hypothesis einops pandas peft timm setuptools

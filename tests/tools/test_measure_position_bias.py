@@ -42,6 +42,6 @@ def test_the_ways_that_are_compared_are_what_they_are_called():
     assert_close(found, near_far_attention(q, k, v, bias=none, exact_up_to=0, scale=1.0), rtol=0, atol=1e-4)
     few = [x[:, :, :LANDMARKS] for x in (q, k, v)]
     exact = softmax_attention(*few, bias=bias, scale=1.0)
-    # Of a token for each landmark, up to the inverse
+    # The error with a token for each landmark, up to the inverse
     error = (nystrom_with_means(*few, bias) - exact).norm() / exact.norm()
     assert error < (nystrom_with_means(*few, None) - exact).norm() / exact.norm()

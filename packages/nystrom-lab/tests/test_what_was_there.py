@@ -44,7 +44,7 @@ def commands(data, texts, tiny_bert, prose):
 
 @pytest.fixture(scope="session")
 def made(tmp_path_factory, commands):
-    """What each command has made, once."""
+    """The output of each command, made once."""
 
     def make(name):
         if name not in done:
@@ -120,7 +120,7 @@ def broken_link(place):
 
 
 def leftover(place):
-    """Of a process that was killed before or between the two renames."""
+    """Leave what a process leaves that was killed before or between the two renames."""
     partial = place.parent / f".{place.name}.01234567.partial"
     partial.mkdir()
     Path(f"{partial}.lock").touch()

@@ -1,4 +1,4 @@
-"""What one rank does in the tests: joins the others and runs the checks of a file, all or those of some names."""
+"""One rank of the tests: it joins the others and runs the checks of a file, all or those of some names."""
 
 import gc
 import json

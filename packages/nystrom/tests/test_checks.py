@@ -1,4 +1,4 @@
-"""What the shared checks say: the argument, what came and what was wanted. Callers are tested for the argument."""
+"""Errors of the shared checks: the argument, its value and the expected one. Callers are tested for the argument."""
 
 import math
 

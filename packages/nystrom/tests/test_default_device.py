@@ -8,7 +8,7 @@ from torch.utils._device import _device_constructors
 
 import nystrom
 
-# Those that a default device acts on.
+# Functions that a default device acts on.
 MAKERS = {function.__name__ for function in _device_constructors()}
 
 

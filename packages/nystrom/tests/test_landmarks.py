@@ -162,7 +162,7 @@ def test_the_middle_is_among_the_real_tokens_beside_a_huge_one(huge):
     x = 1000 + tokens(50, 3, h=1, d=2).float()
     keep = torch.ones(2, 50, dtype=torch.bool)
     keep[1, 3:] = False
-    # Of any 50 tokens, and of three.
+    # The median of any 50 tokens, and of three.
     x[:, :, 1] = huge
     x = x.masked_fill(~keep[:, None, :, None], 0.0)
     assert (middle_of(x, keep) - 1000).abs().max() < 3

@@ -20,12 +20,12 @@ OF_MODULES = {
 OF_TRANSFORMERS = {
     # The name of a model's attention in its configuration, with and without the names of its parts.
     *("_attn_implementation", "_attn_implementation_internal"),
-    # Where a model with a method is made.
+    # The function that makes a model with a method.
     "_from_config",
     # Masks before they are made, and the hidden states that a call asked for.
     *("_preprocess_mask_arguments", "_active_collector"),
 }
-# What our models say of themselves there, and read of others.
+# Names that our models set there, and read from others.
 DECLARED = ("_can_set_attn_implementation", "_init_weights", "_keys_to_ignore_on_load_unexpected", "_no_split_modules")
 
 

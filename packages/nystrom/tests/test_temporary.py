@@ -1,4 +1,4 @@
-"""What a killed process left goes with the next that makes the same, and no error names what is gone."""
+"""The next process that makes the same file removes what a killed one left, and no error names what is gone."""
 
 import errno
 import os

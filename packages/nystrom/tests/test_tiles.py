@@ -68,7 +68,7 @@ def test_one_place_is_a_map_of_one_cell():
 
 
 def test_tiles_in_pixels_that_are_on_no_grid_want_their_size():
-    """As where a magnification is rounded: without it the map would hold a cell for each pixel."""
+    """A magnification may be rounded: without the size the map would hold a cell for each pixel."""
     place = 256 * grid(40) + torch.randint(0, 3, (1600, 2), generator=torch.Generator().manual_seed(1))
     place[:2] = torch.tensor([[0, 0], [257, 0]])
     with pytest.raises(ValueError, match=r"coordinates of 1600 tiles span a grid of [\d,]+ x [\d,]+ cells.*pass tile="):

@@ -105,7 +105,7 @@ def test_a_file_that_comes_while_a_new_one_is_written_is_not_written_over(tmp_pa
     [
         OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)),
         OSError(errno.EDQUOT, os.strerror(errno.EDQUOT)),
-        # What safetensors and torch raise.
+        # The error of safetensors and torch.
         RuntimeError("I/O error: No space left on device (os error 28)"),
     ],
 )

@@ -10,7 +10,7 @@ from nystrom_lab.config import SearchGrid
 
 @pytest.fixture
 def trained(monkeypatch, tmp_path):
-    """What the command line would train, without training it."""
+    """The training that the command line asks for, without training."""
     given = {}
     monkeypatch.chdir(tmp_path)
     for name in ("a", "b", "a.csv", "m"):

@@ -1,4 +1,4 @@
-"""What names, signatures and docstrings alone can answer is answered without loading what is slow to load."""
+"""Questions that names, signatures and docstrings answer load no slow package."""
 
 import io
 import json
@@ -12,7 +12,7 @@ import pytest
 from nystrom_lab.cli.main import COMMANDS, main
 
 SLOW = ("torch", "transformers", "accelerate", "matplotlib", "scipy")
-# Of the extras, which `make demo` does not install.
+# Packages of the extras, which `make demo` does not install.
 EXTRAS = ("submitit", "tensorboard", "sentence_transformers", "onnx", "timm", "nystrom_attention")
 # One process asks everything, and says after each question what was loaded.
 CODE = f"""

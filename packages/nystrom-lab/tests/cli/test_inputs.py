@@ -1,4 +1,4 @@
-"""What a command reads is looked at before the work: a name that is wrong costs no import, and a pipe is not opened."""
+"""A command checks its inputs before the work: a wrong name costs no import, and a pipe is not opened."""
 
 import json
 import os

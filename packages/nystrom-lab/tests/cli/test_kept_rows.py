@@ -14,7 +14,7 @@ from nystrom_lab.training.grid.table import write_table
 FOREIGN = Row(study="other", quantity="time", method="softmax", value=1.25, unit="ms", device="elsewhere")
 SMALL = "--methods softmax --repeats 1 --lengths 8"
 long = pytest.mark.long
-# Of each command that writes rows: its file, its words, and words of another setting.
+# For each command that writes rows: its file, its words, and words of another setting.
 COMMANDS = [
     ("bench efficiency", "efficiency.csv", f"--passes forward {SMALL}", f"--passes forward --seed 1 {SMALL}"),
     ("bench model", "model.csv", f"--layers 1 --width 8 --heads 2 {SMALL}", f"--layers 1 --width 8 --heads 1 {SMALL}"),
@@ -30,14 +30,14 @@ COMMANDS = [
 
 @pytest.fixture(scope="module")
 def places(tmp_path_factory, data, tiny_bert, prose, mlm):
-    """What commands read, by its name in their words."""
+    """Inputs of commands, by their names in the words."""
     work = tmp_path_factory.mktemp("work")
     (work / "texts.csv").write_text("text,label\n" + "".join(f"the river {i},{'ab'[i % 2]}\n" for i in range(40)))
     return {"data": data, "model": tiny_bert, "text": prose, "texts": work / "texts.csv", "mlm": mlm}
 
 
 def measurements(file):
-    """What the rows of a file are of, without their results."""
+    """The measurements of a file's rows, without their results."""
     blank = {"value": 0.0, "low": None, "high": None, "torch": "", "commit": "", "date": "", "note": "", "facts": {}}
     return {(replace(row, **blank), tuple(sorted(row.facts.items()))) for row in read_rows(file)}
 

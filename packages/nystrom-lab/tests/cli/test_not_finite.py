@@ -17,7 +17,7 @@ from nystrom_lab.measure.rows import Row, append_rows, read_rows
 
 SIZES = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 48}
 LRA_RUN = "lra run --tasks listops --methods softmax --data {work} --preset demo --device cpu --to"
-# What each command reads, and its words.
+# The input of each command, and its words.
 MODELS = {
     "predict": ("classifier", "--model {model} --data {texts}"),
     "evaluate": ("listops", "listops --model {model} --data {data}"),
@@ -128,7 +128,7 @@ def test_a_model_whose_numbers_overflow_predicts_nothing(command, names, says, p
     ],
 )
 def test_a_validation_with_an_infinite_logit_scores_nothing(words, kind, places, tmp_path, capsys, monkeypatch):
-    """Where another class is the true one, the loss stays finite."""
+    """The loss stays finite if another class is the true one."""
     forward = kind.forward
 
     def overflow(self, *given, **named):

@@ -14,7 +14,7 @@ SPEC = importlib.util.spec_from_file_location("cifar_like", Path(__file__).paren
 cifar_like = importlib.util.module_from_spec(SPEC)
 SPEC.loader.exec_module(cifar_like)
 
-# What commands read.
+# Inputs of commands.
 INPUTS = {
     *[
         "calibrate",
@@ -37,7 +37,7 @@ STUDY = ("rows.csv", "setting.json", "summary.json", "seconds.json", "complexity
 ON_TASK = "--data {data} --preset demo --device cpu"
 ON_TEXTS = "--texts {text}"
 
-# Of each option that names a place to write to: the words of a command, and the files of others that are at the place,
+# For each option that names a place to write to: the words of a command, and the files of others that are at the place,
 # one at a time; "" is the place itself.
 OUTPUTS = {
     ("train", "to"): [("listops --to {to} " + ON_TASK, RUN)],
@@ -83,7 +83,7 @@ CASES = [(command, words, file) for (command, _), cases in OUTPUTS.items() for w
 
 @pytest.fixture(scope="module")
 def places(tmp_path_factory, data, tiny_bert, prose, mlm):
-    """What commands read, by its name in their words."""
+    """Inputs of commands, by their names in the words."""
     work = tmp_path_factory.mktemp("work")
     texts, curves = work / "texts.csv", work / "curves.csv"
     texts.write_text("text,label\n" + "".join(f"line {i} is here,{'ab'[i % 2]}\n" for i in range(50)))
@@ -95,7 +95,7 @@ def places(tmp_path_factory, data, tiny_bert, prose, mlm):
 
 
 def content(path):
-    """What a file, or all files of a folder, hold."""
+    """The content of a file, or of all files of a folder."""
     if path.is_dir():
         return {name: content(path / name) for name in os.listdir(path) if not name.startswith(".lock")}
     return path.read_bytes()

@@ -17,7 +17,7 @@ def helped(*words):
 
 @pytest.fixture
 def given(monkeypatch):
-    """What a command line gives to a training."""
+    """The options that a command line gives to a training."""
     values = {}
     monkeypatch.setattr("nystrom_lab.training.train.train", lambda options: values.update(vars(options)))
     return values

@@ -1,4 +1,4 @@
-"""What the splits of all tasks keep, and the folders that they are in."""
+"""Facts of the splits of all tasks, and of the folders that they are in."""
 
 import importlib.util
 import pickle
@@ -85,7 +85,7 @@ def test_a_split_is_what_a_loader_and_a_model_ask_for(made):
         for index in (len(data), -len(data) - 1):
             with pytest.raises(IndexError, match=f"index {index} is out of range for the {len(data)} samples of"):
                 data[index]
-        # What is given belongs to the caller.
+        # The returned arrays belong to the caller.
         arrays(data[0])[0][:] = 3
         assert same(data[0], items[0])
         # A copy for another process carries no data.

@@ -85,7 +85,7 @@ def packed(codec, text):
 
 
 def saved(data, classes=None):
-    """As `save_to_disk` of Hugging Face datasets writes it."""
+    """A folder that `save_to_disk` of Hugging Face datasets writes."""
     return lambda path, save_arrow: save_arrow(data, classes, to=path)
 
 

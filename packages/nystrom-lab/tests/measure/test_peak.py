@@ -1,4 +1,4 @@
-"""What counts as the peak memory of a call, and what the library takes by it."""
+"""The peak memory of a call: what counts, and what the library takes."""
 
 import subprocess
 import sys
@@ -56,7 +56,7 @@ def test_materialised_softmax_holds_two_square_matrices_and_the_fused_one_none()
 
 @pytest.mark.long
 def test_measuring_memory_writes_nothing_to_the_terminal():
-    # Its own process: the profiler reads its level only when it is first used in a process.
+    # The call has a process of its own: the profiler reads its level only when it is first used in a process.
     code = "from nystrom_lab.measure.peak import *; peak_bytes(lambda: torch.empty(10), torch.device('cpu'))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")

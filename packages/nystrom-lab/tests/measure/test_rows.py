@@ -30,7 +30,7 @@ def test_what_is_written_is_what_is_read(tmp_path):
         a_row(low=0.1, high=1e-300, repeats=7, n=512, m=64, facts={"b": 1, "h": 8}, seed=0),
         a_row(method='a "quoted", name', note="two\nlines; ünïcode"),
         a_row(value=math.inf, note="overflows", n=None, command="nystrom bench efficiency --lengths 512"),
-        # As text, numpy's number would have the name of its type.
+        # numpy's number as text would have the name of its type.
         a_row(value=np.float64(0.25)),
     ]
     append_rows(tmp_path / "rows.csv", rows)

@@ -1,4 +1,4 @@
-"""What `python -m nystrom_lab` does, in one of several processes, and a look at what it leaves."""
+"""One of several processes of `python -m nystrom_lab`, and a look at what it leaves."""
 
 import sys
 from pathlib import Path

@@ -18,7 +18,7 @@ PLACES = {"data": Path("data/x"), "to": Path("runs/x")}
 
 @pytest.fixture
 def trained(monkeypatch, tmp_path):
-    """What the command line would train, without training."""
+    """The training that the command line asks for, without training."""
     values = {}
     monkeypatch.chdir(tmp_path)
     PLACES["data"].mkdir(parents=True)

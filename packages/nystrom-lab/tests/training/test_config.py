@@ -11,9 +11,9 @@ from nystrom_lab.training.finetune.finetune_settings import FinetuneSettings
 from nystrom_lab.training.pretrain.pretrain_settings import PretrainingSettings, find_pretraining
 from nystrom_lab.training.run_settings import Settings, train_options
 
-# As the version before the one class of options wrote them, of the three kinds of runs.
+# Settings of the three kinds of runs, by the version before the one class of options.
 BEFORE = json.loads((Path(__file__).parent / "settings_before_config.json").read_text())
-# What it had and was off; a run that had it on is refused by its name.
+# An option that it had and that was off; a run that had it on is refused by its name.
 GONE = {"train": {"ema": 0.0}}
 HERE = {"device": "cpu", "precision": "float32"}
 

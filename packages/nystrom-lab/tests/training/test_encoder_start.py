@@ -84,7 +84,7 @@ def test_a_run_that_started_from_it_is_resumed_as_long_as_it_is_the_same(pretrai
     model = shutil.copytree(pretrained, tmp_path / "model")
     run = train(train_options("listops", model=model, preset="demo", data=data, to=tmp_path / "run", **SHORT))
     train(train_options("listops", model=model, preset="demo", data=data, to=run, resume=True, **SHORT))
-    # As somebody does who changes it.
+    # A user changes the model.
     (model / "complete.json").unlink()
     config = json.loads((model / "config.json").read_text())
     (model / "config.json").write_text(json.dumps(config | {"layer_norm_eps": 1e-3}))

@@ -50,7 +50,7 @@ def test_a_damaged_checkpoint_is_passed_over_by_name(whole, small_run, tmp_path,
 
 
 def unfinished(folder, names):
-    """What a copy of a run leaves out, so that it goes on."""
+    """Files that a copy of a run leaves out, so that it goes on."""
     return {"rows.csv"} & set(names)
 
 
@@ -67,12 +67,12 @@ class Mark:
 @pytest.mark.parametrize("name", ["optimizer.pt", "scheduler.pt", "rng_state.pth"])
 def test_pickled_code_in_a_checkpoint_is_refused_in_one_line(whole, small_run, tmp_path, name):
     run = shutil.copytree(whole, tmp_path / "run", ignore=unfinished)
-    # What is read for steps that are left.
+    # The files that a run with steps left reads.
     shutil.rmtree(run / "checkpoint-12")
     last = RunFolder(run).last_step()
     file = run / f"checkpoint-{last}" / name
     torch.save(Mark(tmp_path / "mark"), file)
-    # As somebody would who wants it to be read.
+    # Somebody who wants it to be read would do this.
     write_sums(file.parent)
     with pytest.raises(ValueError, match=r"holds pickled code, which is never run") as error:
         small_run(run, resume=True)
@@ -152,7 +152,7 @@ def test_a_finished_run_whose_model_is_damaged_is_refused_and_can_be_finished_ag
     ) as error:
         small_run(run, resume=True)
     assert "\n" not in str(error.value)
-    # As the message says.
+    # Do as the message says.
     for name in ("best", "rows.csv"):
         if (run / name).exists():
             (run / name).rename(tmp_path / name)

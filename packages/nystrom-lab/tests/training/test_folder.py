@@ -261,7 +261,7 @@ def test_a_run_of_before_the_files_were_summed_goes_on(run, settings):
 def test_a_run_begins_in_a_free_folder_and_resumes_what_is_there(run, settings):
     with pytest.raises(ValueError, match="holds no run to resume"):
         hold(run, settings, resume=True)
-    # Of a run that was killed as it began.
+    # A run that was killed as it began leaves this.
     (run.path / ".run.json.partial").write_text("{")
     hold(run, settings, resume=False)
     (run.path / "thesis.tex").touch()

@@ -126,7 +126,7 @@ def test_the_folder_is_a_converted_one_and_its_card_says_what_it_learned(unbroke
 
 
 def test_the_reported_error_is_that_of_the_folder(unbroken, bert, texts, tmp_path):
-    """By transformers' own model, on the held-out texts alone."""
+    """transformers' own model has the same error on the held-out texts alone."""
     tokenizer = BertTokenizer.from_pretrained(bert)
     kept = texts.read_text().split("\n\n")[:32]
     order = np.random.default_rng(0).permutation(32)[:8]
@@ -159,7 +159,7 @@ def test_what_learns_is_an_option(learn, healed, bert, tmp_path):
 
 
 def test_a_frozen_model_learns_as_any_other(bert, tmp_path):
-    """Its weights ask for no gradients; `learn` alone says which do."""
+    """The weights of a frozen model ask for no gradients; `learn` alone says which do."""
     convert(ConvertOptions(bert, tmp_path / "plain", num_landmarks=4))
     model = AutoModel.from_pretrained(tmp_path / "plain").requires_grad_(False)
     made = healing.Healing(model, tmp_path / "plain", "attention", mask=None)
@@ -239,7 +239,7 @@ def test_a_run_stops_when_the_error_stops_falling_and_goes_on_to_the_same(whole,
     last = max(int(path.name.rpartition("-")[2]) for path in run.glob("checkpoint-*"))
     assert last < 40
     assert steps_of(run) == [last]
-    # As after the last checkpoint, before the results.
+    # The run ends after the last checkpoint, before the results.
     (run / "rows.csv").unlink()
     healed(tmp_path / "made", resume=True, **changes)
     assert steps_of(run) == [last]

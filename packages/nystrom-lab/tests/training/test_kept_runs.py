@@ -63,7 +63,7 @@ def test_a_kept_run_ends_as_a_new_one(kind, tiny, tmp_path, monkeypatch):
 
 
 class StoppedError(BaseException):
-    """What ends a run in the middle."""
+    """The error that ends a run in the middle."""
 
 
 def make(to: Path) -> None:

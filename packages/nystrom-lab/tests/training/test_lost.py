@@ -41,7 +41,7 @@ def test_a_killed_process_is_started_again_and_the_run_goes_on(launch, small_run
     ("how", "step"),
     [
         ("time.sleep(600)", 8),
-        # Where the others write the checkpoint of step 9.
+        # One process sleeps while the others write the checkpoint of step 9.
         ("EncoderTrainer._save_checkpoint = lambda *given: time.sleep(600)", 10),
     ],
 )

@@ -1,4 +1,4 @@
-"""What a training takes off from pooled tokens in evaluation is measured on training samples without dropout."""
+"""The statistics of pooled tokens in evaluation are measured on training samples without dropout."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""What lifts attention does in a training what its words say."""
+"""Each part of the recipe that lifts attention does in a training what its words say."""
 
 import math
 
@@ -45,7 +45,7 @@ def test_the_norm_of_the_gradient_is_clipped(small_run, tmp_path, around_step, c
     for clip in (0.0, 0.5):
         run = small_run(tmp_path / str(clip), clip_norm=clip, **SHORT)
         logged = [value for _, quantity, value in curves(run) if quantity == "gradient norm"]
-        # What is logged is the norm from before.
+        # The logged norm is the one before clipping.
         assert min(logged) > 0.5
     assert min(norms[0.0]) > 0.5
     # Clipping divides by the norm plus 1e-6.

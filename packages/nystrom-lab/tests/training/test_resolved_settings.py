@@ -20,7 +20,7 @@ from nystrom_lab.training.pretrain.pretrain_settings import PRETRAINING, Pretrai
 from nystrom_lab.training.run_settings import Settings, train_options
 
 KEPT = Path(__file__).with_name("resolved_settings.txt")
-# Of train, with the number of positions by the name of its option.
+# Changes of train, with the number of positions by the name of its option.
 CHANGES: list[dict[str, Any]] = [
     {},
     {"steps": 50},

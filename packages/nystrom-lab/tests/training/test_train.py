@@ -1,4 +1,4 @@
-"""What a run leaves, and what raises before a model is made."""
+"""The files that a run leaves, and the errors before a model is made."""
 
 import dataclasses
 from pathlib import Path

@@ -39,7 +39,7 @@ def cells(*passes, **builds):
 
 
 def setup(cells, *, dtype="float32", threads=None, limit_seconds=60.0, repeats=3, bandwidth=None, **changes):
-    """What `run_efficiency` would measure with these methods."""
+    """The setup of `run_efficiency` with these methods."""
     options = EfficiencyOptions(dtype=dtype, threads=threads, limit_seconds=limit_seconds, repeats=repeats)
     sizes = Sizes(1, 2, 8, 3, getattr(torch, dtype), CPU, "tokens")
     command = "nystrom bench efficiency --lengths 16"

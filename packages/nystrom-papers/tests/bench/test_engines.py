@@ -140,7 +140,7 @@ def test_every_engine_has_rows_and_one_that_is_not_there_a_note(tmp_path, tiny_b
     assert str(read_rows(options.to)) == str(rows)
     found = {(row.method, row.quantity): row for row in rows}
     assert {name for name, _ in found} == {EXACT, "near_far", "nystrom-64", "openvino"}
-    # As many landmarks as tokens, and blocks that hold all tokens.
+    # A landmark for each token, and blocks that hold all tokens.
     assert found["nystrom-64", ERROR].value < 1e-5
     assert found["near_far", ERROR].value < 1e-5
     assert found["near_far", TIME].value > 0
@@ -169,7 +169,7 @@ def test_times_stand_beside_torch_and_the_fastest_exact_engine_of_the_same_turns
     assert found["openvino", TIME].value == 2
     assert found["openvino", BESIDE_TORCH].value == 0.5
     assert found[EXACT, BESIDE_BEST].value == 2
-    # Of the first turn, the only one that it took.
+    # The time of the first turn, the only one that it took.
     assert (found["near_far", BESIDE_BEST].value, found["near_far", BESIDE_BEST].repeats) == (0.5, 1)
     assert [name for name, quantity in found if name == "ctranslate2"] == ["ctranslate2"]
     assert math.isnan(found["ctranslate2", TIME].value)

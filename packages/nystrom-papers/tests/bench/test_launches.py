@@ -15,7 +15,7 @@ DEVICE = torch.device("cuda", 0)
 
 @pytest.fixture
 def did(monkeypatch):
-    """What is done with a GPU that is not there, in order; captures run once more when they are replayed."""
+    """The calls to a GPU that is not there, in order; captures run once more when they are replayed."""
     done = []
 
     class Stream:

@@ -31,7 +31,7 @@ def test_rows_hold_each_method_pass_quantity_and_length(tmp_path):
         sizes = "b=2 layers=1 width=8 heads=2 intermediate=12 vocabulary=30522 kernel=3"
         assert row.words == f"{sizes} threads={threads} allocator=default"
         assert row.m == (None if row.method == "softmax" else 4)
-    # What is done is not measured again: other values would come.
+    # Finished rows are not measured again: other values would come.
     assert run_model(ModelOptions(**SMALL, seed=3, batch=2, to=tmp_path)) == rows
     with pytest.raises(ValueError, match=r"model\.csv holds rows of another setting"):
         run_model(ModelOptions(**SMALL | {"layers": 2}, seed=3, batch=2, to=tmp_path))

@@ -22,7 +22,7 @@ SHORT = {name: dataclasses.replace(task, max_length=24) for name, task in LRA.it
 
 
 def setup(*, shapes=SHORT, command="nystrom bench training --tasks text", free_bytes=free_bytes, **changes):
-    """What `run_training` would measure, of short samples."""
+    """The setup of `run_training` with short samples."""
     options = TrainingOptions(**{"methods": SMALL["methods"], "batch": 2, "repeats": 3, "threads": 1, **changes})
     return dataclasses.replace(lra_steps.step_setup(options, command, CPU), shapes=shapes, free_bytes=free_bytes)
 

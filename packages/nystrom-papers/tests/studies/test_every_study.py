@@ -1,4 +1,4 @@
-"""What all studies share: a small one runs to its end, missing rows decide nothing, short texts end it before work."""
+"""Facts of all studies: a small one runs to its end, missing rows decide nothing, short texts end it before work."""
 
 from contextlib import suppress
 
@@ -13,7 +13,7 @@ from nystrom_papers.studies.reproduce.study import Setting
 _CPU = {(inversion, "_NUMBERS"): (8,), (inversion, "_TURNS"): 2}
 _CPU |= {(inversion, "_places"): lambda: {"CPU": torch.device("cpu")}}
 _FEW = statistical_dimension._EXTENTS | {"small": statistical_dimension._Extent(16, (4, 16), 20, (8, 16, 32))}
-# What makes a study small; words of the names of the parts that are run, and its figures.
+# Options that make a study small; words of the names of the parts that are run, and its figures.
 SMALL = {
     "complexity": ({}, ("n=512",), ("", "formula")),
     "inversion": (_CPU, ("",), ("", "made", "time")),

@@ -18,7 +18,7 @@ BLOG = STUDIES["blog"]
 
 @pytest.fixture
 def rows():
-    """What the post printed."""
+    """The numbers that the post printed."""
     common = {"study": "blog", "quantity": "score of a word", "method": "nystrom", "unit": "", "device": "cpu"}
     return [
         Row(value=value, facts={"rank": rank, "word": word}, **common)

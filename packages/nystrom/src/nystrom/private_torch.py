@@ -16,6 +16,7 @@ from torch._C import _len_torch_dispatch_stack as count_modes  # Modes that see 
 from torch._C._autograd import _get_current_graph_task_keep_graph as keeps_graph  # retain_graph of the pass that runs
 from torch._C._autograd import _top_saved_tensors_default_hooks as saved_tensors_hooks
 from torch._C._functorch import is_legacy_batchedtensor as is_batched_gradient  # Made by is_grads_batched
+from torch._C._functorch import unwrap_if_dead as without_ended_transform  # The tensor of a transform that has ended
 from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack as outside_transforms
 from torch._subclasses.fake_tensor import FakeTensor  # A tensor without numbers
 from torch.autograd import forward_ad
@@ -40,6 +41,7 @@ __all__ = [
     "softmax_backward",
     "tracing_state",
     "with_autograd",
+    "without_ended_transform",
 ]
 
 # Raises where a condition on values does not hold when a compiled graph runs.

@@ -122,7 +122,7 @@ def test_a_hook_that_casts_each_argument_changes_nothing(method):
 
 @every_method
 def test_a_reentrant_checkpoint_needs_the_declaration(method):
-    """Its second pass detaches each argument anew."""
+    """The checkpoint's second pass detaches each argument anew."""
     mask, gradients = inputs()[1], []
     layer = layer_of(method, True, conv_kernel_size=3)
     for call in (layer, lambda *args: checkpoint(layer, *args, use_reentrant=True)):

@@ -84,6 +84,7 @@ VARIANTS = {
         {"block_size": 3, "num_heavy": 0, "num_clusters": 1, "exact_up_to": 9, **CAUSAL},
         {"block_size": 4, "reach": 1, "num_heavy": 2, "num_clusters": 3, "exact_up_to": 0, **BUCKETS},
         {"block_size": 3, "reach": 4, "num_heavy": 0, "num_clusters": 2, "exact_up_to": 9, **SLOPES},
+        {"block_size": 8, "reach": 1, "num_heavy": 2, "num_clusters": 3, "exact_up_to": 0, **BUCKETS, **TRITON},
     ],
     "kernelized": [{}, {"kernel": "laplace"}],
     "skyformer": [
@@ -223,7 +224,7 @@ IN_LOOPS = [
     VARIANTS[name][0] for name in ("softmax", "nystrom", "skyformer_softmax", "performer", "linformer", "informer")
 ]
 
-# Of these, threads of our own take a few heads each, as of large inputs.
+# Threads of our own take a few heads each of these, as of large inputs.
 BY_HEADS = [
     VARIANTS["linear"][0],
     VARIANTS["informer"][0],
@@ -327,7 +328,7 @@ def ones(b, n):
 
 
 def across(name, n, s, b=2):
-    """What declares cross-attention where all tokens are real; methods whose rule counts no positions need nothing."""
+    """Masks that declare cross-attention of real tokens; methods whose rule counts no positions need none."""
     return {"key_keep": ones(b, s)} if name in POSITIONAL and n != s else {}
 
 
@@ -395,7 +396,7 @@ def identity_projections(module):
         torch.nn.init.eye_(weight.data[0])
 
 
-# What sets a module's weights to those of its exact limit.
+# Functions that set a module's weights to those of its exact limit.
 EXACT_WEIGHTS = {
     "linformer": identity_projections,
     "performer": lambda module: module.weights.redraw(torch.Generator().manual_seed(3)),
@@ -571,7 +572,7 @@ def test_holes_change_nothing(name, options, n, seed):
 @every_case
 @pytest.mark.parametrize("n", [19, 20, 21])
 def test_masks_of_cross_attention_do_not_look_at_lengths(name, options, n):
-    """As many queries as keys are nothing special: each query gets what it gets alone, among 19, 20 or 21."""
+    """Equal numbers of queries and keys are not special: each query has the same result among 19, 20 or 21."""
     if not is_cross(name, options):
         pytest.skip("self-attention only")
     q, k, v = draw(3, 21, 20)
@@ -832,7 +833,7 @@ def formula_of(attend, inputs, keep=None, key_keep=None, query_keep=None):
             return (uniform(x[None, None], m, draws=draw_numbers(m, None, device)) if found is None else found)[0, 0]
 
         def of_all_heads(_):
-            """Where the start value looks at all heads of a sequence."""
+            """The inverse if the start value depends on all heads of a sequence."""
             marks = (
                 segment_means(x[b : b + 1], options.num_landmarks, keep=None if keep is None else keep[b : b + 1])
                 for x in inputs[:2]
@@ -1139,7 +1140,7 @@ def test_an_outlier_costs_no_more_digits_than_in_the_plain_formula(name, options
             exact = attend(*(x.double() for x in inputs))
             errors += error_of_rows(attend(*inputs), exact) / 4
             formula += error_of_rows(plain(attend, *inputs), exact) / 4
-        # As without an outlier; see above.
+        # The tolerance is that without an outlier; see above.
         assert errors <= 4 * formula + 8 * torch.finfo(torch.float32).eps
 
 
@@ -1149,7 +1150,7 @@ def error_of_rows(found, exact):
     return torch.where(error.isnan(), torch.inf, error).mean().item()
 
 
-# What leaves the result of a method the same in exact arithmetic: an offset that all keys share, which adds one number
+# Offsets that leave the result of a method the same in exact arithmetic: one that all keys share, which adds one number
 # to all scores of a query; or one of queries and keys alike, which moves no distance. The others see any offset:
 # features of single tokens (linear, performer), projections whose weights do not sum to one (linformer), directions
 # (reformer), landmarks of both kinds (skyformer_softmax).
@@ -1340,7 +1341,7 @@ def test_without_a_graph_the_result_is_the_same(name, options, context):
         with context():
             out = attend(*leaves, **masks)
         assert not out.requires_grad
-        # Where no gradient is wanted, a loop of our own sums segments in another order.
+        # Without a gradient, a loop of our own sums segments in another order.
         torch.testing.assert_close(out, attend(*leaves, **masks).detach(), **CLOSE)
 
 
@@ -1727,7 +1728,7 @@ def test_a_mapped_backward_pass_gives_the_rows_of_the_jacobian(name, options, ca
         grads = torch.eye(out.numel(), dtype=out.dtype, device=DEVICE).view(-1, *out.shape)
         rows = torch.stack([torch.autograd.grad(out, leaf, grad, retain_graph=True)[0] for grad in grads])
         torch.testing.assert_close(torch.func.jacrev(function)(x).view(rows.shape), rows, **CLOSE)
-        # Of a graph that was recorded outside of the map
+        # The graph was recorded outside of the map
         found = torch.vmap(lambda grad, out=out, leaf=leaf: torch.autograd.grad(out, leaf, grad, retain_graph=True))(
             grads
         )

@@ -93,7 +93,7 @@ def test_unknown_arguments_and_masks_by_position_raise_by_name(name):
     for call, inputs in ((attend, (q, q, q, *weights)), (layer, (q, q, q))):
         with pytest.raises(ValueError, match=r"argument 'kep' is unknown.*Perhaps you meant 'keep'") as raised:
             call(*inputs, kep=keep)
-        # What can be passed, once each, and nothing that would be refused in turn.
+        # The error lists each option that can be passed once, and none that would be refused.
         listed = re.search(r"expected one of (.*?)\.", str(raised.value))[1].split(", ")
         assert len(set(listed)) == len(listed)
         assert not {"self", "attn_mask", "key_padding_mask"} & set(listed)

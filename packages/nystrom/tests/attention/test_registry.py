@@ -1,4 +1,4 @@
-"""What the table says that methods can and cannot do, beside what they take."""
+"""The abilities of methods in the table, beside the inputs that they take."""
 
 from importlib import import_module
 

@@ -239,7 +239,7 @@ def test_a_token_that_is_not_finite_reaches_those_within_half_a_kernel(n, size, 
     results = []
     for x in (clean, soiled):
         leaf = torch.zeros_like(x, requires_grad=True)
-        # What is not finite as a token, and as a gradient
+        # A number that is not finite as a token, and as a gradient
         results.append((depthwise_skip(x, w), torch.autograd.grad(depthwise_skip(leaf, w), leaf, x)[0]))
     for expected, found in zip(*results, strict=True):
         assert torch.equal(~found.isfinite().all(dim=-1), reached)

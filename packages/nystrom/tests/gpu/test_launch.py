@@ -1,4 +1,4 @@
-"""What the kernels cannot do raises an error that names it and says what to do."""
+"""Inputs that the kernels cannot take raise an error that names them and says what to do."""
 
 import os
 import subprocess
@@ -79,7 +79,7 @@ import torch
 from nystrom import near_far_attention, nystrom_attention, skyformer_attention
 from nystrom.attention.backend import kernel_errors
 said = set()
-# Of short inputs, which torch computes, too.
+# The first length is short: torch computes it, too.
 for tokens in (3, 400):
     for attend in (near_far_attention, nystrom_attention, skyformer_attention):
         try:

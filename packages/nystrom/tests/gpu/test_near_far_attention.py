@@ -233,6 +233,17 @@ def test_derivatives_that_are_not_there_raise_by_every_way(way):
         WAYS[way](*draw_qkv(12, b=1))
 
 
+def test_what_vjp_returns_gives_gradients_where_torch_records_none():
+    inputs = [x.detach() for x in draw_qkv(12, b=1)]
+    loss, back = torch.func.vjp(squares, *inputs)
+    leaves = [x.clone().requires_grad_() for x in inputs]
+    expected = torch.autograd.grad(squares(*leaves), leaves)
+    with torch.no_grad():
+        found = back(torch.ones_like(loss))
+    for ours, theirs in zip(found, expected, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=0, atol=0)
+
+
 # torch maps a step of the choice of clusters one by one.
 @pytest.mark.filterwarnings("ignore:There is a performance drop:UserWarning")
 def test_gradients_of_each_sequence_by_vmap():

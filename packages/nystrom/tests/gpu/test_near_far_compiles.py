@@ -18,9 +18,10 @@ import dataclasses, json, sys
 from unittest import mock
 import torch
 from nystrom.gpu import launch
-from nystrom.gpu.near_far import choice
+from nystrom.gpu.near_far import choice, near_far_positions
 from nystrom.gpu.near_far.near_far_attention import backward_program, forward_program
 from nystrom.gpu.program import key_of
+from nystrom.precision import accumulator
 from tools.kernel_accounting.analysis import SHARED_MEMORY
 from tools.kernel_accounting.driver import OfflineDriver, Shape
 
@@ -47,10 +48,17 @@ with (
     kept, out = run(forward_program, *tokens)
     run(backward_program, grad, kept, out, *tokens)
     run(choice.program_of, q, k, keep, keep, sizes=(8, g, m, 4, d**-0.5))
+    if block:
+        shapes = (h, 257), (b, h, m, d), (b, h, n // block, m, e), (b, h, n // block, m)
+        given = [torch.empty(shape, dtype=accumulator(dtype), device="meta") for shape in shapes]
+        tokens, sizes = (q, k, v, *given, heavy, found, cluster), (block, 8, d**-0.5)
+        logs, out = run(near_far_positions.forward_program, *tokens, sizes=sizes)
+        run(near_far_positions.backward_program, grad, logs, out, *tokens, sizes=sizes)
 print(json.dumps([dataclasses.asdict(each) for each in driver.launches]))
 """
 FORWARD, BACKWARD = ["totals", "joined", "forward"], ["queries", "shared", "joined", "keys", "shared", "heavy"]
 OF_THE_CHOICE = ["middle", "segments", "scores", "order", "groups", "taken", *3 * ["nearest", "moved"], "nearest"]
+WITH_POSITIONS = ["forward", "queries", "shared", "window", "keys", "shared", "heavy"]
 ROOT = Path(__file__).resolve().parents[4]
 
 
@@ -71,7 +79,7 @@ def test_every_kernel_compiles_and_fits(capability, dtype, d, e, masked, block):
     assert done.returncode == 0, done.stderr
     launches = json.loads(done.stdout)
     first, ranks = (["first"], ["ranks"]) if masked else ([], [])
-    kernels = [*first, *FORWARD, *first, *BACKWARD, *ranks, *OF_THE_CHOICE]
+    kernels = [*first, *FORWARD, *first, *BACKWARD, *ranks, *OF_THE_CHOICE, *(WITH_POSITIONS if block else [])]
     assert [each["kernel"] for each in launches] == [f"near_far_{name}" for name in kernels]
     for each in launches:
         assert each["shared"] <= SHARED_MEMORY[capability], each

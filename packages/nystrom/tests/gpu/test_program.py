@@ -82,7 +82,7 @@ def test_another_form_is_another_program():
         draw(1, 2, 21, 8),
         draw(1, 20, 2, 8).transpose(1, 2),
         x.bfloat16(),
-        # Of the same shape and strides, at an address that is no multiple of 16.
+        # A tensor of the same shape and strides, at an address that is no multiple of 16.
         draw(1 * 2 * 20 * 8 + 1)[1:].view(1, 2, 20, 8),
     ]
     found = {id(built_for(other)) for other in others}

@@ -103,7 +103,7 @@ def test_attention_through_landmarks(gaussian, m, steps, skipped, masked, watche
         )
     matrix, roots = each(lambda x, y: attend(x, y, eye), rows, columns), torch.ones_like(rows[..., :1])
     if gaussian:
-        # As in `reference.ridged_inverse`, with each step at hand.
+        # The steps of `reference.ridged_inverse`, each at hand.
         roots = (matrix.sum(dim=-1, keepdim=True) + gamma).rsqrt()
         matrix = roots * (matrix + gamma * eye) * roots.mT
     # Each side has its own copy, so that autograd gives each part of a gradient.

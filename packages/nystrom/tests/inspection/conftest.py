@@ -5,7 +5,7 @@ from transformers import BertConfig, BertModel
 
 @pytest.fixture
 def sizes():
-    """Of a small encoder whose attention is far from uniform."""
+    """Sizes of a small encoder whose attention is far from uniform."""
     return {
         "vocab_size": 40,
         "hidden_size": 32,

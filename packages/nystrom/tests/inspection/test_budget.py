@@ -26,7 +26,7 @@ def error_of(model, batch, plan):
 
 
 def cost(plan):
-    """Of four heads in each layer."""
+    """The cost of a plan with four heads in each layer."""
     total = 0.0
     for method, options in plan.layers:
         exact = 1.0 if method == "softmax" else len(options.get("exact_heads", ())) / 4

@@ -36,7 +36,7 @@ def test_the_head_that_makes_the_error_is_found(one_head, batch, other_batch):
 
 
 def test_effects_add_up_to_the_squared_error_and_say_what_each_head_takes_away(bert, batch):
-    """Where outputs change little, the error is a sum of the heads' errors a: the effect of one is <sum of all, a>."""
+    """If outputs change little, the error is a sum of the heads' errors a: the effect of one is <sum of all, a>."""
     with torch.no_grad():
         for layer in bert.encoder.layer:
             layer.attention.output.dense.weight *= 1e-4

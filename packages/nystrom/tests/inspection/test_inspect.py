@@ -88,7 +88,7 @@ def test_the_whole_model_is_compared_at_real_tokens(bert, batch):
         wanted = relative(bert(**batch).last_hidden_state[real], exact)
     assert found.whole["nystrom-4"].error == pytest.approx(wanted, rel=1e-9)
     assert wanted > 0.05
-    # As many landmarks as tokens: exact.
+    # A landmark for each token: exact.
     assert found.whole["nystrom-64"].error < 1e-12
     assert found.layers[1].methods["nystrom-64"].error.mean < 1e-12
     assert found.layers[0].methods["linear"].variation is None
@@ -252,7 +252,7 @@ def test_near_far_sees_its_near_tokens_under_padding(bert, batch):
     assert found.whole["near_far-2"].error == pytest.approx(wanted, rel=1e-9)
     calls = [call for call in first_calls(bert, batch) if call.layer == 0]
     assert all(call.masks.is_self for call in calls)
-    # Of the padded sequence, too, layers are measured with the near tokens that the model has.
+    # Layers are measured with the near tokens that the model has, also for the padded sequence.
     off = size = 0.0
     for call in calls:
         real = 30 if call.keep is None else int(call.keep.sum())

@@ -99,7 +99,7 @@ def test_replaced_attention_takes_adapters_of_its_parameters():
     assert len(gradients) == 4
     assert all(gradient.abs().max() > 0 for gradient in gradients)
     with torch.no_grad():
-        # What is merged is the exact model's weights with the adapters added; float32 through two layers.
+        # Merging adds the adapters to the exact model's weights; float32 through two layers.
         exact.load_state_dict(copy.deepcopy(model).merge_and_unload().state_dict())
         assert_close(model.eval()(X), exact.eval()(X), rtol=0, atol=1e-5)
 

@@ -1,4 +1,4 @@
-"""What transformers' encoders do under the name of a method; test_families.py covers all families."""
+"""Encoders of transformers under the name of a method; test_families.py covers all families."""
 
 import warnings
 from types import SimpleNamespace
@@ -355,7 +355,7 @@ def test_cross_attention_of_equal_lengths_keeps_all_queries(layer, elsewhere):
     exact = nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=keep[:, None, None])
     assert_close(out, exact.transpose(1, 2), **CLOSE)
     few, _ = attend_layer("nystrom", layer, q, k, v, keep[:, None, None], num_landmarks=3)
-    # What a masked query holds reaches real ones only if it is no masked query.
+    # Numbers of a masked token reach real queries only if the layer does not mask the token as a query.
     other, _ = attend_layer(
         "nystrom", layer, q + 5 * ~keep[:, None, :, None], k, v, keep[:, None, None], num_landmarks=3
     )
@@ -417,7 +417,7 @@ def test_cross_attention_has_no_near_tokens_with_and_without_a_mask():
 
 @pytest.mark.parametrize("method", REGISTERED)
 def test_a_masked_query_gets_the_output_of_exact_attention_and_nothing_else_changes(method):
-    """As the expansion of a query in ColBERT, which is masked and scored."""
+    """ColBERT masks and scores the expansion of a query."""
     g = torch.Generator().manual_seed(0)
     q, k, v = (torch.randn(2, 4, 40, 8, generator=g) for _ in range(3))
     keep = torch.arange(40) < torch.tensor([[12], [0]])

@@ -188,7 +188,7 @@ def test_a_classifier_of_sequences_keeps_its_logits_and_its_labels(kind, tmp_pat
     source = make(kind, id2label={0: "bad", 1: "fair", 2: "good"}, problem_type="multi_label_classification")
     save(source, tmp_path / "a")
     if kind is RobertaForSequenceClassification:
-        # As published classifiers have it.
+        # Published classifiers have this weight.
         tensors = load_file(tmp_path / "a" / "model.safetensors") | {"roberta.pooler.dense.weight": torch.ones(16, 16)}
         save_file(tensors, tmp_path / "a" / "model.safetensors")
     done = convert(ConvertOptions(tmp_path / "a", tmp_path / "b", num_landmarks=20))

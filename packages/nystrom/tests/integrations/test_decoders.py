@@ -202,7 +202,7 @@ def test_other_methods_refuse_a_decoder_and_name_near_far():
     model.config.attention_options = {}
     with pytest.raises(ValueError, match=r'LlamaAttention is causal, and nystrom attention sees .* use "near_far"'):
         model.set_attn_implementation("nystrom")
-    # By the mask, where the layers do not say it.
+    # The mask is causal even if the layers do not say so.
     for layer in model.model.layers:
         layer.self_attn.is_causal = False
     model.set_attn_implementation("nystrom")

@@ -43,7 +43,7 @@ CHANGES = {
 }
 # Small sizes in the approximate range.
 SMALL = {"block_size": 4, "num_heavy": 2, "num_clusters": 3, "exact_up_to": 0}
-# What errors say, by what the page says.
+# Words of the errors, by the reason on the page.
 REASONS = {
     "causal": "asks for a causal mask|is causal, and",
     "sinks": "passes s_aux",

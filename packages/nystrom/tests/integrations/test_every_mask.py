@@ -98,7 +98,7 @@ def choices(mask):
     return model(input_ids=IDS[:, None], attention_mask=mask[:, None]).logits
 
 
-# What reads `attention_mask`, as in transformers.
+# Models that read `attention_mask`, as in transformers.
 MODELS = {
     "a model of this library": lambda: run(encoder(EncoderModel)),
     "a head": lambda: run(encoder(EncoderForQuestionAnswering)),
@@ -112,7 +112,7 @@ MODELS = {
     "inspection": inspected,
     "over ranks": over_ranks,
 }
-# Its import takes seconds.
+# The import of sentence-transformers takes seconds.
 DOORS = [pytest.param(door, marks=pytest.mark.long) if door == "sentence-transformers" else door for door in MODELS]
 TAKEN = ("booleans", "integers", "floats", "bfloat16")
 
@@ -163,7 +163,7 @@ def nystrom_layer():
     return lambda mask: layer(X, key_padding_mask=mask)[0][KEEP]
 
 
-# What reads `key_padding_mask` or `query_padding_mask`, as in torch: True or a low number where a token is ignored.
+# Layers that read `key_padding_mask` or `query_padding_mask`, as in torch: True or a low number ignores a token.
 LAYERS = {
     "NystromAttention": nystrom_layer,
     "MultiheadAttention": lambda: lambda mask: multihead(method="near_far")(X, key_padding_mask=mask)[0][KEEP],
@@ -196,7 +196,7 @@ def test_layers_refuse_every_other_number(door):
 
 
 HEADS = X.unflatten(-1, (4, 8)).transpose(1, 2)
-# What reads `keep`.
+# Functions that read `keep`.
 FUNCTIONS = {
     "keep": lambda keep: nystrom_attention(HEADS, HEADS, HEADS, keep=keep),
     "key_keep": lambda keep: nystrom_attention(HEADS, HEADS, HEADS, key_keep=keep),
@@ -231,7 +231,7 @@ def test_a_mask_with_four_axes_that_is_not_boolean_is_told_by_its_dtype(method, 
 
 @pytest.mark.parametrize("method", ["nystrom", "near_far"])
 def test_one_row_of_real_keys_for_all_queries_is_padding(method):
-    """As audio encoders repeat it, for each query; a row that differs is a mask per pair of tokens."""
+    """Audio encoders repeat the row for each query; a row that differs is a mask per pair of tokens."""
     model, pairs = bert(method), KEEP[:, None, None].expand(2, 1, 20, 20)
     with torch.no_grad():
         wanted = model(IDS, KEEP)[0]
@@ -246,7 +246,7 @@ def test_one_row_of_real_keys_for_all_queries_is_padding(method):
 @pytest.mark.parametrize("method", ["nystrom", "near_far"])
 @pytest.mark.parametrize("kind", [BertModel, EncoderModel])
 def test_numbers_that_are_not_there_are_not_asked_for(kind, method):
-    """As in counts of memory, by tensors that have a shape alone."""
+    """Counts of memory use tensors that have a shape alone."""
     with FakeTensorMode():
         model = bert(method) if kind is BertModel else kind(EncoderConfig(**SIZES, attention=method)).eval()
         ids = torch.ones(2, 20, dtype=torch.long)

@@ -298,7 +298,7 @@ def test_what_padding_holds_reaches_no_gradient_of_a_weight(family, method):
 @pytest.mark.refuses
 @pytest.mark.parametrize("family", RAISE)
 def test_causal_and_biased_families_raise_by_name(family):
-    """Where the model is made, except for masks, which are known in the first call."""
+    """The error comes where the model is made, except for masks, which are known in the first call."""
     changes, reason = RAISE[family]
 
     def first_call():

@@ -1,4 +1,4 @@
-"""What a model asks for by its mask reaches its layers: where the two differ the layer raises."""
+"""The mask that a model asks for reaches its layers: if the two differ the layer raises."""
 
 import pytest
 import torch

@@ -176,7 +176,7 @@ def test_layers_of_a_decoder_are_declared_by_their_parent():
     report = replace_attention(model, options={"num_landmarks": 20})
     assert report.self_attention == ("layers.0.self_attn",)
     assert report.cross_attention == ("layers.0.multihead_attn",)
-    # As many targets as there are tokens to attend to, of which some are padding: the queries are all real.
+    # The number of targets is that of the keys, some of them padding: the queries are all real.
     with torch.no_grad():
         out = model(tokens(), 2 * tokens(), memory_key_padding_mask=padding())
         fewer = model(tokens()[:, :19], 2 * tokens(), memory_key_padding_mask=padding())

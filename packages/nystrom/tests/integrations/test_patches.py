@@ -1,4 +1,4 @@
-"""What a model of transformers does with the name and the options of a method where it is made, loaded and pickled."""
+"""A model of transformers with the name and the options of a method: made, loaded and pickled."""
 
 import copy
 import pickle
@@ -169,7 +169,7 @@ def test_a_model_that_picks_its_attention_from_a_table_of_its_own_raises_by_name
 
 GEMMA = BERT | {"num_key_value_heads": 2, "head_dim": 8}
 T5 = {"d_model": 32, "num_layers": 2, "num_heads": 4, "d_ff": 48, "d_kv": 8, "vocab_size": 64}
-# What a layer says before it runs.
+# Facts that a layer shows before it runs.
 SAID = {
     "gpt_oss": (GEMMA | {"num_local_experts": 4}, "near_far", "GptOssAttention passes s_aux .attention sinks."),
     "gemma2": (GEMMA, "near_far", "Gemma2Attention passes softcap .soft capping."),
@@ -302,7 +302,7 @@ def test_options_are_given_to_all_parts_and_read_parts_keep_their_own(tmp_path):
     loaded.config.vision_config.attention_options = {"num_landmarks": 3}
     loaded.save_pretrained(tmp_path / "own")
     assert options_of(AutoModel.from_pretrained(tmp_path / "own")) == [FEW, FEW, {"num_landmarks": 3}]
-    # Those that are given win over all that was saved.
+    # Options of the call win over all that was saved.
     again = AutoModel.from_pretrained(tmp_path / "own", attention_options={"num_landmarks": 5})
     assert options_of(again) == [{"num_landmarks": 5}] * 3
 
@@ -375,7 +375,7 @@ def test_a_part_that_is_not_there_raises_where_it_would_get_a_method(tmp_path):
     ):
         with pytest.raises(ValueError, match=says):
             call()
-    # Of transformers' own names it is transformers' matter; "" is the whole model.
+    # transformers checks its own names; "" is the whole model.
     model.set_attn_implementation({"vison_config": "sdpa", "": "sdpa"})
     right = {"vision_config": "near_far", "text_config": "sdpa"}
     model.set_attn_implementation(right)

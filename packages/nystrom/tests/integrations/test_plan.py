@@ -53,7 +53,7 @@ def states(model):
 
 
 def planned_states(model, plan=PLAN):
-    """What a model gives whose layers are handed to the methods of the plan one by one."""
+    """States of a model whose layers are handed to the methods of the plan one by one."""
 
     def attend(call):
         method, options = plan.layers[call.layer]
@@ -220,7 +220,7 @@ def test_layers_that_do_not_know_their_numbers_are_numbered_by_their_place(make,
         assert not (tmp_path / "model").exists()
         set_attention(model, "nystrom", {"num_landmarks": 3})
         save_with_attention(model, tmp_path / "model")
-        # What a folder written by hand comes to.
+        # A folder written by hand is read the same way.
         loaded = AutoModel.from_pretrained(tmp_path / "model")
         loaded.config.attention_options = {"exact_layers": [0]}
         with pytest.raises(ValueError, match=r"does not know its number .*set_attention, which numbers the layers"):

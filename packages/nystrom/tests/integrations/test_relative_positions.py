@@ -85,7 +85,7 @@ SMALL = {"block_size": 8, "reach": 2, "num_heavy": 4, "num_clusters": 4, "exact_
 
 
 def test_an_encoder_that_was_exact_is_set(monkeypatch):
-    # As if no model of this class had been made with a method.
+    # Undo the patch of the class: no model of it was made with a method yet.
     monkeypatch.setattr(T5Attention, "compute_bias", inspect.unwrap(T5Attention.compute_bias))
     (ids, keep), model = texts(), make("sdpa")
     named = {"input_ids": ids, "attention_mask": keep.long()}
@@ -104,6 +104,29 @@ def test_layers_that_are_exact_stand_beside_others(layer):
     far = (model(**named)[0] - make("sdpa")(**named)[0])[keep].abs().max()
     both = (make("near_far", **SMALL)(**named)[0] - make("sdpa")(**named)[0])[keep].abs().max()
     assert 0 < far != both
+
+
+@pytest.mark.long
+def test_kernels_compute_an_encoder_that_asks_for_them(monkeypatch):
+    pytest.importorskip("triton")
+    from nystrom.gpu.near_far import near_far_positions
+
+    device, found, calls = "cuda" if torch.cuda.is_available() else "cpu", [], []
+    kernels = near_far_positions.near_far_with_positions
+    counted = lambda *inputs, **sizes: calls.append(sizes) or kernels(*inputs, **sizes)  # noqa: E731
+    monkeypatch.setattr(near_far_positions, "near_far_with_positions", counted)
+    ids = torch.randint(1, 60, (2, 21), generator=torch.Generator().manual_seed(1)).to(device)
+    keep = torch.arange(21, device=device) >= torch.tensor([[0], [7]], device=device)
+    for backend in ("torch", "triton"):
+        model = make("near_far", **SMALL, backend=backend).to(device)
+        out = model(input_ids=ids, attention_mask=keep.long())[0][keep]
+        # One for each layer.
+        assert len(calls) == (2 if backend == "triton" else 0)
+        out.square().sum().backward()
+        table = model.encoder.block[0].layer[0].SelfAttention.relative_attention_bias.weight.grad
+        found.append((out, table))
+    for ours, theirs in zip(*found, strict=True):
+        assert_close(ours, theirs, rtol=1e-9, atol=1e-10)
 
 
 @pytest.mark.filterwarnings("ignore:.gradient_checkpointing_enable. is deprecated")

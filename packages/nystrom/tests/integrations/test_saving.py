@@ -28,7 +28,7 @@ def test_the_method_and_its_options_come_back(bert, tmp_path):
         assert_close(loaded(**ids).last_hidden_state, wanted, rtol=0, atol=0)
         assert not torch.allclose(wanted, exact, atol=1e-2)
     assert list(check_attention(loaded, ids).layers.values()) == [{"num_landmarks": 4}] * 2
-    # What this is for.
+    # Without save_with_attention the method is lost.
     bert.save_pretrained(tmp_path / "forgotten")
     assert AutoModel.from_pretrained(tmp_path / "forgotten").config._attn_implementation == "sdpa"
 
@@ -102,7 +102,7 @@ def test_parts_with_options_of_their_own_are_saved_where_the_configuration_has_t
 
 
 class Sentences(torch.nn.Sequential):
-    """What a SentenceTransformer saves: its encoder, and a list of modules that says where."""
+    """A SentenceTransformer saves its encoder, and a list of modules that says where."""
 
     def save_pretrained(self, folder):
         self[0].save_pretrained(f"{folder}/{PLACE}")

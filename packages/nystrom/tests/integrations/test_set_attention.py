@@ -92,7 +92,7 @@ def test_the_check_separates_exact_layers_from_others_and_leaves_the_interface_u
 
 @pytest.mark.refuses
 def test_a_model_that_takes_the_name_and_ignores_it_is_found_out():
-    """By its name alone DeBERTa would run exact attention, and MPNet fail somewhere in its own code."""
+    """DeBERTa would take the name and run exact attention, and MPNet fail somewhere in its own code."""
     for config in (DebertaConfig(**SIZES), MPNetConfig(**SIZES)):
         with pytest.raises(ValueError, match="has attention of its own"):
             AutoModel.from_config(config, attn_implementation="nystrom")

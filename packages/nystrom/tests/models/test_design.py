@@ -172,7 +172,7 @@ def test_a_folder_says_whether_the_projections_are_frozen_and_an_old_one_that_th
     )
     for each in (again, from_state):
         assert {weight.requires_grad for weight in projections(each).values()} == {not frozen}
-    # As files were before it was an option: the design froze them.
+    # Files from before the option have no field: the design froze the projections.
     file = tmp_path / "config.json"
     content = json.loads(file.read_text())
     del content["attention_options"]["frozen"]

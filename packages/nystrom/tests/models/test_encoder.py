@@ -171,7 +171,7 @@ def test_a_saved_model_comes_back_with_the_same_logits(attention, norm, tmp_path
 
 def test_a_saved_folder_says_what_to_import_whoever_saves_it(tmp_path):
     model = make()
-    # As a Trainer calls it.
+    # A Trainer calls it this way.
     model.save_pretrained(tmp_path / "a", state_dict=model.state_dict())
     assert "`import nystrom.integrations` first" in (tmp_path / "a" / "README.md").read_text()
     (tmp_path / "a" / "README.md").write_text("mine")
@@ -191,7 +191,7 @@ def test_auto_classes_know_the_encoder(tmp_path):
 @every_method
 @pytest.mark.long
 def test_compile_makes_one_graph(attention):
-    # What was compiled for other methods counts towards the limit of graphs per function.
+    # Graphs compiled for other methods count towards the limit of graphs per function.
     torch._dynamo.reset()
     model, ids = make(attention), draw_tokens(2, 12)
     mask = torch.ones_like(ids)
@@ -242,7 +242,7 @@ def test_states_of_layers_are_kept_only_when_they_are_asked_for():
         layer.register_forward_hook(note)
     with torch.no_grad():
         model(ids)
-        # What a layer gave, and what entered it.
+        # The output of a layer, and its input.
         assert max(alive) == 2
         kept = model(ids, output_hidden_states=True)
     assert alive[-1] == 4

@@ -1,4 +1,4 @@
-"""What the encoder can be made of changes it as its equation says; padding and neighbours change nothing."""
+"""Each ingredient of the encoder changes it as its equation says; padding and neighbours change nothing."""
 
 from contextlib import nullcontext
 

@@ -76,7 +76,7 @@ class Machine:
             torch.testing.assert_close(ours, theirs)
 
     def problems(self) -> list[str]:
-        """What a call warns of."""
+        """The warnings of a call."""
         with warnings.catch_warnings(record=True) as said:
             warnings.simplefilter("always")
             self.check_numbers()
@@ -112,7 +112,7 @@ class Machine:
 
 @pytest.fixture(scope="session")
 def library():
-    """What the machine's compiler makes of native.cpp, without the checksum."""
+    """The library that the machine's compiler makes of native.cpp, without the checksum."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("NYSTROM_NATIVE", "1")
         file = native.status().file
@@ -130,7 +130,7 @@ def machine(tmp_path, library, monkeypatch):
 
 @pytest.fixture
 def loaded(monkeypatch):
-    """What is loaded, as it is when it is loaded."""
+    """The contents of each library at the moment that it is loaded."""
     contents, load = [], ctypes.CDLL
 
     def spy(name, *rest, **named):

@@ -1,4 +1,4 @@
-"""What ranks that disagree are told, all of them, instead of waiting for each other; run by `ranks.py`."""
+"""The errors of ranks that disagree, on all of them, instead of waiting for each other; run by `ranks.py`."""
 
 import pytest
 import torch

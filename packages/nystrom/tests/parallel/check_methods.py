@@ -79,7 +79,7 @@ def one_process_gives_the_same(name, options, case, kind):
     s = OTHER_PIECES[size][case] if cross else n
     q, k, v, grad = inputs(sum(n), sum(s), case)
     if "repeated" in kind:
-        # Of five words without positions: their weights differ by rounding alone, and not as on one process.
+        # Five words without positions: their weights differ by rounding alone, and not as on one process.
         q, k = (x[:, :, torch.arange(sum(n)) * 7 % 5] for x in (q, k))
     named = masks(sum(n), sum(s), case, cross, "masked" in kind)
     expected, theirs = forward_and_backward(function, (q, k, v), grad, **named, **options)
@@ -132,7 +132,7 @@ def draws_are_those_of_the_first_rank(name):
 
 
 def bytes_are_those_of_the_page(name):
-    """Of the table in docs/many-machines-measured.md, in float32, with 32 bytes to each other rank to agree."""
+    """The bytes of the table in docs/many-machines-measured.md, in float32, with 32 for each other rank to agree."""
     (size, rank), length, d, options = (dist.get_world_size(), dist.get_rank()), 60, 4, VARIANTS[name][0]
     q, k, v, _ = (mine(x.float(), [length // size] * size, 2) for x in inputs(length, length, 0))
     with count_bytes() as forward:

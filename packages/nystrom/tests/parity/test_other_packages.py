@@ -1,6 +1,6 @@
-"""What docs/from-nystrom-attention.md says of other packages: the same numbers by the options that it names.
+"""Other packages on docs/from-nystrom-attention.md: the same numbers by the options that it names.
 
-Where a package is not installed for tests, `peers.safetensors` has what it gave: xformers 0.0.28, its NystromAttention
+For a package that is not installed for tests, `peers.safetensors` has its results: xformers 0.0.28, NystromAttention
 (2 heads, 4 landmarks, conv_kernel_size=5); torchmil 1.0.2 (8 to 6 channels, 2 heads, 4 landmarks), on torch 2.13.
 """
 

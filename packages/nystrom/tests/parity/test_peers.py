@@ -1,4 +1,4 @@
-"""Where a peer's own conditions hold (a divisible length, no padding, one sequence), ours gives the same numbers."""
+"""Ours gives a peer's numbers under the peer's own conditions (a divisible length, no padding, one sequence)."""
 
 import pytest
 import torch
@@ -32,7 +32,7 @@ def test_nystrom_attention():
     theirs = peer.NystromAttention(dim=12, dim_head=4, heads=3, num_landmarks=4, residual_conv_kernel=9).double().eval()
     x = torch.randn(1, 20, 12, dtype=torch.float64)
     q, k, v = (p.unflatten(-1, (3, 4)).transpose(1, 2) for p in theirs.to_qkv(x).chunk(3, dim=-1))
-    # Its initial value uses both norms, each the largest over batch and heads: as the authors', since rows sum to one.
+    # The peer's start uses both norms, each the largest over batch and heads: as the authors', since rows sum to 1.
     out = nystrom_attention(q, k, v, num_landmarks=4, z0="authors")
     skip = DepthwiseSkip(3, 9).double()
     skip.load_state_dict(theirs.res_conv.state_dict())

@@ -35,7 +35,7 @@ def test_a_trained_tokenizer_loads_and_cuts_words(tmp_path, texts):
 
 
 def test_the_vocabulary_is_the_same_in_every_run(tmp_path, texts):
-    # By itself the trainer's order of letters inside words differs between any two runs.
+    # The trainer's own order of letters inside words differs between any two runs.
     first, *others = ((train(texts, tmp_path / str(i)) / "tokenizer.json").read_bytes() for i in range(4))
     assert all(other == first for other in others)
 
@@ -76,7 +76,7 @@ def test_mistakes_are_named(tmp_path, texts):
 @pytest.mark.long
 @pytest.mark.skipif(sys.platform == "win32", reason="sizes of files are limited by POSIX")
 def test_a_full_disk_ends_in_one_line_and_leaves_nothing(tmp_path, texts):
-    # As by `ulimit -f`, in a process of its own: no file may have more than 1,000 bytes.
+    # A limit such as `ulimit -f`, in a process of its own: no file may have more than 1,000 bytes.
     code = "import resource, sys; resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))"
     code += "; from nystrom_lab.cli.main import main; sys.exit(main(sys.argv[1:]))"
     words = ["tokenizer", "train", "--from", str(texts), "--to", str(tmp_path / "to")]

@@ -55,7 +55,7 @@ def test_a_file_that_is_cut_short_is_named(save_arrow):
 
 @pytest.mark.parametrize("batches", [0, 1, 2])
 def test_a_file_that_ends_after_a_whole_batch_is_named(batches, save_arrow):
-    # As eight bytes this label is the mark at the end of a stream.
+    # This label in eight bytes is the mark at the end of a stream.
     label = 2**32 - 1
     table = pyarrow.table({"text": ["a", "b", "c"], "label": [label] * 3})
     file = save_arrow({"text": ["a"], "label": [0]}) / "data-00000-of-00001.arrow"

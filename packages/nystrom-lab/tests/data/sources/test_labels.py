@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from nystrom_lab.data.sources.labels import NUMBER, own_classes
 
-# Where no dot follows, the digits can be shared between its two parts in as many ways as there are digits.
+# Without a dot, the digits can be shared between the two parts of the expression in as many ways as there are digits.
 QUADRATIC = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)(e[+-]?\d+)?", re.ASCII | re.IGNORECASE)
 
 
@@ -45,7 +45,7 @@ LABELS = {
     ("-1", "1"): ("-1", "1"),
     ("0", "1", "nan"): "of nan: the label is 'nan', which means",
     ("pos", "neg", "None"): "the label is 'None', which means",
-    # Of hateful texts and others.
+    # Classes of hateful texts and others.
     ("sexism", "none"): ("none", "sexism"),
     (): "there are no texts with labels: add some",
     ("x",): r"of x: the only label is 'x' \(rows: 7\)",

@@ -1,4 +1,4 @@
-"""What users may do with a prepared folder: name raw data instead, damage it, kill its preparation."""
+"""Things that users may do with a prepared folder: name raw data instead, damage it, kill its preparation."""
 
 import contextlib
 import os

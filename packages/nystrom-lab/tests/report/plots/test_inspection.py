@@ -44,7 +44,7 @@ def test_errors_are_drawn_over_the_sizes_of_those_methods_that_have_one(rows):
     assert line.get_label() == "nystrom"
     np.testing.assert_allclose(line.get_xydata(), [[32, 3 / 8], [64, 3 / 8]])
     np.testing.assert_allclose(hidden.get_lines()[0].get_ydata(), [0.5, 0.5])
-    # As rows of a file have it.
+    # Rows of a file have a fingerprint.
     named = inspection_figures([row.with_facts(fingerprint="0-1") for row in rows], str)
     assert len(named["sizes"].axes) == 2
     assert "sizes" not in inspection_figures([replace(row, m=None) for row in rows], str)

@@ -8,7 +8,7 @@ def test_names_at_the_ends_of_lines_keep_apart_and_stay_near():
     assert spread([0.1, 0.5, 0.9], 0.1) == pytest.approx([0.1, 0.5, 0.9])
     crowded = spread([0.98, 0.5, 0.97, 0.99], 0.05)
     assert sorted(crowded) == pytest.approx([0.5, 0.9, 0.95, 1.0])
-    # Where there is room on both sides they part evenly.
+    # If there is room on both sides they part evenly.
     assert spread([0.5, 0.5], 0.1) == pytest.approx([0.45, 0.55])
     # The lowest of the three comes first, whatever their order in the figure.
     assert crowded.index(min(crowded[:1] + crowded[2:])) == 2

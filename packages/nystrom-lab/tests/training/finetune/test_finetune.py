@@ -132,7 +132,7 @@ def test_a_run_does_not_go_on_with_another_tokenizer(whole, tuned, bert, tmp_pat
     (model / "tokenizer.json").write_text(tokenizer.replace('"good": 5', '"good": 6').replace('"bad": 6', '"bad": 5'))
     with pytest.raises(ValueError, match="other settings: the tokenizer of its model changed"):
         tuned(run, model=str(model), resume=True)
-    # Of an earlier version, which recorded the weights alone.
+    # An earlier version recorded the weights alone.
     record = json.loads((run / "run.json").read_text())
     record["settings"]["weights"] = record["settings"]["weights"].partition("-")[0]
     (run / "run.json").write_text(json.dumps(record))

@@ -39,7 +39,7 @@ def test_the_papers_share_one_model_and_optimiser(task, name):
 @pytest.mark.parametrize(
     ("name", "table"),
     [
-        # Of the tasks in their order.
+        # Numbers of the tasks in their order.
         ("nystromformer", [(32, 1e-4, 1_000, 5_000), (32, 1e-4, 8_000, 20_000), (32, 1e-4, 800, 30_000),
                            (256, 1e-4, 175, 35_000), (256, 1e-4, 312, 62_400)]),
         ("skyformer", [(32, 1e-4, 1_000, 50_000), (16, 1e-4, 80, 50_000), (16, 2e-4, 800, 50_000),

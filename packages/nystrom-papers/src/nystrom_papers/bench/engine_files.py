@@ -194,6 +194,6 @@ FILES = tuple(_MAKERS)
 def make_file(file: str, place: Path) -> None:
     """Make one of `FILES` in the folder of a length, which has the model; raises what its converter raises."""
     with warnings.catch_warnings():
-        # Of older exporters, about themselves.
+        # Warnings of older exporters about themselves.
         warnings.simplefilter("ignore")
         _MAKERS[file](place, place / file)

@@ -43,7 +43,7 @@ class Engine(NamedTuple):
 
     Attributes:
         load: Loads it.
-        packages: What it needs beside torch.
+        packages: Packages that it needs beside torch.
         files: Files that are made for it, the one that it reads last.
         exact: Whether it computes exact attention in float32.
         all_pairs: Whether it holds the scores of all pairs of tokens.

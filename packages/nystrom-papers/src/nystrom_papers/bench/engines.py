@@ -249,7 +249,7 @@ def rows_of(found: Mapping[str, Measured], blank: Row) -> list[Row]:
 
     Args:
         found: The outcome of each; exact attention in torch first.
-        blank: What all rows have in common.
+        blank: A row with the facts that all rows share.
     """
     well = {name: each.seconds for name, each in found.items() if not each.fault}
     best = min((name for name in well if found[name].engine.exact), key=lambda name: quartiles(well[name]).middle)

@@ -45,7 +45,7 @@ def test_eigenvalues_are_left_out_where_nobody_asks_for_them(completion):
 
 def test_the_needed_draws_lie_where_the_error_of_a_tenth_meets_the_limit():
     ten = torch.arange(1.0, 12.0) / 11
-    # Of 11 values the .9 quantile is the tenth.
+    # The .9 quantile of 11 values is the tenth.
     errors = [8 * ten, 2 * ten, 0.5 * ten]
     tenth = 10 / 11
     assert needed_draws((8, 16, 32), errors, 2 * tenth, 0.1) == pytest.approx(16)

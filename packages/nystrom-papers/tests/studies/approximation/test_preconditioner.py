@@ -12,7 +12,7 @@ RATIO = "least of smallest singular value over the bound"
 
 
 def kernel(score):
-    """Of two landmarks."""
+    """The kernel matrix of two landmarks."""
     return torch.tensor([[[1.0, score], [score, 1.0]]], dtype=torch.float64)
 
 
@@ -37,7 +37,7 @@ def test_the_root_of_the_row_sums_is_an_eigenvector_of_1():
 
 
 def measured():
-    """Of random landmarks, as the study has them."""
+    """Rows of random landmarks, as the study has them."""
     x = torch.randn(3, 16, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     return list(rows_of_kernels(torch.exp(-(torch.cdist(x, x) ** 2)), "random"))
 

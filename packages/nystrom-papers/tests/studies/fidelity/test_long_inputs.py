@@ -46,7 +46,7 @@ def test_a_length_beyond_the_positions(tiny_setting, prose, tmp_path, monkeypatc
     assert attention.lines[0][1:] == ["0.00 / 1.00", "0.00 / 1.00"]
     in_table = (*METHODS, long_inputs.PACKAGE)
     assert [line[:2] for line in table.lines] == [[n, name] for n in ("16", "1200") for name in in_table]
-    # The package is not put into the encoder. What it computes is Nyström attention, beside other zeros in front.
+    # The package is not put into the encoder. The package computes Nyström attention, with other zeros in front.
     assert all(all(line) == (line[1] != long_inputs.PACKAGE) for line in table.lines)
     package, ours = (found[ERROR, name, 1200] for name in (long_inputs.PACKAGE, "nystrom-256"))
     assert package == pytest.approx(ours, rel=0.3)

@@ -14,7 +14,7 @@ from nystrom_papers.studies.reproduce.study import Setting
 
 
 def copy_files(folder, to, *beginnings):
-    """Those whose names begin so."""
+    """Copy the files whose names begin so."""
     to.mkdir(exist_ok=True)
     for file in folder.iterdir():
         if file.name.startswith(beginnings):

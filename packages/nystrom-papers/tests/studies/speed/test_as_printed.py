@@ -44,7 +44,7 @@ def with_fused(rows):
 
 @pytest.fixture(scope="module")
 def table_1():
-    """What the paper printed, as rows."""
+    """The paper's numbers as rows."""
     return with_fused([
         row(TABLE_1, f"forward {what}", method, cells[n][place], n)
         for method, cells in NYSTROMFORMER_TABLE_1.items()
@@ -86,7 +86,7 @@ def test_the_printed_numbers_of_table_1_agree_with_their_own_claims(table_1):
         ({"method": BASE, "what": "time", "n": 1024}, 5, {LINEAR: None}),
         (LAST | {"what": "memory"}, 1e3, {LINEAR: False, MEMORY: False, MEMORY_FUSED: False}),
         (LAST | {"what": "time"}, 1e3, {LINEAR: False, TIME: False, TIME_FUSED: False}),
-        # As much as either form of exact attention, but for the noise.
+        # The same as either form of exact attention, except for the noise.
         ({"method": BASE, "what": "memory", "n": 8192}, 450 / 10233, {LINEAR: None, MEMORY: None}),
         ({"method": BASE, "what": "time", "n": 8192}, 12.5 / 155.4, {LINEAR: None, TIME: None}),
         ({"method": FUSED, "what": "memory"}, 455 / 10233 * 2, {MEMORY_FUSED: None}),
@@ -182,7 +182,7 @@ def test_tables_have_the_printed_ratios_beside_ours(table_1, table_2):
     assert compared.lines[-1] == ["nystrom-32", "2.1 / 2.1", "3.8 / 3.8", "7.1 / 7.1", "13.6 / 13.6", "26.7 / 26.7"]
     for table in [*find_study(TABLE_1).tables(table_1), *find_study(TABLE_2).tables(table_2)]:
         widths = [max(map(len, column)) for column in zip(table.heads, *table.lines, strict=True)]
-        # What a terminal of 80 columns shows without folding.
+        # A terminal of 80 columns shows this without folding.
         assert sum(widths) + 2 * len(widths) <= 80
 
 

@@ -17,7 +17,7 @@ STUDY = STUDIES["skyformer-appendix-f"]
 
 @pytest.fixture
 def printed():
-    """What the paper printed, as rows of two seeds that differ by a hundredth."""
+    """The paper's numbers as rows of two seeds that differ by a hundredth."""
     return [
         Row(study="", quantity="ratio to self-attention", method=m, value=v + shift, unit="",
                 device="cpu", facts={"task": task, "b": 1, "steps": 20}, seed=seed)

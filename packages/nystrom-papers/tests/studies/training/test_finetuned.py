@@ -119,7 +119,7 @@ def test_the_standard_error_is_that_of_drawn_texts(task, found, missed, wrong):
     t, m, w, r = (torch.stack([(kinds == kind).sum(1) for kind in range(4)])).double()
     drawn = 2 * t / (2 * t + m + w) if task == "mrpc" else (t + r) / 1725
     (score,) = scores([result(task, "softmax", drawn.mean().item(), texts=1725)]).values()
-    # As many texts are found as there are positives, but for a tenth: the formula takes them as equal.
+    # The number of texts found is that of the positives, up to a tenth: the formula takes them as equal.
     assert error_beside(score, score) == pytest.approx(2**0.5 * drawn.std().item(), rel=0.1)
 
 
@@ -239,7 +239,7 @@ def test_the_attention_of_a_trained_model_is_swapped(tiny_bert, tmp_path):
     rows = swapped_rows(tmp_path / "best", "sst2", tmp_path, methods, name="tiny", precision="float32")
     found = {(row.method, row.quantity): row.value for row in rows}
     assert found["softmax", "validation predictions that change"] == 0
-    # As many landmarks as tokens are exact.
+    # A landmark for each token is exact.
     assert found["nystrom-64", "validation predictions that change"] == 0
     assert found["nystrom-64", "validation accuracy"] == found["softmax", "validation accuracy"]
     assert 0 <= found["nystrom-2", "validation predictions that change"] <= 1

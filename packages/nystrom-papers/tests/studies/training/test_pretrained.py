@@ -63,7 +63,7 @@ WIDE = {"repeats": 400}
         (GOOD, GOOD, {}, [True, True, True, True]),
         (BELOW, BELOW, {}, [False, False, False, False]),
         (GOOD | {"linformer": 0.68}, GOOD | {"linear": 0.65}, WIDE, [None, None, None, None]),
-        # What has not learned decides nothing, on either side.
+        # A model that has not learned decides nothing, on either side.
         (GOOD, CHANCE, {}, [True, True, None, None]),
         (GOOD, GOOD, {"guess": 0.695}, [None, None, True, True]),
         (GOOD | {"linear": 0.16}, GOOD | {"softmax": 0.51}, {}, [True, None, None, True]),

@@ -105,7 +105,7 @@ def loops_operator(name: str, core: Callable[..., Tensor], options: type) -> Cal
     ) -> Tensor:
         weight = next((x for x in rest if isinstance(x, Tensor)), None)
         values = [*(getattr(given, each) for each in names), *rest]
-        # By words and numbers: a graph may be kept for another process, which knows no object of this one. A compiler
+        # Pass words and numbers: a graph may be kept for another process, which knows no object of this one. A compiler
         # may have numbers as symbols, which no text holds.
         words = " ".join([_word(x) for x in values])
         sizes, factors = ([x for x in values if _word(x) == kind] for kind in ("int", "float"))

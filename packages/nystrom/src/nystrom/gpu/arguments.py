@@ -38,6 +38,7 @@ class NearFarSizes(NamedTuple):
     SIZE: int  # Queries of a block
     REACH: int  # Tokens on either side of its block that a query sees
     BLOCKS: int  # Blocks of a sequence
+    FURTHEST: int  # Distance from which all keys of a side have one bias; 0 without a bias of positions
 
 
 class ChoiceSizes(NamedTuple):

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from nystrom.private_torch import is_forward_mode, is_transformed
+from nystrom.private_torch import is_forward_mode, is_transformed, without_ended_transform
 
 
 class Differentiable(NamedTuple):
@@ -57,7 +57,8 @@ def differentiable(
     def differentiate(ctx, grad, *_):
         if grad is None:
             return (None,) * (tensors + len(ctx.numbers))
-        given = (grad, *ctx.saved_tensors)
+        # A function that torch.func.vjp returned runs after its transform, whose wrappers have no memory.
+        given = (grad, *(None if x is None else without_ended_transform(x) for x in ctx.saved_tensors))
         found = _way(operator_backward, Gradients, PlainGradients, backward, given)(*given, *ctx.numbers)
         # Operators return tensors, also where none was given.
         gradients = (None if x is None else of_x for x, of_x in zip(given[1:], found, strict=False))

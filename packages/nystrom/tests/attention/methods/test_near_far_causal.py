@@ -147,7 +147,7 @@ def test_the_work_of_a_training_step_is_linear():
     assert made(1024) < 2.1 * made(512)
 
 
-# What it cannot do.
+# Inputs that it refuses.
 
 
 @pytest.mark.refuses

@@ -127,7 +127,7 @@ def test_the_calling_thread_runs_few_operators(name, most):
     counts = []
     for threads in (3, 1):
         torch.set_num_threads(threads)
-        # What other threads run is not recorded.
+        # The profiler records nothing of other threads.
         with profile(activities=[ProfilerActivity.CPU]) as profiled:
             results_of(CALLS[name], inputs, grad)
         counts.append(sum(event.count for event in profiled.key_averages() if event.key in kinds))

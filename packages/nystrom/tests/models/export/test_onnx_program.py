@@ -1,4 +1,4 @@
-"""What leaves torch gives what the model gives, at other batches and lengths than it was made from."""
+"""An exported file gives the model's results, at other batches and lengths than it was made from."""
 
 import pytest
 import torch

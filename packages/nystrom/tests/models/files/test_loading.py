@@ -194,7 +194,7 @@ def test_weights_of_another_size_are_refused(folder, tmp_path):
         EncoderForMaskedLM.from_pretrained(folder)
     change_config(folder, intermediate_size=48)
     EncoderForTokenClassification.from_pretrained(folder).save_pretrained(tmp_path / "tokens")
-    # What transformers raises for it, and what this library raises for wrong arguments.
+    # transformers raises the first of these, this library the second for wrong arguments.
     for kind in (RuntimeError, ValueError):
         with pytest.raises(kind, match="ignore_mismatched_sizes=True for a new head"):
             EncoderForTokenClassification.from_pretrained(tmp_path / "tokens", num_labels=7)

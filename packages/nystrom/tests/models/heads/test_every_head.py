@@ -1,4 +1,4 @@
-"""What holds of every model with a head: padding, saving, training, compilation and adapters."""
+"""Facts of every model with a head: padding, saving, training, compilation and adapters."""
 
 import pytest
 import torch
@@ -107,7 +107,7 @@ def test_gradient_checkpointing_gives_the_same_gradients(head):
 @every_head
 @pytest.mark.long
 def test_compile_makes_one_graph(head):
-    # What was compiled before counts towards the limit of graphs per function.
+    # Graphs compiled before count towards the limit of graphs per function.
     torch._dynamo.reset()
     model, (ids, labels) = make(head), draw(head)
     mask = torch.ones_like(ids)

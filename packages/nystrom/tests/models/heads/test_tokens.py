@@ -36,7 +36,7 @@ def draw(*shape, high=40):
     ],
 )
 def test_the_loss_is_that_of_transformers(published, head, labels):
-    # As many landmarks as tokens, so that samples and choices there do not share a start value.
+    # A landmark for each token, so that samples and choices there do not share a start value.
     theirs, folder = published(head, num_landmarks=16)
     ours = getattr(nystrom.models, f"Encoder{head}").from_pretrained(folder)
     ids = draw(3, 2, 16) if head == "ForMultipleChoice" else draw(3, 16)

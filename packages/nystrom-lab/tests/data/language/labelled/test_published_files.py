@@ -12,7 +12,7 @@ KINDS = ("entailment", "neutral", "contradiction")
 
 
 def jsonl(path, labels):
-    """As in SNLI 1.0 and MultiNLI 1.0; a pair on which the annotators did not agree has the label "-"."""
+    """Write lines of SNLI 1.0 and MultiNLI 1.0; a pair on which the annotators did not agree has the label "-"."""
     rows = [
         {
             "annotator_labels": [label],

@@ -87,7 +87,7 @@ def test_every_token_is_in_one_instance_of_an_epoch_but_for_the_short_ones(data)
 
 
 def test_a_tenth_of_the_instances_is_short(folder):
-    # As long as no document, so that whole documents and short ones can be told apart.
+    # Longer than each document, so that whole documents and short ones differ.
     data = MlmSop(folder, "train", length=2000)
     assert len(data) == data.documents
     places = data.stretches(np.arange(50 * len(data)))

@@ -21,7 +21,7 @@ def test_the_numbers_of_a_key_are_those_of_splitmix(state):
 
 
 def test_the_published_first_numbers():
-    # Of the reference program by Vigna, state 1234567.
+    # Numbers of the reference program by Vigna, state 1234567.
     drawn = bits(np.array([1234567], dtype=np.uint64), np.arange(3))
     assert drawn.tolist() == [6457827717110365317, 3203168211198807973, 9817491932198370423]
 

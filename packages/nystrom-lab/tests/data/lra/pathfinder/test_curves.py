@@ -178,7 +178,7 @@ def test_the_margin_of_a_picture_is_one_of_those_given():
     gaps = np.median(np.linalg.norm(near[:, 1:6] - far[:, :5], axis=-1), axis=1)
     margins = np.rint(gaps / 2)
     assert set(margins) == {2, 3}
-    # Those of one margin are drawn together, and then return to their places among the others.
+    # Pictures of one margin are drawn together, and then return to their places among the others.
     assert margins.tolist() != sorted(margins)
     assert (scenes.labels.reshape(-1, 2).sum(axis=1) == 1).all()
     assert len(np.unique(scenes.pictures.reshape(24, -1), axis=0)) == 24

@@ -115,7 +115,7 @@ def test_links_of_one_text_come_once_and_none_leads_to_itself():
 def test_texts_are_equal_as_far_as_they_are_kept(folder, tmp_path, capsys):
     prepared(folder, tmp_path / "whole")
     assert "of another" not in capsys.readouterr().err
-    # What is kept of all texts is "text ".
+    # All texts are cut to "text ".
     with pytest.raises(ValueError, match="gets none of the 0 links"):
         prepared(folder, tmp_path / "cut", max_length=5)
 
@@ -157,7 +157,7 @@ def test_the_baseline_is_a_threshold_of_train():
         "test": [Pair("c", "d", True), Pair("d", "e", True), Pair("a", "d", False), Pair("b", "f", False)],
     }
     assert overlap_accuracy(pairs, texts, 100) == {"train": 1.0, "test": 0.75}
-    # Of the first byte alone c and d, which begin with other words, are as far from each other as all.
+    # By the first byte alone c and d, which begin with other words, are as far from each other as all.
     assert overlap_accuracy(pairs, texts, 1) == {"train": 1.0, "test": 0.5}
 
 

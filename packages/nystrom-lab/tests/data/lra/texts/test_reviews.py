@@ -24,7 +24,7 @@ REVIEWS = {
 
 @pytest.fixture(autouse=True)
 def four_reviews_a_split(monkeypatch):
-    """As if these were the published numbers."""
+    """Take these as the published numbers."""
     for module in (acl_imdb, reviews):
         monkeypatch.setattr(module, "IMDB_COUNTS", {"train": 4, "test": 4})
 
@@ -189,7 +189,7 @@ def test_hidden_files_of_an_archive_are_passed_over(tmp_path):
     check_imdb(prepare_text(archive, tmp_path / "to"))
 
 
-# As GNU tar writes a review of 200 MB with nothing but a hole in it: 1 KB that no limit on the archive sees.
+# GNU tar writes a review of 200 MB that is one hole this way: 1 KB that no limit on the archive sees.
 HOLE = member("aclImdb/train/pos/70_1.txt", b"")
 HOLE[0].pax_headers = {"GNU.sparse.major": "0", "GNU.sparse.map": "209715200,0", "GNU.sparse.size": "209715200"}
 

@@ -34,6 +34,8 @@ clustered attention (clusters of queries, their top keys exact; Vyas et al. 2020
 Mitchell and Kersting 2025, arXiv:2509.10406) and WildCat (a weighted coreset of the keys).
 """
 
+from typing import TYPE_CHECKING
+
 import torch
 import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
@@ -48,6 +50,7 @@ from nystrom.attention.onnx_operator import WRITES_LOOPS, near_far_operator
 from nystrom.attention.options import NearFarOptions, documented, refuse_tolerance
 from nystrom.attention.parts.band import MovedTokens, from_first_real, moved_tokens, pad_to_blocks, without_padding
 from nystrom.attention.parts.biased_blocks import attend_with_positions
+from nystrom.attention.parts.biased_kernels import attend_by_kernels
 from nystrom.attention.parts.biased_loops import attend_by_loops
 from nystrom.attention.parts.biased_softmax import biased_softmax, exact_or_not
 from nystrom.attention.parts.block_stretches import attend_in_stretches
@@ -72,6 +75,9 @@ from nystrom.shapes import (
     score_scale,
     zero_masked,
 )
+
+if TYPE_CHECKING:
+    from nystrom.gpu.near_far.choice import ChoiceOptions
 
 # The error of `check_same_tokens` for a call that does not declare cross-attention.
 _NEEDS_SAME_TOKENS = (
@@ -130,8 +136,9 @@ def near_far_attention(
     masks = Masks(keep, key_keep, query_keep, cu_seqlens)
     check_flag("is_causal", is_causal)
     if bias is not None:
-        _check_bias(options, is_causal=is_causal, group=group)
-        return attend(_with_bias, q, k, v, masks, options, as_bias(bias), same_tokens=SELF_BIAS)
+        bias = as_bias(bias)
+        _check_bias(options, bias, is_causal=is_causal, group=group)
+        return attend(_with_bias, q, k, v, masks, options, bias, same_tokens=SELF_BIAS)
     _check_selected(masks, options, is_causal=is_causal, group=group)
     if is_causal:
         _check_causal(q, masks, options, group)
@@ -265,6 +272,8 @@ def _with_bias(
     bias: PositionBias,
 ) -> Float[Tensor, "b h n e"]:
     """Self-attention with a bias of positions."""
+    if options.backend == "triton":
+        check_backend_device(options.backend, q.device)
     n, most = k.shape[2], options.exact_up_to
     places = real_places(bias, q, keep)
 
@@ -272,15 +281,22 @@ def _with_bias(
         return biased_softmax(q, k, v, bias, places, keep=keep, scale=options.scale)
 
     def approximate(q: Tensor, k: Tensor, v: Tensor, places: Tensor, keep: Tensor | None) -> Tensor:
-        q, k, v = (at_least_float32(x) for x in (q, k, v))
-        chosen, out = choose(q, k, keep, keep, options), []
-        by_loops = isinstance(bias, RelativeBuckets) and runs_natively(q, k, v)
-        # Copies exist for a few heads.
-        for some in cut(q.shape[1], -(-q.numel() // _COPIED) if by_loops else q.shape[1]):
+        attend_heads, out = None, []
+        if options.backend == "triton":
+            # Not with "auto": on a GPU the kernels were not measured with a bias.
+            chosen, attend_heads = _choose_by_kernels(q, k, keep, keep, options), attend_by_kernels
+        else:
+            q, k, v = (at_least_float32(x) for x in (q, k, v))
+            chosen = choose(q, k, keep, keep, options)
+            if isinstance(bias, RelativeBuckets) and runs_natively(q, k, v):
+                attend_heads = attend_by_loops
+        # Copies exist for a few heads; in a graph for any length, whose number of parts no length may decide, for all.
+        parts = -(-q.numel() // _COPIED) if is_number(q.numel()) else 1
+        for some in cut(q.shape[1], parts if attend_heads else q.shape[1]):
             choice, of_some = Chosen(*(x[:, some] for x in chosen)), bias.of_heads(some)
             tokens = moved_tokens(q[:, some], k[:, some], v[:, some], keep, choice, options)
-            if isinstance(of_some, RelativeBuckets) and by_loops:
-                found = attend_by_loops(tokens, of_some, options)
+            if isinstance(of_some, RelativeBuckets) and attend_heads is not None:
+                found = attend_heads(tokens, of_some, options)
             else:
                 found = attend_with_positions(tokens, of_some, places, keep, options)
             out.append(_put_back(found, tokens, q[:, some]))
@@ -323,23 +339,40 @@ def _by_kernels(
     *,
     is_self: bool,
 ) -> Float[Tensor, "b h n e"]:
-    """Attention by kernels; torch chooses keys too wide for them."""
-    from nystrom.gpu.near_far.choice import ChoiceOptions, can_choose, choose_by_kernels
+    """Attention by kernels."""
+    from nystrom.gpu.near_far.choice import can_choose
     from nystrom.gpu.near_far.near_far_attention import can_choose_and_attend, choose_and_attend, near_far
 
-    scale, block, reach, m = score_scale(q, options.scale), options.block_size, options.reach, options.num_clusters
-    choice = ChoiceOptions(QUERY_MEANS, options.num_heavy, m, options.iterations, scale)
-    by_kernels, block = can_choose(k.shape[-1], k.dtype), block if is_self else 0
-    if by_kernels and can_choose_and_attend():
+    reach, block = options.reach, options.block_size if is_self else 0
+    if can_choose(k.shape[-1], k.dtype) and can_choose_and_attend():
+        choice = _choice_options(q, options)
         return choose_and_attend(q, k, v, keep, query_keep, choice, block_size=block, reach=reach, is_self=is_self)
-    if by_kernels:
-        chosen = Chosen(*choose_by_kernels(q, k, keep, query_keep, choice))
-    else:
-        # The copies are gone when the kernels of the attention start.
-        chosen = choose(at_least_float32(q), at_least_float32(k).contiguous(), keep, query_keep, options)
-    starts = keep if is_self else None
-    sizes = {"num_clusters": m, "block_size": block, "reach": reach, "scale": scale}
-    return near_far(q, k, v, *chosen, **sizes, keep=starts)
+    chosen, starts = _choose_by_kernels(q, k, keep, query_keep, options), keep if is_self else None
+    sizes = {"num_clusters": options.num_clusters, "block_size": block, "reach": reach}
+    return near_far(q, k, v, *chosen, **sizes, keep=starts, scale=score_scale(q, options.scale))
+
+
+def _choose_by_kernels(
+    q: Float[Tensor, "b h n d"],
+    k: Float[Tensor, "b h s d"],
+    keep: Bool[Tensor, "b s"] | None,
+    query_keep: Bool[Tensor, "b n"] | None,
+    options: NearFarOptions,
+) -> Chosen:
+    """Heavy keys and clusters, by kernels; torch chooses keys too wide for them."""
+    from nystrom.gpu.near_far.choice import can_choose, choose_by_kernels
+
+    if can_choose(k.shape[-1], k.dtype):
+        return Chosen(*choose_by_kernels(q, k, keep, query_keep, _choice_options(q, options)))
+    # The copies are gone when the kernels of the attention start.
+    return choose(at_least_float32(q), at_least_float32(k).contiguous(), keep, query_keep, options)
+
+
+def _choice_options(q: Float[Tensor, "b h n d"], options: NearFarOptions) -> "ChoiceOptions":
+    from nystrom.gpu.near_far.choice import ChoiceOptions
+
+    sizes = options.num_heavy, options.num_clusters, options.iterations
+    return ChoiceOptions(QUERY_MEANS, *sizes, score_scale(q, options.scale))
 
 
 def _blocks(
@@ -391,14 +424,18 @@ def _check_selected(masks: Masks, options: NearFarOptions, *, is_causal: bool = 
             raise ValueError(f"num_selected is {options.num_selected}, and {what}: leave one of them out.")
 
 
-def _check_bias(options: NearFarOptions, *, is_causal: bool, group: Group) -> None:
+def _check_bias(options: NearFarOptions, bias: PositionBias, *, is_causal: bool, group: Group) -> None:
     """Raise for what near_far does not support together with a bias of positions."""
+    if options.backend == "triton" and not isinstance(bias, RelativeBuckets):
+        raise ValueError(
+            f"backend 'triton' has no Triton code for a bias of kind {type(bias).__name__}: pass RelativeBuckets, or "
+            "backend='torch'."
+        )
     wrong = {
         "is_causal is True": is_causal,
         "group is given": group is not None,
         f"num_selected is {options.num_selected}": bool(options.num_selected),
         f"tolerance is {options.tolerance}": options.tolerance is not None,
-        "backend is 'triton'": options.backend == "triton",
     }
     for what, is_so in wrong.items():
         if is_so:

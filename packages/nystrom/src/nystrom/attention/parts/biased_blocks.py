@@ -15,11 +15,12 @@ Sums of the values of each cluster by pieces are made once. The sums of a block 
 plus for buckets the sums over all blocks on either side; nothing is subtracted. The product of ALiBi takes
 $3\, l^2 m e$ steps for l blocks: it grows with the square of the tokens, at a thousandth of exact attention's rate.
 
-Heads are computed one after the other, and again for the gradient, so that copies of keys exist for one head. On a CPU
-`biased_loops` computes the form of buckets.
+Heads are computed one after the other, and again for the gradient, so that copies of keys exist for one head. For
+buckets `biased_loops` computes this on a CPU, and `biased_kernels` on a GPU.
 """
 
 import math
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
@@ -74,8 +75,7 @@ def attend_with_positions(
         places = torch.arange(t, device=q.device)[None, :, None]
     settings = OfAllHeads(bias, options, score_scale(q, options.scale))
     weight = at_least_float32(bias.weight[0]).to(q.dtype)
-    attend = attend_head if torch.compiler.is_compiling() or not is_number(t) else _Head.apply
-    return attend(settings, q, k, v, weight, *chosen, real, places)
+    return attend_again(attend_head, settings, q, k, v, weight, *chosen, real, places)
 
 
 def attend_head(
@@ -97,9 +97,8 @@ def attend_head(
     shape = (-1, blocks.shape[1], -1, -1)
     near = [windows(x, size, reach) for x in (k, v)]
     inside = windows((cluster - m)[..., None], size, reach)[..., 0] < 0
-    sizes = open_where_empty(counted := cluster_sizes(k, cluster, m), found)
-    means = cluster_sums(k, cluster, m) / sizes.clamp(min=1)[..., None]
-    logs, values = _far(settings, v, weight, cluster, real, places, sizes - counted)
+    far = far_keys_of_blocks(settings, k, v, weight[None], found, cluster, real, places)
+    means, logs, values = (x[:, 0] for x in far)
     heavies = [take_rows(x, heavy)[:, None].expand(shape) for x in (k, v)]
     at = cut_blocks(places, size)
     if places.is_floating_point():
@@ -139,18 +138,21 @@ def _blocks_at_once(k: Float[Tensor, "b t d"], scores: int) -> int | None:
     return max(1, min(max(_FEWEST, k.numel() // 2), _MOST) // (len(k) * scores))
 
 
-def _far(
+def far_keys_of_blocks(
     settings: OfAllHeads,
-    v: Float[Tensor, "b t e"],
-    weight: Float[Tensor, " w"],
-    cluster: Int[Tensor, "b t"],
-    real: Bool[Tensor, "#b t"],
-    places: Shaped[Tensor, "#b t p"],
-    opened: Float[Tensor, "b m"],
-) -> tuple[Float[Tensor, "b l m"], Float[Tensor, "b l m e"]]:
-    """The logarithms of the weights of each cluster for each block, and its mean values."""
-    bias, options, e = settings.bias, settings.options, v.shape[-1]
+    k: Float[Tensor, "r t d"],
+    v: Float[Tensor, "r t e"],
+    weight: Float[Tensor, "h w"],
+    found: Bool[Tensor, "r g"],
+    cluster: Int[Tensor, "r t"],
+    real: Bool[Tensor, "#r t"],
+    places: Shaped[Tensor, "#r t p"],
+) -> tuple[Float[Tensor, "b h m d"], Float[Tensor, "b h l m"], Float[Tensor, "b h l m e"]]:
+    """Mean keys of the clusters, and for each block the logarithms of their weights, and mean values; of h heads."""
+    bias, options, e, heads = settings.bias, settings.options, v.shape[-1], len(weight)
     size, m = options.block_size, options.num_clusters
+    numbers = open_where_empty(counted := cluster_sizes(k, cluster, m), found)
+    means = cluster_sums(k, cluster, m) / numbers.clamp(min=1)[..., None]
     starts = _starts(size, options.reach)
     piece, none = piece_of_each_place(options, v.device), len(starts) * m
     inside = cut_blocks(cluster, size)
@@ -158,12 +160,13 @@ def _far(
     # A column of ones counts.
     sums = cluster_sums(cut_blocks(F.pad(v, (0, 1), value=1.0), size), inside, none).unflatten(2, (len(starts), m))
     if bias.furthest is None:
-        top, sums = _by_middles(settings, sums, weight, real, places)
+        top, sums = (x[:, None] for x in _by_middles(settings, sums, weight[0], real, places))
     else:
         top, sums = _by_sides(settings, sums, weight)
-    total = sums[..., e] + opened[:, None]
+    total = sums[..., e] + (numbers - counted).unflatten(0, (-1, heads))[:, :, None]
     safe = torch.where(total > 0, total, 1.0)
-    return (safe.log() + top).masked_fill(total <= 0, -torch.inf), sums[..., :e] / safe[..., None]
+    logs = (safe.log() + top).masked_fill(total <= 0, -torch.inf)
+    return means.unflatten(0, (-1, heads)), logs, sums[..., :e] / safe[..., None]
 
 
 def blocks_beside(furthest: int, options: NearFarOptions) -> int:
@@ -198,8 +201,8 @@ def weights_by_sides(
 
 
 def _by_sides(
-    settings: OfAllHeads, sums: Float[Tensor, "b l c m x"], weight: Float[Tensor, " w"]
-) -> tuple[Float[Tensor, "1"], Float[Tensor, "b l m x"]]:
+    settings: OfAllHeads, sums: Float[Tensor, "r l c m x"], weight: Float[Tensor, "h w"]
+) -> tuple[Float[Tensor, "h 1 1"], Float[Tensor, "b h l m x"]]:
     """The logarithm of the largest weight, and weighted sums, where each side has one bias from a distance on."""
     bias, options = settings.bias, settings.options
     assert bias.furthest is not None
@@ -208,14 +211,16 @@ def _by_sides(
     # Row g has the weights of the blocks around the g-th of its group.
     shift = torch.arange(_GROUP + 2 * z, device=weight.device) - torch.arange(_GROUP, device=weight.device)[:, None]
     around = ((shift >= 0) & (shift <= 2 * z))[..., None]
-    matrix = torch.where(around, near[shift.clamp(0, 2 * z)], 0.0).flatten(1)
+    matrix = torch.where(around, near[:, shift.clamp(0, 2 * z)], 0.0).flatten(2)
     groups = windows(pad_to_blocks(sums.flatten(2), _GROUP), _GROUP, z)
-    groups = matrix @ groups.unflatten(3, (pieces, m * width)).flatten(2, 3)
-    out = without_padding(groups.flatten(1, 2)[:, None], sums.shape[1])[:, 0].unflatten(2, (m, width))
+    groups = groups.unflatten(3, (pieces, m * width)).flatten(2, 3).unflatten(0, (-1, len(weight)))
+    groups = (matrix[:, None] @ groups).flatten(2, 3)
+    out = without_padding(groups, sums.shape[1]).unflatten(3, (m, width))
     cells = sums.sum(dim=2)
     before = F.pad(cells, (0, 0, 0, 0, z + 1, 0)).cumsum(dim=1)[:, : -z - 1]
     after = F.pad(cells.flip(1), (0, 0, 0, 0, z + 1, 0)).cumsum(dim=1)[:, : -z - 1].flip(1)
-    return top, out + sides[0] * before + sides[1] * after
+    of_side, rows = sides[:, :, None, None, None], (-1, len(weight))
+    return top[:, None], out + of_side[:, 0] * before.unflatten(0, rows) + of_side[:, 1] * after.unflatten(0, rows)
 
 
 def _by_middles(
@@ -264,25 +269,30 @@ def _in_window(start: Int[Tensor, "*p"], size: int, reach: int) -> Bool[Tensor, 
     return (start >= -reach) & (start < size + reach)
 
 
-class _Head(torch.autograd.Function):
-    """`attend_head`; the backward pass attends again, so that no copy is kept."""
+def attend_again(attend: Callable[..., Tensor], settings: OfAllHeads, q: Tensor, *rest: Tensor) -> Tensor:
+    """`attend(settings, q, k, v, weight, ...)`, of which nothing is kept: the backward pass calls it again."""
+    if torch.compiler.is_compiling() or not is_number(q.shape[1]):
+        return attend(settings, q, *rest)
+    return _Again.apply(attend, settings, q, *rest)
 
+
+class _Again(torch.autograd.Function):
     generate_vmap_rule = True
 
     @staticmethod
-    def forward(settings: OfAllHeads, *tensors: Any) -> Tensor:
-        return attend_head(settings, *tensors)
+    def forward(attend: Callable[..., Tensor], settings: OfAllHeads, *tensors: Any) -> Tensor:
+        return attend(settings, *tensors)
 
     @staticmethod
     def setup_context(ctx, inputs, output: Tensor) -> None:
-        ctx.settings = inputs[0]
-        ctx.save_for_backward(*inputs[1:])
+        ctx.attend, ctx.settings = inputs[:2]
+        ctx.save_for_backward(*inputs[2:])
 
     @staticmethod
     def backward(ctx, *grads: Tensor):  # pyright: ignore[reportIncompatibleMethodOverride]
         saved = ctx.saved_tensors
 
         def attend(*tensors: Any) -> Tensor:
-            return attend_head(ctx.settings, *tensors, *saved[4:])
+            return ctx.attend(ctx.settings, *tensors, *saved[4:])
 
-        return None, *pull_back(attend, saved[:4], *grads), *(None for _ in saved[4:])
+        return None, None, *pull_back(attend, saved[:4], *grads), *(None for _ in saved[4:])

@@ -90,7 +90,7 @@ def whole_program(
     given: tuple[GivenTensor | None, ...], target: Target, options: ChoiceOptions, block: int, reach: int, is_self: bool
 ) -> Program:  # fmt: skip
     """The program of the choice and of the forward pass."""
-    _check(given)
+    check_inputs(given)
     program = Program(given)
     q, k, v, keep, query_keep = program.inputs
     with program.reused():
@@ -115,13 +115,14 @@ def forward_program(
     given: tuple[GivenTensor | None, ...], target: Target, m: int, block: int, reach: int, scale: float
 ) -> Program:
     """The program of the forward pass for such inputs; its results are what the backward pass needs, and the output."""
-    _check(given)
+    check_inputs(given)
     program = Program(given)
     _attend_to_chosen(_stage_inputs(program, program.inputs, m, block, reach, scale))
     return program
 
 
-def _check(given: tuple[GivenTensor | None, ...]) -> None:
+def check_inputs(given: tuple[GivenTensor | None, ...]) -> None:
+    """Raise ValueError for what the kernels do not support, of q, k and v, which come first."""
     tensors = {"q": given[0], "k": given[1], "v": given[2]}
     for name, x in tensors.items():
         if x is not None and x.shape[-1] > LARGEST_WIDTH:
@@ -139,7 +140,7 @@ def _attend_to_chosen(x: NearFarInputs) -> None:
     of = Totals(means, sums, number)
     with x.program.reused():
         stages.totals(x, of)
-    stages.attend(x, of, logs, left)
+    stages.attend(x, x.program.like(x.q, x.v.shape[-1]), of, logs, left)
 
 
 def _shapes(q: Any, v: Any, m: int, block: int) -> tuple[tuple[int, ...], ...]:
@@ -180,7 +181,7 @@ def backward_program(
     through_mean = Totals(x.scratch(*means.shape), x.scratch(*sums.shape), number)
     with program.reused():
         stages.join(x, (*stages.shared(x, of, logs, deltas, grad), None), through_mean)
-    k_grad, v_grad = stages.keys(x, of, left, logs, deltas, grad, through_mean)
+    k_grad, v_grad = stages.keys(x, means, left, logs, deltas, grad, through_mean[:2])
     if x.heavy.shape[2]:
         stages.store_heavy(x, stages.shared(x, None, logs, deltas, grad), k_grad, v_grad)
     return program

@@ -26,6 +26,7 @@ class NearFarInputs(ProgramInputs):
     first: Slot | None  # (b,) Position of the first real token as int32; None if it is always 0
     block: int  # Queries of a block; 0 if no tokens are near
     reach: int  # Tokens on either side of its block that a query sees
+    strip: Slot | None = None  # (h, 2 w + 1) The bias of keys w tokens or more before a query, ..., after it; or None
 
     def tiles(self) -> Tiles:
         """Blocks of the kernels; float32 operands, split into tf32 parts, take as many registers as a wider dtype."""
@@ -51,7 +52,8 @@ class NearFarInputs(ProgramInputs):
     def sizes(self) -> NearFarSizes:
         """Numbers that kernels are given."""
         (b, h, n, _), s, g = self.q.shape, self.k.shape[2], self.heavy.shape[2]
-        return NearFarSizes(h, b * h, n, s, g, self.m, self.size, self.reach, self.blocks)
+        furthest = 0 if self.strip is None else self.strip.shape[1] // 2
+        return NearFarSizes(h, b * h, n, s, g, self.m, self.size, self.reach, self.blocks, furthest)
 
     def constants(self, *, walk: bool = False, near: bool = True) -> Constants:
         """The constants that kernels are compiled for; with `walk`, if a program has queries of its own."""

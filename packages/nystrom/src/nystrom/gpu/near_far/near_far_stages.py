@@ -12,6 +12,7 @@ from nystrom.gpu.near_far.keys import near_far_keys, near_far_shared
 from nystrom.gpu.near_far.near_far_inputs import NearFarInputs
 from nystrom.gpu.near_far.queries import near_far_forward, near_far_queries
 from nystrom.gpu.near_far.span_sums import near_far_first, near_far_heavy, near_far_joined, near_far_totals
+from nystrom.gpu.near_far.window_gradient import near_far_window
 from nystrom.gpu.program import Program, Slot
 
 # Tokens among which a program looks for the first real one at a time.
@@ -76,29 +77,28 @@ def rows_of_left(n: int, block: int) -> int:
     return n // block + 2 if block else 0
 
 
-def attend(x: NearFarInputs, of: Totals, logs: Slot, left: Slot) -> None:
-    """Compute the outputs, their normalisers, and for each block the number of far tokens of each cluster.
+def attend(x: NearFarInputs, out: Slot, of: Totals, logs: Slot, left: Slot | None) -> None:
+    """Compute the outputs `out`, their normalisers, and for each block the number of far tokens of each cluster.
 
-    Without near tokens, the latter are empty: all tokens are far, see `of.number`.
+    Without near tokens the latter are not written: all tokens are far, see `of.number`.
     """
-    out = x.program.like(x.q, x.v.shape[-1])
     x.program.launch(
         near_far_forward,
         x.sizes.BH * x.blocks * x.parts,
         *(x.q.tokens, x.k.tokens, x.v.tokens, x.heavy, x.found, x.cluster, x.first, *of),
-        *(out.tokens, logs, left, x.sizes, x.constants(walk=True)),
+        *(out.tokens, logs, left if x.block else None, x.strip, x.sizes, x.constants(walk=True)),
         **x.options(walk=True),
     )
 
 
-def queries(x: NearFarInputs, of: Totals, out: Slot, logs: Slot, grad: Slot) -> Slot:
-    """Compute the gradient of the queries; returns their deltas."""
+def queries(x: NearFarInputs, of: Totals, out: Slot, logs: Slot, grad: Slot, of_heavy: Slot | None = None) -> Slot:
+    """Compute the gradients of the queries, and of the scores of heavy keys; returns the deltas of the queries."""
     q_grad, deltas = x.program.like(x.q), x.scratch(*logs.shape[:3])
     x.program.launch(
         near_far_queries,
         x.sizes.BH * x.blocks * x.parts,
         *(x.q.tokens, x.k.tokens, x.v.tokens, x.heavy, x.found, x.cluster, x.first, *of),
-        *(out.tokens, logs, grad.tokens, q_grad.tokens, deltas, x.sizes, x.constants(walk=True)),
+        *(out.tokens, logs, grad.tokens, q_grad.tokens, deltas, x.strip, of_heavy, x.sizes, x.constants(walk=True)),
         **x.options(walk=True),
     )
     return deltas
@@ -118,26 +118,57 @@ def shared(x: NearFarInputs, of: Totals | None, logs: Slot, deltas: Slot, grad: 
         near_far_shared,
         row_blocks * b * h * spans,
         *(x.q.tokens, grad.tokens, x.v.tokens, x.cluster, x.first, heavy, keys.tokens, values.tokens, number),
-        *(logs, deltas, key_sums, value_sums, span // tile, x.sizes._replace(M=rows), constants),
+        *(logs, deltas, key_sums, value_sums, None, span // tile, x.strip, x.sizes._replace(M=rows), constants),
         **x.options(),
     )
     return key_sums, value_sums
 
 
+def blockwise(x: NearFarInputs, of: Totals, logs: Slot, deltas: Slot, grad: Slot) -> None:
+    """Gradients of mean keys, mean values and logarithms of weights of the clusters, given for each block."""
+    rows, constants = -(-x.m // x.tiles().block_m), x.constants(near=False)
+    widths = of.means.shape[3:], of.sums.shape[4:], ()
+    sums = [x.program.result((*of.number.shape, *width), x.acc) for width in widths]
+    x.program.launch(
+        near_far_shared,
+        rows * x.sizes.BH * x.blocks,
+        *(x.q.tokens, grad.tokens, x.v.tokens, x.cluster, x.first, None, of.means.tokens, of.sums.tokens, of.number),
+        *(logs, deltas, *sums, x.parts, x.strip, x.sizes, constants),
+        **x.options(),
+    )
+
+
+def window(x: NearFarInputs, logs: Slot, deltas: Slot, grad: Slot) -> None:
+    """Spans of the gradients of the scores of each query of a block and each key of its window."""
+    length, constants = x.block + 2 * x.reach, x.constants(walk=True)
+    programs = x.sizes.BH * x.parts * -(-length // constants.BLOCK_W.value)
+    spans, span = splits(x.blocks, programs, 1, 1, x.device)
+    sums = x.program.result((spans, *x.q.shape[:2], x.block, length), x.acc)
+    x.program.launch(
+        near_far_window,
+        programs * spans,
+        *(x.q.tokens, x.k.tokens, x.v.tokens, x.cluster, x.first, logs, deltas, grad.tokens, sums, span, x.strip),
+        *(x.sizes, constants),
+        **x.options(walk=True),
+    )
+
+
 def keys(
-    x: NearFarInputs, of: Totals, left: Slot, logs: Slot, deltas: Slot, grad: Slot, through: Totals
+    x: NearFarInputs, means: Slot | None, left: Slot | None, logs: Slot, deltas: Slot, grad: Slot,
+    through: tuple[Slot | None, Slot | None]
 ) -> tuple[Slot, Slot]:  # fmt: skip
     """Gradients of keys and values; zeros for heavy ones.
 
     `left` is the number of far tokens of each cluster for each block; `through` the gradient that each key of a cluster
-    gets through its mean, and the one that each value would get if it were far from all queries.
+    gets through its mean, and the one that each value would get if it were far from all queries. With a strip they and
+    the means are None.
     """
     constants, k_grad, v_grad = x.constants(), x.program.like(x.k), x.program.like(x.v)
     x.program.launch(
         near_far_keys,
         x.sizes.BH * -(-x.k.shape[2] // constants.BLOCK_W.value),
-        *(x.q.tokens, x.k.tokens, x.v.tokens, x.cluster, x.first, of.means, left, logs, deltas, grad.tokens),
-        *(through.means, through.sums, k_grad.tokens, v_grad.tokens, x.sizes, constants),
+        *(x.q.tokens, x.k.tokens, x.v.tokens, x.cluster, x.first, means, left, logs, deltas, grad.tokens),
+        *(*through, k_grad.tokens, v_grad.tokens, x.strip, x.sizes, constants),
         **x.options(),
     )
     return k_grad, v_grad

@@ -21,6 +21,7 @@ from nystrom.gpu.arithmetic import (
     weights_again,
 )
 from nystrom.gpu.near_far.window import (
+    at_distance,
     begin_of,
     far_values,
     heavy_rows,
@@ -45,7 +46,7 @@ def _attend(s, values, top, total, total_v, LOW: tl.constexpr, LOW_PRECISION: tl
 
 @triton.jit
 def near_far_forward(
-    q, k, v, heavy, found, cluster, first, means, sums, count, out, logs, left, sizes, C: tl.constexpr
+    q, k, v, heavy, found, cluster, first, means, sums, count, out, logs, left, strip, sizes, C: tl.constexpr
 ):
     """Outputs, normalisers, and how many far tokens each cluster has for each block."""
     parts = (sizes.SIZE + C.BLOCK_N - 1) // C.BLOCK_N
@@ -66,6 +67,8 @@ def near_far_forward(
             y = load_tokens(k, b, h, window + w, seen, C.D, C.BLOCK_W, C.BLOCK_D)
             values = load_tokens(v, b, h, window + w, seen, C.E, C.BLOCK_W, C.BLOCK_E).to(C.LOW)
             s = scores_with_bias(x, y, tl.where(seen, 0.0, float("-inf")), C)
+            place = window + w + tl.arange(0, C.BLOCK_W)
+            s = at_distance(s, strip, h, place[None, :] - positions[:, None], sizes.FURTHEST)
             top, total, total_v = _attend(s, values, top, total, total_v, C.LOW, C.LOW_PRECISION)
     rows = tl.arange(0, C.BLOCK_M)
     for g in range(0, sizes.G, C.BLOCK_M):
@@ -73,14 +76,16 @@ def near_far_forward(
         values = heavy_rows(v, heavy, bh, b, h, g, sizes.G, C.E, C.BLOCK_M, C.BLOCK_E).to(C.LOW)
         number = tl.load(found + bh * sizes.G + g + rows, mask=g + rows < sizes.G, other=0).to(C.ACC)
         s = scores_with_bias(x, y, logarithm(number), C)
+        place = tl.load(heavy + bh * sizes.G + g + rows, mask=g + rows < sizes.G, other=0)
+        s = at_distance(s, strip, h, place[None, :] - positions[:, None], sizes.FURTHEST)
         top, total, total_v = _attend(s, values, top, total, total_v, C.LOW, C.LOW_PRECISION)
     for c in range(0, sizes.M, C.BLOCK_M):
         y = rounded(load_matrix(means, bh * sizes.M + c, sizes.M - c, C.D, C.BLOCK_M, C.BLOCK_D), q.at.dtype.element_ty)
-        values, number = far_values(sums, count, c, v, cluster, b, h, bh, window, length, sizes.S, sizes.M, C)
-        if C.NEAR:
+        values, log, number = far_values(sums, count, c, v, cluster, b, h, bh, block, window, length, strip, sizes, C)
+        if left is not None:
             place = left + (bh * tl.full((), sizes.BLOCKS, tl.int64) + block) * sizes.M + c + rows
             tl.store(place, number, mask=c + rows < tl.where(part == 0, sizes.M, 0))
-        s = scores_with_bias(x, y, logarithm(number), C)
+        s = scores_with_bias(x, y, log, C)
         top, total, total_v = _attend(s, values, top, total, total_v, C.LOW, C.LOW_PRECISION)
     sums_to = tl.where(total == 0.0, 1.0, total)
     # Places after the last block stand for the tokens before the first real one, which get zeros.
@@ -94,17 +99,22 @@ def near_far_forward(
 
 @triton.jit
 def _gradient(s, top, log, delta, grads, y, values, LOW: tl.constexpr, LOW_PRECISION: tl.constexpr):
-    """The contribution of some keys to the gradient of the queries, without the factor on the scores."""
+    """The contribution of some keys to the gradient of the queries, without the factor on the scores, and that of the
+    scores.
+    """
     of_weights = product(grads, tl.trans(values), LOW_PRECISION)
     of_scores = weights_again(s, top[:, None], log[:, None]) * (of_weights - delta[:, None])
-    return product(rounded(of_scores, LOW), y.to(LOW), LOW_PRECISION)
+    return product(rounded(of_scores, LOW), y.to(LOW), LOW_PRECISION), of_scores
 
 
 @triton.jit
 def near_far_queries(
-    q, k, v, heavy, found, cluster, first, means, sums, count, out, logs, grad, q_grad, deltas, sizes, C: tl.constexpr
-):
-    """Gradients of the queries, and their deltas, which the kernels for keys and values read."""
+    q, k, v, heavy, found, cluster, first, means, sums, count, out, logs, grad, q_grad, deltas, strip, of_heavy, sizes,
+    C: tl.constexpr
+):  # fmt: skip
+    """Gradients of the queries, and their deltas, which the kernels for keys and values read; if `of_heavy` is
+    given, also those of the scores of heavy keys.
+    """
     parts = (sizes.SIZE + C.BLOCK_N - 1) // C.BLOCK_N
     pid = tl.program_id(0)
     part, block, bh = pid % parts, pid // parts % sizes.BLOCKS, pid // parts // sizes.BLOCKS
@@ -118,7 +128,8 @@ def near_far_queries(
     grads = load_tokens(grad, b, h, here, live, C.E, C.BLOCK_N, C.BLOCK_E)
     result = load_tokens(out, b, h, here, live, C.E, C.BLOCK_N, C.BLOCK_E)
     delta = tl.sum(grads.to(C.ACC) * result.to(C.ACC), 1)
-    top, log = load_normaliser(logs, bh * tl.full((), sizes.N, tl.int64) + positions, live)
+    row = bh * tl.full((), sizes.N, tl.int64) + positions
+    top, log = load_normaliser(logs, row, live)
     grads = grads.to(C.LOW)
     total = tl.full((C.BLOCK_N, C.BLOCK_D), 0, C.ACC)
     if C.NEAR:
@@ -127,19 +138,29 @@ def near_far_queries(
             y = load_tokens(k, b, h, window + w, seen, C.D, C.BLOCK_W, C.BLOCK_D)
             values = load_tokens(v, b, h, window + w, seen, C.E, C.BLOCK_W, C.BLOCK_E).to(C.LOW)
             s = scores_with_bias(x, y, tl.where(seen, 0.0, float("-inf")), C)
-            total += _gradient(s, top, log, delta, grads, y, values, C.LOW, C.LOW_PRECISION)
+            place = window + w + tl.arange(0, C.BLOCK_W)
+            s = at_distance(s, strip, h, place[None, :] - positions[:, None], sizes.FURTHEST)
+            more, _ = _gradient(s, top, log, delta, grads, y, values, C.LOW, C.LOW_PRECISION)
+            total += more
     rows = tl.arange(0, C.BLOCK_M)
     for g in range(0, sizes.G, C.BLOCK_M):
         y = heavy_rows(k, heavy, bh, b, h, g, sizes.G, C.D, C.BLOCK_M, C.BLOCK_D)
         values = heavy_rows(v, heavy, bh, b, h, g, sizes.G, C.E, C.BLOCK_M, C.BLOCK_E).to(C.LOW)
         number = tl.load(found + bh * sizes.G + g + rows, mask=g + rows < sizes.G, other=0).to(C.ACC)
         s = scores_with_bias(x, y, logarithm(number), C)
-        total += _gradient(s, top, log, delta, grads, y, values, C.LOW, C.LOW_PRECISION)
+        place = tl.load(heavy + bh * sizes.G + g + rows, mask=g + rows < sizes.G, other=0)
+        s = at_distance(s, strip, h, place[None, :] - positions[:, None], sizes.FURTHEST)
+        more, of_scores = _gradient(s, top, log, delta, grads, y, values, C.LOW, C.LOW_PRECISION)
+        total += more
+        if of_heavy is not None:
+            places = of_heavy + (row * sizes.G)[:, None] + (g + rows)[None, :]
+            tl.store(places, of_scores, mask=live[:, None] & (g + rows < sizes.G)[None, :])
     for c in range(0, sizes.M, C.BLOCK_M):
         y = rounded(load_matrix(means, bh * sizes.M + c, sizes.M - c, C.D, C.BLOCK_M, C.BLOCK_D), q.at.dtype.element_ty)
-        values, number = far_values(sums, count, c, v, cluster, b, h, bh, window, length, sizes.S, sizes.M, C)
-        s = scores_with_bias(x, y, logarithm(number), C)
-        total += _gradient(s, top, log, delta, grads, y, values, C.LOW, C.LOW_PRECISION)
+        values, far, _ = far_values(sums, count, c, v, cluster, b, h, bh, block, window, length, strip, sizes, C)
+        s = scores_with_bias(x, y, far, C)
+        more, _ = _gradient(s, top, log, delta, grads, y, values, C.LOW, C.LOW_PRECISION)
+        total += more
     # Places after the last block stand for the tokens before the first real one, which get zeros.
     turned = tl.where(positions >= sizes.BLOCKS * sizes.SIZE, positions - sizes.BLOCKS * sizes.SIZE, positions)
     there = (inside < sizes.SIZE) & (turned < sizes.N)

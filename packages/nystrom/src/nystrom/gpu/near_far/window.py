@@ -55,14 +55,31 @@ def outside_window(total, number, rows, v, cluster, b, h, bh, window, LENGTH, S,
 
 
 @triton.jit
-def far_values(sums, count, c, v, cluster, b, h, bh, window, LENGTH, S, M, C: tl.constexpr):
-    """Mean values of the far tokens of BLOCK_M clusters from c on, and how many there are."""
-    rows = c + tl.arange(0, C.BLOCK_M)
-    total = load_matrix(sums, bh * M + c, M - c, C.E, C.BLOCK_M, C.BLOCK_E)
-    number = tl.load(count + bh * M + rows, mask=rows < M, other=0.0)
-    if C.NEAR:
-        total, number = outside_window(total, number, rows, v, cluster, b, h, bh, window, LENGTH, S, M, C)
-    return rounded(total / tl.maximum(number, 1.0)[:, None], C.LOW), number
+def far_values(sums, count, c, v, cluster, b, h, bh, block, window, LENGTH, strip, sizes, C: tl.constexpr):
+    """Mean values of the far tokens of BLOCK_M clusters from c on, the logarithms of their weights, and their numbers.
+
+    With a `strip`, `sums` has the means and `count` the logarithms, for each block.
+    """
+    M, rows = sizes.M, c + tl.arange(0, C.BLOCK_M)
+    if strip is not None:
+        first = (bh * tl.full((), sizes.BLOCKS, tl.int64) + block) * M + c
+        log = load_row(count, first, M - c, C.BLOCK_M)
+        number = log
+        values = load_matrix(sums, first, M - c, C.E, C.BLOCK_M, C.BLOCK_E)
+    else:
+        total = load_matrix(sums, bh * M + c, M - c, C.E, C.BLOCK_M, C.BLOCK_E)
+        number = tl.load(count + bh * M + rows, mask=rows < M, other=0.0)
+        if C.NEAR:
+            total, number = outside_window(total, number, rows, v, cluster, b, h, bh, window, LENGTH, sizes.S, M, C)
+        values, log = total / tl.maximum(number, 1.0)[:, None], logarithm(number)
+    return rounded(values, C.LOW), log, number
+
+
+@triton.jit
+def load_row(x, first, count, BLOCK: tl.constexpr):
+    """`count` numbers from number `first` on, with -inf after them."""
+    place = tl.arange(0, BLOCK)
+    return tl.load(x + first + place, mask=place < count, other=float("-inf"))
 
 
 @triton.jit
@@ -78,6 +95,15 @@ def heavy_rows(x, heavy, bh, b, h, g, G, WIDTH: tl.constexpr, BLOCK_M: tl.conste
 def scores_with_bias(x, y, bias, C: tl.constexpr):
     """Scores of queries and keys plus a bias: the logarithm of the number of tokens that each key stands for."""
     return log_weights(x, y, C) + bias[None, :]
+
+
+@triton.jit
+def at_distance(s, strip, h, distance, FURTHEST):
+    """Scores plus the bias of the distance of each key from its query, from the row of a head; `strip` may be None."""
+    if strip is not None:
+        place = tl.minimum(tl.maximum(distance, -FURTHEST), FURTHEST) + FURTHEST
+        s += tl.load(strip + h * (2 * FURTHEST + 1) + place)
+    return s
 
 
 @triton.jit
