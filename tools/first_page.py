@@ -47,7 +47,7 @@ SHOWN = (
     Shown("exact attention, int8", "onnxruntime-int8", look=Look("#D55E00", "^", "-.")),
     Shown("`near_far`", "near_far", "near_far", "near_far", method_look("near_far")),
     Shown("`nystrom`, 64 landmarks", "nystrom-64", "nystrom-64", "nystrom-64", method_look("nystrom")),
-    Shown("pieces of 512 tokens, exact", "pieces-512", searcher="windows of 512", look=Look("#009E73", "s", "--")),
+    Shown("512-token chunks, exact attention", "pieces-512", searcher="windows of 512", look=Look("#009E73", "s", "--")),
 )
 
 
@@ -81,7 +81,7 @@ def table() -> str:
         for each in SHOWN
     ]
     heads = [*(f"time, {n:,} tokens" for n in lengths), f"error, {lengths[-1]:,}"]
-    return markdown_table(Table("", ["", *heads, "documents classified", "passages found, of 63"], lines))
+    return markdown_table(Table("", ["", *heads, "document classification", "retrieval hits, of 63"], lines))
 
 
 @house_style()
@@ -107,7 +107,7 @@ def draw(to: Path) -> None:
         place = {"xytext": (6, 0), "textcoords": "offset points", "va": "center", "annotation_clip": False}
         axes.annotate(said, (longest, height * top), **place, color=look.colour, fontsize=8)
     ticks = sorted({row.n for row in rows if row.n is not None})
-    axes.set(xlabel="tokens", ylabel="seconds to read a text, two CPU cores", ylim=(0, top), xticks=ticks)
+    axes.set(xlabel="tokens", ylabel="seconds for one text, two CPU cores", ylim=(0, top), xticks=ticks)
     save_figure(figure, to)
 
 
