@@ -47,7 +47,9 @@ SHOWN = (
     Shown("exact attention, int8", "onnxruntime-int8", look=Look("#D55E00", "^", "-.")),
     Shown("`near_far`", "near_far", "near_far", "near_far", method_look("near_far")),
     Shown("`nystrom`, 64 landmarks", "nystrom-64", "nystrom-64", "nystrom-64", method_look("nystrom")),
-    Shown("512-token chunks, exact attention", "pieces-512", searcher="windows of 512", look=Look("#009E73", "s", "--")),
+    Shown(
+        "512-token chunks, exact attention", "pieces-512", searcher="windows of 512", look=Look("#009E73", "s", "--")
+    ),
 )
 
 
