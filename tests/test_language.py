@@ -32,7 +32,10 @@ def comments(source: str) -> Iterator[str]:
 
 
 def sources(*ends: str) -> Iterator[tuple[str, str]]:
+    # "build" has copies that a wheel was made of.
     for path in (path for room in ROOMS for end in ends for path in sorted(ROOT.glob(f"{room}/**/*.{end}"))):
+        if "build" in path.parts:
+            continue
         yield str(path.relative_to(ROOT)), path.read_text(encoding="utf-8")
 
 
