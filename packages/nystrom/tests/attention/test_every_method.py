@@ -868,7 +868,7 @@ def formula_of(attend, inputs, keep=None, key_keep=None, query_keep=None):
     def near_far_biased(q, k, v, b, h, places):
         bias, m, size = attend.called["bias"], options.num_clusters, options.block_size
         between = functools.partial(bias.at_distance, bias.weight[h].to(q.dtype))
-        if len(k) <= max(options.exact_up_to, options.num_heavy, m, size):
+        if len(k) <= max(options.exact_up_to, m):
             return reference.softmax_with_bias(q, k, v, bias=between(places - places[:, None]))
         far = reference.far_bias(
             between, places, block_size=size, reach=options.reach, by_sides=bias.furthest is not None

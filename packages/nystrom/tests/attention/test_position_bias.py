@@ -84,6 +84,21 @@ def test_gradients_reach_tables_and_slopes(kind):
     assert torch.autograd.gradcheck(attend, weight, fast_mode=True)
 
 
+@pytest.mark.parametrize("kind", range(3))
+def test_padding_changes_nothing_where_clusters_outnumber_the_tokens(kind):
+    few, options = 20, {**SMALL, "num_clusters": 30}
+    q, k, v = inputs()
+    bias, alone = list(biases())[kind], list(biases())[kind]
+    if isinstance(alone, Alibi2d):
+        alone = Alibi2d(alone.slopes, alone.coordinates[:, :few])
+    keep = (torch.arange(N) < few).expand(2, N)
+    padded = near_far_attention(q, k, v, keep=keep, bias=bias, **options)[:, :, :few]
+    # float64 rounding of sums of 20
+    assert_close(
+        padded, near_far_attention(*(x[:, :, :few] for x in (q, k, v)), bias=alone, **options), atol=1e-14, rtol=0
+    )
+
+
 def test_coordinates_move_with_their_tokens():
     q, k, v = inputs()
     bias = list(biases())[2]

@@ -9,7 +9,8 @@ weights. Files of onnxruntime are made by torch's older exporter, whose patterns
   onnxruntime computes it block by block, where there is no mask.
 - `int8.onnx` is `flash.onnx` whose linear layers are in int8: a scale for each channel, and 7 bits of a weight, since
   sums of 8 bits saturate on a processor without VNNI. Other settings err more.
-- `near_far.onnx` has an operator of ours in place of the attention, with the loops of `nystrom.native`.
+- `near_far.onnx` has an operator of ours in place of the attention, with the loops of `nystrom.native`, and
+  `near_far-int8.onnx` also has linear layers in int8.
 """
 
 import warnings
@@ -134,19 +135,22 @@ def _flash(place: Path, to: Path) -> None:
         older.unregister_custom_op_symbolic(name, _OPSET)
 
 
-def _int8(place: Path, to: Path) -> None:
-    import onnx
-    from onnxruntime.quantization import QuantType, quantize_dynamic
+def _int8(source: str) -> Callable[[Path, Path], None]:
+    def quantize(place: Path, to: Path) -> None:
+        import onnx
+        from onnxruntime.quantization import QuantType, quantize_dynamic
 
-    quantize_dynamic(
-        str(place / "flash.onnx"),
-        str(to),
-        weight_type=QuantType.QInt8,
-        reduce_range=True,
-        per_channel=True,
-        op_types_to_quantize=["MatMul"],
-        extra_options={"DefaultTensorType": onnx.TensorProto.FLOAT},
-    )
+        quantize_dynamic(
+            str(place / source),
+            str(to),
+            weight_type=QuantType.QInt8,
+            reduce_range=True,
+            per_channel=True,
+            op_types_to_quantize=["MatMul"],
+            extra_options={"DefaultTensorType": onnx.TensorProto.FLOAT},
+        )
+
+    return quantize
 
 
 def _near_far(place: Path, to: Path) -> None:
@@ -155,8 +159,7 @@ def _near_far(place: Path, to: Path) -> None:
 
     model = load_model(place / MODEL)[0]
     set_attention(model, "near_far")
-    export: Any = export_onnx
-    export(model, to, loops=True, check=False)
+    export_onnx(model, to, loops=True, check=False)
 
 
 def _openvino(place: Path, to: Path) -> None:
@@ -182,8 +185,9 @@ _MAKERS: Mapping[str, Callable[[Path, Path], None]] = {
     "plain.onnx": _plain,
     "mask.onnx": _with_mask,
     "flash.onnx": _flash,
-    "int8.onnx": _int8,
+    "int8.onnx": _int8("flash.onnx"),
     "near_far.onnx": _near_far,
+    "near_far-int8.onnx": _int8("near_far.onnx"),
     "openvino.xml": _openvino,
     "ctranslate2": _ctranslate2("float32"),
     "ctranslate2-int8": _ctranslate2("int8"),

@@ -136,10 +136,9 @@ def _onnxruntime(job: EngineJob, *, file: str, mask: bool = False, loops: bool =
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = job.threads
     if loops:
-        from nystrom import native
+        from nystrom.native import onnx_library
 
-        of_ours: Any = native
-        options.register_custom_ops_library(str(of_ours.onnx_library()))
+        options.register_custom_ops_library(str(onnx_library()))
     session: Any = onnxruntime.InferenceSession(str(job.place / file), options, providers=["CPUExecutionProvider"])
     feed = {"input_ids": _tokens(job)}
     if mask:
@@ -170,6 +169,11 @@ def _onnx(*files: str, dtype: str = "float32", mask: bool = False) -> Engine:
     return Engine(load, ("onnx", "onnxruntime"), files, dtype == "float32", all_pairs, dtype)
 
 
+def _by_loops(*files: str, dtype: str = "float32") -> Engine:
+    load = partial(_onnxruntime, file=files[-1], mask=True, loops=True)
+    return Engine(load, ("onnx", "onnxscript", "onnxruntime"), files, dtype=dtype)
+
+
 def _ct2(file: str, dtype: str) -> Engine:
     load = partial(_ctranslate2, file=file, dtype=dtype)
     return Engine(load, ("ctranslate2",), (file,), exact=dtype == "float32", dtype=dtype)
@@ -190,11 +194,8 @@ ENGINES: Mapping[str, Engine] = {
     "near_far": Engine(partial(_torch, method="near_far")),
     "near_far-selects": Engine(partial(_torch, method="near_far", selects=True)),
     "near_far-compile": Engine(partial(_torch, method="near_far", compiled=True)),
-    "near_far-onnxruntime": Engine(
-        partial(_onnxruntime, file="near_far.onnx", mask=True, loops=True),
-        ("onnx", "onnxscript", "onnxruntime"),
-        ("near_far.onnx",),
-    ),
+    "near_far-onnxruntime": _by_loops("near_far.onnx"),
+    "near_far-int8": _by_loops("near_far.onnx", "near_far-int8.onnx", dtype="int8"),
     "nystrom-64": Engine(partial(_torch, method="nystrom-64")),
     f"pieces-{PIECE}": Engine(_pieces),
 }

@@ -274,7 +274,8 @@ def _with_bias(
     """Self-attention with a bias of positions."""
     if options.backend == "triton":
         check_backend_device(options.backend, q.device)
-    n, most = k.shape[2], options.exact_up_to
+    # Clusters of one key each are exact without a bias, and so are as few keys with one, with padding or without.
+    n, most = k.shape[2], max(options.exact_up_to, options.num_clusters)
     places = real_places(bias, q, keep)
 
     def exact(q: Tensor, k: Tensor, v: Tensor, places: Tensor, keep: Tensor | None) -> Tensor:
@@ -302,9 +303,9 @@ def _with_bias(
             out.append(_put_back(found, tokens, q[:, some]))
         return out[0] if len(out) == 1 else torch.cat(out, dim=1)
 
-    if is_number(n) and n <= max(options.num_heavy, options.num_clusters, options.block_size, most):
+    if is_number(n) and n <= max(options.num_heavy, options.block_size, most):
         return exact(q, k, v, places, keep)
-    if not most or (keep is None and is_number(n)):
+    if keep is None and is_number(n):
         return approximate(q, k, v, places, keep)
     return exact_or_not(exact, approximate, q, k, v, places, all_real(k) if keep is None else keep, most)
 
