@@ -26,7 +26,7 @@ def loops_operator(name: str, core: Callable[..., Tensor], options: type) -> Cal
     """
     names = [field.name for field in fields(options) if field.name not in _OF_LAYERS]
 
-    def settled(words: str, sizes: Sequence[int], factors: Sequence[float], weight: Tensor | None) -> list[Any]:
+    def settled(weight: Tensor | None, words: str, sizes: Sequence[int], factors: Sequence[float]) -> list[Any]:
         """The further arguments of the core."""
         given: dict[str, Iterator[Any]] = {"int": iter(sizes), "float": iter(factors), "tensor": iter([weight])}
         values = [next(given[word]) if word in given else ast.literal_eval(word) for word in words.split()]
@@ -39,11 +39,9 @@ def loops_operator(name: str, core: Callable[..., Tensor], options: type) -> Cal
         keep: Tensor | None,
         query_keep: Tensor | None,
         weight: Tensor | None,
-        words: str,
-        sizes: Sequence[int],
-        factors: Sequence[float],
+        *given: Any,
     ) -> Tensor:
-        return core(q, k, v, keep, query_keep, *settled(words, sizes, factors, weight))
+        return core(q, k, v, keep, query_keep, *settled(weight, *given))
 
     def forward(
         q: Tensor,
