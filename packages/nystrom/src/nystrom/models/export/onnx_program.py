@@ -32,7 +32,7 @@ from nystrom.evaluation import evaluating
 from nystrom.landmarks import for_onnx
 from nystrom.models.export.comparison import OutputEntries, compare, example, longest, method_of
 from nystrom.models.export.shared_graphs import put_in
-from nystrom.models.export.words import IN_WORDS_OF_ONNX
+from nystrom.models.export.words import put_into_words
 from nystrom.models.heads.pairs import EncoderForPairClassification
 from nystrom.progress import Progress
 from nystrom.temporary import temporary_folder
@@ -165,9 +165,7 @@ def _in_onnx(
 ) -> torch.onnx.ONNXProgram:
     """The program in the words of ONNX; ValueError if it has none for some operation."""
     try:
-        if _lacks_words(program):
-            # Another trace, as long as the first.
-            program = program.run_decompositions(IN_WORDS_OF_ONNX)
+        put_into_words(program)
         written = torch.onnx.export(program, (), dynamo=True, verbose=False, **options)
     except torch.onnx.OnnxExporterError as error:
         raise ValueError(
@@ -176,12 +174,6 @@ def _in_onnx(
         ) from error
     assert written is not None, "torch.onnx.export gives a program where no file is named"
     return written
-
-
-def _lacks_words(program: torch.export.ExportedProgram) -> bool:
-    """Whether some operation has no ONNX form of its own, in the program or in what it calls."""
-    graphs = [module.graph for module in program.graph_module.modules() if isinstance(module, torch.fx.GraphModule)]
-    return any(node.target in IN_WORDS_OF_ONNX for graph in graphs for node in graph.nodes)
 
 
 def _options_of(model: PreTrainedModel) -> Mapping[str, Any]:

@@ -17,6 +17,7 @@ def put_in(
 ) -> None:
     """Replace the nodes of the program by the graphs of these computations, as `write` gives them."""
     import onnx_ir as ir
+    from onnx_ir.passes import Sequential, common
 
     for number, computation in enumerate(computations):
         graph, name = write(_program_of(computation)).model.graph, node_name(number)
@@ -27,7 +28,16 @@ def put_in(
         graph.insert_before(graph[0], constants)
         function = ir.Function(DOMAIN, name, graph=graph, attributes=())
         written.model.functions[function.identifier()] = function
-    written.optimize()
+    # Both parts were optimized, as `torch.onnx.export` does; this ends its work on the whole.
+    Sequential(
+        common.InlinePass(),
+        common.RemoveUnusedOpsetsPass(),
+        common.LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0),
+        common.DeduplicateInitializersPass(),
+        common.CommonSubexpressionEliminationPass(),
+        common.OutputFixPass(),
+        common.NameFixPass(),
+    )(written.model)
 
 
 class _Once(nn.Module):
