@@ -1,5 +1,7 @@
 """Layers that compute the same share one graph of an export, which the file holds where they are."""
 
+from typing import Any
+
 import pytest
 import torch
 from torch import nn
@@ -17,7 +19,7 @@ onnxruntime = pytest.importorskip("onnxruntime")
 
 def make(attention="linear", options=None, layers=3):
     torch.manual_seed(0)
-    sizes = {"vocab_size": 17, "hidden_size": 12, "num_attention_heads": 2, "intermediate_size": 16}
+    sizes: dict[str, Any] = {"vocab_size": 17, "hidden_size": 12, "num_attention_heads": 2, "intermediate_size": 16}
     config = EncoderConfig(**sizes, num_hidden_layers=layers, attention=attention, attention_options=options or {})
     return EncoderModel(config).eval()
 
