@@ -19,7 +19,7 @@ from nystrom.shapes import is_number
 DOMAIN = "nystrom.shared"
 
 
-class Axis(NamedTuple):
+class SymbolicAxis(NamedTuple):
     """One axis of an input whose size is a symbol."""
 
     symbol: str  # Sizes of the same symbol are equal
@@ -32,7 +32,7 @@ class Input(NamedTuple):
     """The dtype and the axes of a tensor."""
 
     dtype: torch.dtype
-    axes: tuple[int | Axis, ...]
+    axes: tuple[int | SymbolicAxis, ...]
 
 
 class Place(NamedTuple):
@@ -92,8 +92,8 @@ def _input(x: Tensor) -> Input:
     return Input(x.dtype, tuple(size if is_number(size) else _axis(size) for size in x.shape))
 
 
-def _axis(size: Any) -> Axis:
+def _axis(size: Any) -> SymbolicAxis:
     node = size.node
     found = node.shape_env.bound_sympy(node.expr)
     most = int(found.upper) if found.upper.is_Integer else None
-    return Axis(str(node.expr), node.hint, int(found.lower), most)
+    return SymbolicAxis(str(node.expr), node.hint, int(found.lower), most)
