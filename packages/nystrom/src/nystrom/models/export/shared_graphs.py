@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from nystrom.attention.shared_graph import DOMAIN, SymbolicAxis, Computation, Place, node_name
+from nystrom.attention.shared_graph import DOMAIN, Computation, Place, SymbolicAxis, node_name
 
 
 def put_in(
