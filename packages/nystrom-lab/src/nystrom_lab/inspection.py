@@ -85,7 +85,7 @@ def plan_rows(plan: AttentionPlan, blank: Row) -> list[Row]:
 
     A row of the inspection, `blank`, has the device and settings.
     """
-    measured = plan.found
+    measured = plan.measurements
     mine = replace(blank, method=PLAN, m=None, low=None, high=None, unit="", note="", facts={})
     mine = mine.with_facts(budget=f"{measured['budget']:g}")
     rows = [replace(mine, quantity=HIDDEN, value=measured["error"]).with_facts(heads=" ".join(measured["exact heads"]))]

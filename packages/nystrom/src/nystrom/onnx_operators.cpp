@@ -245,9 +245,9 @@ static void attend_row(const Call& c, int64_t row) {
     s.q = alone(moved(q, d, room_q), d), s.k = alone(moved(k, d, room_k), d), s.v = alone(moved(v, e, room_v), e);
     if (!in_place) result.resize(t * e);
     s.out = alone(in_place ? out : result.data(), e);
-    const std::vector<uint8_t> found(choice.heavy.size(), 1);
-    s.heavy = choice.heavy.data(), s.found = found.data(), s.cluster = cluster.data();
-    s.clusters = m, s.size = size, s.reach = o.reach, s.tokens = t, s.d = d, s.e = e, s.heavies = found.size(), s.heads = 1;
+    const std::vector<uint8_t> exists(choice.heavy.size(), 1);
+    s.heavy = choice.heavy.data(), s.exists = exists.data(), s.cluster = cluster.data();
+    s.clusters = m, s.size = size, s.reach = o.reach, s.tokens = t, s.d = d, s.e = e, s.heavies = exists.size(), s.heads = 1;
     s.scale = o.scale;
     std::vector<uint8_t> real(t);
     for (int64_t p : at) real[p - first] = 1;

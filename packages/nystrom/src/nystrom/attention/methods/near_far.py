@@ -297,10 +297,10 @@ def _with_bias(
             choice, of_some = Chosen(*(x[:, some] for x in chosen)), bias.of_heads(some)
             tokens = moved_tokens(q[:, some], k[:, some], v[:, some], keep, choice, options)
             if isinstance(of_some, RelativeBuckets) and attend_heads is not None:
-                found = attend_heads(tokens, of_some, options)
+                part = attend_heads(tokens, of_some, options)
             else:
-                found = attend_with_positions(tokens, of_some, places, keep, options)
-            out.append(_put_back(found, tokens, q[:, some]))
+                part = attend_with_positions(tokens, of_some, places, keep, options)
+            out.append(_put_back(part, tokens, q[:, some]))
         return out[0] if len(out) == 1 else torch.cat(out, dim=1)
 
     if is_number(n) and n <= max(options.num_heavy, options.block_size, most):
