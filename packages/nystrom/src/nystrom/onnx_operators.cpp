@@ -142,10 +142,11 @@ static void attend_exactly(const REAL* q, int64_t n, const REAL* k, const REAL* 
     }
     for (int64_t p = 0; p < n; p += STRIP) {
         const int64_t rows = std::min(STRIP, n - p);
-        memcpy(queries.data(), q + p * d, rows * d * sizeof(REAL));
+        // First the scale: a score may pass the largest number without it.
+        for (int64_t i = 0; i < rows * d; i++) queries[i] = (REAL)scale * q[p * d + i];
         product(queries.data(), d, keys_t.data(), L, scores.data(), L, STRIP, d, L);
         REAL inverse[STRIP];
-        for (int64_t i = 0; i < rows; i++) inverse[i] = softmax(&scores[i * L], bias.data(), scale, L);
+        for (int64_t i = 0; i < rows; i++) inverse[i] = softmax(&scores[i * L], bias.data(), 1, L);
         product(scores.data(), L, values.data(), E, out.data(), E, STRIP, s, E);
         for (int64_t i = 0; i < rows; i++)
             for (int64_t j = 0; j < e; j++) to[(p + i) * e + j] = out[i * E + j] * inverse[i];

@@ -2,6 +2,7 @@
 
 import os
 import shutil
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -40,22 +41,22 @@ def start(file):
     return onnxruntime.InferenceSession(file, options, providers=["CPUExecutionProvider"])
 
 
-def operator(method, more=(), **changes):
-    """A session of the operator alone; `more` inputs may be left out of a call of the method."""
+def operator(method, more=(), dtype=1, **changes):
+    """A session of the operator alone, in float32 (1 in ONNX); `more` inputs may be left out of a file."""
     types = onnx.TensorProto
     options = METHODS[method].options(**OPTIONS[method])
     attributes = {name: getattr(options, name) for name in OPERATORS[method].attributes}
     if "z0" in attributes:
         attributes["z0"] = ("paper", "authors", "sequence").index(changes.pop("z0", "paper"))
-    inputs = {name: (types.FLOAT, ["b", "h", None, None]) for name in "qkv"} | {"keep": (types.BOOL, ["b", None])}
+    inputs = {name: (dtype, ["b", "h", None, None]) for name in "qkv"} | {"keep": (types.BOOL, ["b", None])}
     if method == "nystrom":
         inputs |= {"query_keep": (types.BOOL, ["b", None])}
-    inputs |= {name: (types.FLOAT, [None, None]) for name in more}
+    inputs |= {name: (dtype, [None, None]) for name in more}
     node = onnx.helper.make_node(
         NAMES[method], [*inputs], ["out"], domain="nystrom", scale=0.3, **(attributes | changes)
     )
     values = [onnx.helper.make_tensor_value_info(name, *kind) for name, kind in inputs.items()]
-    out = onnx.helper.make_tensor_value_info("out", types.FLOAT, ["b", "h", None, None])
+    out = onnx.helper.make_tensor_value_info("out", dtype, ["b", "h", None, None])
     versions = [onnx.helper.make_opsetid("", 18), onnx.helper.make_opsetid("nystrom", 1)]
     graph = onnx.helper.make_graph([node], "graph", values, [out])
     return start(onnx.helper.make_model(graph, opset_imports=versions, ir_version=9).SerializeToString())
@@ -153,6 +154,45 @@ def test_the_operator_takes_nothing(method, b, n):
 def test_the_operator_gives_zeros_where_no_token_is_real(method):
     q, k, v, keep = draw(2, 2, 50, 6, 5, 0, 50)
     assert not attend(operator(method), q, k, v, keep)[1].any()
+
+
+@both
+@pytest.mark.parametrize("value", [torch.nan, -torch.inf, 3e38])
+def test_the_operator_keeps_numbers_that_are_not_finite_in_their_head(method, value):
+    session = operator(method)
+    for n, name in ((3, "v"), (50, "q"), (50, "k"), (50, "v")):
+        x: dict[str, Any] = dict(zip(("q", "k", "v", "keep"), draw(2, 2, n, 6, 5, 0, 0), strict=True))
+        before = attend(session, **x)
+        x[name][0, 0, n // 2, 2] = value
+        found = attend(session, **x)
+        wanted = FUNCTIONS[method](**x, **OPTIONS[method], scale=0.3)
+        assert torch.equal(found[0, 1], before[0, 1])
+        assert torch.equal(found[1], before[1])
+        assert torch.equal(found.isfinite(), wanted.isfinite())
+
+
+@both
+@pytest.mark.parametrize("value", [-3e38, 3e38])
+def test_one_token_gets_its_value(method, value):
+    q, k, v, keep = draw(1, 2, 1, 6, 5, 0, 0)
+    q[..., 2] = value
+    assert torch.equal(attend(operator(method), q, k, v, keep), v)
+
+
+def test_sessions_run_at_once():
+    sessions = operator("nystrom", z0="sequence"), operator("near_far"), operator("nystrom", z0="sequence")
+    inputs = draw(2, 4, 300, 6, 5, 4, 9)
+    alone = [attend(each, *inputs) for each in sessions]
+    with ThreadPoolExecutor(6) as pool:
+        some = [(i, pool.submit(attend, sessions[i], *inputs)) for i in 10 * [0, 1, 2]]
+        assert all(torch.equal(future.result(), alone[i]) for i, future in some)
+
+
+@both
+@pytest.mark.parametrize("dtype", ["FLOAT16", "DOUBLE"])
+def test_the_operator_refuses_other_dtypes(method, dtype):
+    with pytest.raises(Exception, match=f"input parameter \\(q\\) of operator \\({NAMES[method]}\\)"):
+        operator(method, dtype=getattr(onnx.TensorProto, dtype))
 
 
 @both
@@ -263,7 +303,7 @@ def test_options_that_an_operator_does_not_take_are_refused(make, method, option
         export_onnx(make(method, **{option: value}), tmp_path / "model.onnx", loops=True)
 
 
-def test_a_file_is_compared_up_to_the_tokens_that_are_exact():
+def test_the_tokens_that_are_exact_are_read_from_the_layers():
     plan = {"layers": [{"method": "near_far", "options": {"exact_up_to": 70}}, {"method": "softmax", "options": {}}]}
     for model, most in (
         (make_ours(exact_up_to=70), 70),
