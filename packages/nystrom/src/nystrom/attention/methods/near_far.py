@@ -46,7 +46,7 @@ from nystrom.attention.entry import attend, picks_triton
 from nystrom.attention.exact_limit import exact_one_by_one, exact_where_short
 from nystrom.attention.fused import fused_softmax, unmask_empty_rows
 from nystrom.attention.loops_operator import loops_operator
-from nystrom.attention.onnx_operator import WRITES_LOOPS, near_far_operator
+from nystrom.attention.onnx_operator import onnx_operator, writes_onnx_loops
 from nystrom.attention.options import NearFarOptions, documented, refuse_tolerance
 from nystrom.attention.parts.band import MovedTokens, from_first_real, moved_tokens, pad_to_blocks, without_padding
 from nystrom.attention.parts.biased_blocks import attend_with_positions
@@ -241,9 +241,8 @@ def _near_far(
 ) -> Float[Tensor, "b h n e"]:
     if options.backend == "triton":
         check_backend_device(options.backend, q.device)
-    # First what a compiler traces.
-    if is_self and torch.compiler.is_exporting() and not torch.compiler.is_dynamo_compiling() and WRITES_LOOPS.get():
-        return near_far_operator(q, k, v, all_real(k) if keep is None else keep, options)
+    if is_self and writes_onnx_loops():
+        return onnx_operator("near_far", options, q, k, v, all_real(k) if keep is None else keep)
     s, exact_up_to = k.shape[2], options.exact_up_to if is_self else 0
     of_self = (options.block_size, options.num_selected, exact_up_to) if is_self else ()
     most = max(options.num_heavy, options.num_clusters, *of_self)

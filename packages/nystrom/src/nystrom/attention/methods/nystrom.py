@@ -27,6 +27,7 @@ from nystrom.attention.entry import attend
 from nystrom.attention.exact_limit import ExactLimit, exact_limit
 from nystrom.attention.fused import fused_softmax, softmax_of_landmarks, softmax_rows
 from nystrom.attention.loops_operator import loops_operator
+from nystrom.attention.onnx_operator import onnx_operator, writes_onnx_loops
 from nystrom.attention.options import NystromOptions, documented, refuse_tolerance
 from nystrom.attention.parts.error_estimate import within_tolerance
 from nystrom.attention.parts.landmark_sums import landmark_sums
@@ -214,6 +215,9 @@ def _nystrom(
 ) -> Float[Tensor, "b h n e"]:
     if skip is not None:
         check_kernel(v, skip)
+    if writes_onnx_loops():
+        masks = (all_real(x) if mask is None else mask for x, mask in ((k, keep), (q, query_keep)))
+        return onnx_operator("nystrom", options, q, k, v, *masks, *(() if skip is None else (skip[:, 0, :, 0],)))
     if options.pinv == "exact" and skip is None and v.dtype == torch.float16:
         # Products with the inverse can overflow float16 even if the result does not.
         wide = _nystrom(q.float(), k.float(), v.float(), keep, query_keep, options, generator, None)
