@@ -13,6 +13,7 @@ from nystrom.attention.backend import HAS_TRITON, check_backend_device
 from nystrom.attention.group_runner import group_runner
 from nystrom.attention.position_bias import PositionBias, check_bias
 from nystrom.attention.segments import check_segments, in_segments
+from nystrom.attention.shared_graph import SHARED, as_node
 from nystrom.native import keeps_loops
 from nystrom.precision import cast_for_autocast, narrowed, without_autocast
 from nystrom.private_torch import is_forward_mode, is_transformed, tracing_state
@@ -79,6 +80,9 @@ def attend(
                 return kernels(q, k, v, keep, query_keep, *rest)
         if operator is not None and core is not kernels and rest[0].backend != "triton" and keeps_loops(q, k, v):
             core = operator
+        elif torch.compiler.is_exporting() and not torch.compiler.is_dynamo_compiling() and not _biases(rest):
+            noted = SHARED.get()
+            core = core if noted is None else as_node(core, noted)
         dtype = v.dtype
         q, k, v = zero_masked(q, query_keep), zero_masked(k, keep), zero_masked(v, keep)
         return narrowed(zero_masked(core(q, k, v, keep, query_keep, *rest), query_keep), dtype)

@@ -26,10 +26,12 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from nystrom.attention.onnx_operator import DOMAIN, OPERATORS, check_operator, onnx_loops
+from nystrom.attention.shared_graph import shared_graphs
 from nystrom.evaluation import evaluating
 from nystrom.landmarks import for_onnx
 from nystrom.models.export.comparison import OutputEntries, compare, example, longest, method_of, methods_of
-from nystrom.models.export.words import IN_WORDS_OF_ONNX
+from nystrom.models.export.shared_graphs import put_in
+from nystrom.models.export.words import put_into_words
 from nystrom.models.heads.pairs import EncoderForPairClassification
 from nystrom.progress import Progress
 from nystrom.temporary import temporary_folder
@@ -123,9 +125,15 @@ def export_onnx(
         Progress("export", 3 + check, unit="steps") as progress,
         temporary_folder(to) as around,
     ):
-        with progress.doing("tracing the model"), for_onnx(), onnx_loops() if loops else nullcontext():
-            program = export_program(model, token_type_ids=token_type_ids)
-        written = _in_onnx(program, model, progress, opset_version=opset, input_names=inputs, output_names=outputs)
+        def write(program: torch.export.ExportedProgram, **names: Any) -> torch.onnx.ONNXProgram:
+            return _in_onnx(program, model, opset_version=opset, **names)
+
+        with for_onnx(), onnx_loops() if loops else nullcontext():
+            with progress.doing("tracing the model"), shared_graphs() as computations:
+                program = export_program(model, token_type_ids=token_type_ids)
+            with progress.doing("translating it to ONNX"), _quiet():
+                written = write(program, input_names=inputs, output_names=outputs)
+                put_in(written, computations, write)
         if loops and all(node.domain != DOMAIN for node in written.model.graph):
             _refuse_loops()
         partial = around / to.name
@@ -153,15 +161,12 @@ def export_onnx(
 
 
 def _in_onnx(
-    program: torch.export.ExportedProgram, model: PreTrainedModel, progress: Progress, **options: Any
+    program: torch.export.ExportedProgram, model: PreTrainedModel, **options: Any
 ) -> torch.onnx.ONNXProgram:
     """The program in the words of ONNX; ValueError if it has none for some operation."""
     try:
-        with _quiet(), progress.doing("translating it to ONNX"):
-            if _lacks_words(program):
-                # Another trace, as long as the first.
-                program = program.run_decompositions(IN_WORDS_OF_ONNX)
-            written = torch.onnx.export(program, (), dynamo=True, verbose=False, **options)
+        put_into_words(program)
+        written = torch.onnx.export(program, (), dynamo=True, verbose=False, **options)
     except torch.onnx.OnnxExporterError as error:
         raise ValueError(
             f"attention {method_of(model)!r} with {_options_of(model)} cannot be written as ONNX "
@@ -169,12 +174,6 @@ def _in_onnx(
         ) from error
     assert written is not None, "torch.onnx.export gives a program where no file is named"
     return written
-
-
-def _lacks_words(program: torch.export.ExportedProgram) -> bool:
-    """Whether some operation has no ONNX form of its own, in the program or in what it calls."""
-    graphs = [module.graph for module in program.graph_module.modules() if isinstance(module, torch.fx.GraphModule)]
-    return any(node.target in IN_WORDS_OF_ONNX for graph in graphs for node in graph.nodes)
 
 
 def _options_of(model: PreTrainedModel) -> Mapping[str, Any]:
