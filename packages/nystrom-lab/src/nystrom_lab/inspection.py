@@ -61,7 +61,7 @@ def inspection_rows(inspection: Inspection, *, device: str | None = None) -> lis
             if method.residual is not None:
                 rows += _of_heads(replace(mine, quantity=RESIDUAL), method.residual, place)
     for name, whole in inspection.whole.items():
-        mine = replace(blank, method=name, m=sizes[name])
+        mine = replace(blank, method=name, m=sizes.get(name))
         for layers, result in (((), whole), *([inspection.mended[name]] if name in inspection.mended else [])):
             those = mine.with_facts(exact=",".join(map(str, layers)))
             note = "" if math.isfinite(result.error) else _OVERFLOWS

@@ -75,6 +75,11 @@ def test_a_near_method_is_to_be_kept():
     assert "0.050 ±0.020" in text
 
 
+def test_a_plan_that_the_model_has_is_a_line_of_errors_alone():
+    text, _ = said({"nystrom-64": [0.05, 0.02]}, {"nystrom-64": 0.04, "nystrom_plan": 0.03})
+    assert "nystrom_plan   0.030        -      -  -             -\n" in text
+
+
 def test_ways_out_have_their_error_and_time():
     errors = {"nystrom-64": [0.5, 0.2, 0.6], "nystrom-256": [0.3, 0.1, 0.3], "linear": [1.0, 1.0, 1.0]}
     hidden = {"nystrom-64": 0.5, "nystrom-256": 0.2, "linear": 0.9}

@@ -152,20 +152,24 @@ def _layer_tables(rows: Sequence[Row], errors: dict[str, dict[int, tuple[float, 
 
 
 def _method_table(rows: Sequence[Row], errors: dict[str, dict[int, tuple[float, float, float]]]) -> list[str]:
-    """A line for each method: the model's error, the time, and the layers with small and with large errors."""
+    """A line for each method: the model's error, the time, the layers with small and with large errors; a plan has no
+    time and no layers.
+    """
     hidden, changed = (_by_method(rows, quantity) for quantity in (HIDDEN, CHANGED))
     ratios = {row.method: row for row in rows if row.quantity == RATIO and row.facts["beside"] == "softmax"}
-    width = max(map(len, errors))
+    methods = list(dict.fromkeys((*errors, *hidden)))
+    width = max(map(len, methods))
     lines = [
         "Hidden states after the last layer, time of attention over exact, and layers",
         f"{'':{width}}  hidden  changed   time  {f'error <= {SMALL}':{_LIST // 2}}  error > {LARGE}",
     ]
-    for method, layers in errors.items():
-        small = _listed([layer for layer, error in layers.items() if error[0] <= SMALL])
-        large = _listed([layer for layer, error in layers.items() if not error[0] <= LARGE])
-        ratio = ratios[method].value
-        cells = (_short(hidden.get(method)), "-" if method not in changed else f"{changed[method]:.1%}", f"{ratio:.2f}")
-        lines.append(f"{method:{width}}  {cells[0]:>6}  {cells[1]:>7}  {cells[2]:>5}  {small:{_LIST // 2}}  {large}")
+    for method in methods:
+        layers = errors.get(method, {})
+        small = _listed([layer for layer, error in layers.items() if error[0] <= SMALL]) if layers else "-"
+        large = _listed([layer for layer, error in layers.items() if not error[0] <= LARGE]) if layers else "-"
+        time = f"{ratios[method].value:.2f}" if layers else "-"
+        cells = (_short(hidden.get(method)), "-" if method not in changed else f"{changed[method]:.1%}")
+        lines.append(f"{method:{width}}  {cells[0]:>6}  {cells[1]:>7}  {time:>5}  {small:{_LIST // 2}}  {large}")
     return lines
 
 
