@@ -143,8 +143,8 @@ def _table_1(setting: Setting) -> Plan:
     trainings += _trainings(setting, cases, f"{model.name}-{LONG}", f"-{LONG}", {"max_length": LONG})
     parts = [Part(training.name, partial(_measure, *rest, training, setting)) for *rest, training in trainings]
     differs = (
-        "IMDB alone, since the other texts are far shorter than 512 tokens; all-MiniLM-L6-v2 with its table of "
-        "positions repeated instead of a model that was pretrained on 1,024 tokens; 200 steps"
+        "IMDB alone, since the other texts are far shorter; all-MiniLM-L6-v2 with repeated positions instead of a "
+        "pretraining on 1,024 tokens; 200 steps"
     )
     if setting.size == "paper":
         differs = f"{_paper_differs(model)}; {_LONG_DIFFERS}"
