@@ -19,7 +19,7 @@ def write(to, content):
 
 
 def found(folder):
-    """All files and links below a folder, but for records and locks."""
+    """All files and links below a folder, except records and locks."""
     paths = (path for path in folder.rglob("*") if path.is_symlink() or path.is_file())
     return {
         path.relative_to(folder).as_posix(): os.readlink(path) if path.is_symlink() else path.read_text()

@@ -159,7 +159,7 @@ def test_a_run_that_ended_while_it_was_scored_is_scored_again(whole, tuned, tmp_
 
 
 def assert_equal_runs(run, whole):
-    """Same weights, predictions and rows, but for time and memory."""
+    """Same weights, predictions and rows, except time and memory."""
     weights = [load_file(folder / "best" / "model.safetensors") for folder in (run, whole)]
     assert_close(*weights, rtol=0, atol=0)
     predictions = [
