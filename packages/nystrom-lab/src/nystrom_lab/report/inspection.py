@@ -227,8 +227,11 @@ def _advice(rows: Sequence[Row], errors: dict[str, dict[int, tuple[float, float,
     large = [layer for layer, error in errors[first].items() if not error[0] <= LARGE]
     before = hidden.get(first)
     if before is None:
-        found = f"has an error above {LARGE} in " + (f"layers {ranges(large)}" if large else "no layer")
-        return [f"{first} {found}. Run with the whole model to see the error of its hidden states."]
+        where = f"layers {ranges(large)}" if large else "no layer"
+        return [
+            f"{first} has an error above {LARGE} in {where}. Run with the whole model to see the error of its hidden "
+            "states."
+        ]
     better = sorted((hidden[name], name) for name in errors if name != first and hidden[name] < 0.9 * before)
     mended = [row for row in rows if row.quantity == HIDDEN and "exact" in row.facts]
     ways = () if before <= SMALL else (*(name for _, name in better), *(row.method for row in mended))
