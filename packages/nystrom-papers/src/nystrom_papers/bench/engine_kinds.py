@@ -197,5 +197,6 @@ ENGINES: Mapping[str, Engine] = {
     "near_far-onnxruntime": _by_loops("near_far.onnx"),
     "near_far-int8": _by_loops("near_far.onnx", "near_far-int8.onnx", dtype="int8"),
     "nystrom-64": Engine(partial(_torch, method="nystrom-64")),
+    "nystrom-onnxruntime": _by_loops("nystrom.onnx"),
     f"pieces-{PIECE}": Engine(_pieces),
 }

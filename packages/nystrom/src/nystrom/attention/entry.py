@@ -11,6 +11,7 @@ from torch import Tensor
 
 from nystrom.attention.backend import HAS_TRITON, check_backend_device
 from nystrom.attention.group_runner import group_runner
+from nystrom.attention.onnx_operator import onnx_operator, writes_onnx_loops
 from nystrom.attention.position_bias import PositionBias, check_bias
 from nystrom.attention.segments import check_segments, in_segments
 from nystrom.attention.shared_graph import SHARED, as_node
@@ -40,6 +41,7 @@ def attend(
     same_tokens: str | None = None,
     kernels: Callable[..., Tensor] | None = None,
     operator: Callable[..., Tensor] | None = None,
+    onnx: str | None = None,
     group: Group = None,
 ) -> Float[Tensor, "b h n e"]:
     """Run `core(q, k, v, keep, query_keep, *rest)` on checked inputs, with the masks of keys and queries.
@@ -55,6 +57,7 @@ def attend(
         kernels: The computation by kernels, if `picks_triton` does with the options that `rest` begins with. It applies
             the masks itself, so that with backend="triton" nothing is done around it.
         operator: The core as one operator, for a compiler that keeps the loops, see `nystrom.attention.loops_operator`.
+        onnx: The method, if an operator of onnxruntime computes this call, see `nystrom.attention.onnx_operator`.
 
     Raises:
         ValueError: Invalid shapes, dtypes or masks.
@@ -72,6 +75,8 @@ def attend(
     q, k, v = cast_for_autocast(q, k, v)
     if any(is_number(size) and size == 0 for size in (q.shape[0], q.shape[2], k.shape[2])):
         return empty_output(q, k, v, *(x for x in rest if isinstance(x, Tensor)), *(x.weight for x in _biases(rest)))
+    if onnx is not None and torch.compiler.is_exporting() and writes_onnx_loops():
+        return onnx_operator(onnx, q, k, v, keep, query_keep, *rest)
     with without_autocast(q), _refusing_by_name():
         if kernels is not None and picks_triton(rest[0], q, k, v):
             core = kernels

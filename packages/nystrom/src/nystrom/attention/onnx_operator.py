@@ -10,10 +10,11 @@ from contextvars import ContextVar
 from typing import Any, NamedTuple, get_args
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor
 
 from nystrom.checks import StartValue
+from nystrom.landmarks import all_real
 from nystrom.shapes import score_scale
 
 DOMAIN = "nystrom"
@@ -51,9 +52,9 @@ def onnx_loops() -> Iterator[None]:
 
 
 def writes_onnx_loops() -> bool:
-    """Whether a method is traced as one operator."""
+    """Whether an export traces a method as one operator."""
     # First what a compiler traces.
-    return torch.compiler.is_exporting() and not torch.compiler.is_dynamo_compiling() and _WRITES_LOOPS.get()
+    return not torch.compiler.is_dynamo_compiling() and _WRITES_LOOPS.get()
 
 
 def check_operator(method: str, options: Any) -> None:
@@ -68,18 +69,27 @@ def check_operator(method: str, options: Any) -> None:
 
 def onnx_operator(
     method: str,
-    options: Any,
     q: Float[Tensor, "b h n d"],
     k: Float[Tensor, "b h s d"],
     v: Float[Tensor, "b h s e"],
-    *more: Tensor,
+    keep: Bool[Tensor, "b s"] | None,
+    query_keep: Bool[Tensor, "b n"] | None,
+    options: Any,
+    *rest: Any,
 ) -> Float[Tensor, "b h n e"]:
-    """A method as its operator; the trace knows the shape of its result, not its numbers."""
+    """A method as its operator; the trace knows the shape of its result, not its numbers.
+
+    Args:
+        *rest: Further arguments of the method's core, of which the kernels of the skip convolution are an input.
+    """
     check_operator(method, options)
     operator = OPERATORS[method]
     numbers = {name: getattr(options, name) for name in operator.attributes} | {"scale": score_scale(q, options.scale)}
-    if "z0" in numbers:
+    inputs = [q, k, v, all_real(k) if keep is None else keep]
+    if method == "nystrom":
         # Its place there is the number that onnx_operators.cpp knows it by.
         numbers["z0"] = get_args(StartValue).index(options.z0)
+        inputs.append(all_real(q) if query_keep is None else query_keep)
+        inputs += [x[:, 0, :, 0] for x in rest if isinstance(x, Tensor)]
     name, shape = f"{DOMAIN}::{operator.name}", (*q.shape[:3], v.shape[3])
-    return torch.onnx.ops.symbolic(name, (q, k, v, *more), numbers, dtype=v.dtype, shape=shape, version=1)
+    return torch.onnx.ops.symbolic(name, inputs, numbers, dtype=v.dtype, shape=shape, version=1)

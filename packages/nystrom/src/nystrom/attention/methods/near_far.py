@@ -46,7 +46,6 @@ from nystrom.attention.entry import attend, picks_triton
 from nystrom.attention.exact_limit import exact_one_by_one, exact_where_short
 from nystrom.attention.fused import fused_softmax, unmask_empty_rows
 from nystrom.attention.loops_operator import loops_operator
-from nystrom.attention.onnx_operator import onnx_operator, writes_onnx_loops
 from nystrom.attention.options import NearFarOptions, documented, refuse_tolerance
 from nystrom.attention.parts.band import MovedTokens, from_first_real, moved_tokens, pad_to_blocks, without_padding
 from nystrom.attention.parts.biased_blocks import attend_with_positions
@@ -144,7 +143,7 @@ def near_far_attention(
         _check_causal(q, masks, options, group)
         return attend(_causal, q, k, v, masks, options, same_tokens=_CAUSAL)
     same_tokens = _NEEDS_SAME_TOKENS if masks.is_self else None
-    how = {"same_tokens": same_tokens, "group": group}
+    how = {"same_tokens": same_tokens, "onnx": "near_far" if masks.is_self else None, "group": group}
     if tolerance is not None:
         core = within_tolerance(_near_far, tolerance, scale, group=group)
         return attend(core, q, k, v, masks, options, masks.is_self, **how)
@@ -241,8 +240,6 @@ def _near_far(
 ) -> Float[Tensor, "b h n e"]:
     if options.backend == "triton":
         check_backend_device(options.backend, q.device)
-    if is_self and writes_onnx_loops():
-        return onnx_operator("near_far", options, q, k, v, all_real(k) if keep is None else keep)
     s, exact_up_to = k.shape[2], options.exact_up_to if is_self else 0
     of_self = (options.block_size, options.num_selected, exact_up_to) if is_self else ()
     most = max(options.num_heavy, options.num_clusters, *of_self)

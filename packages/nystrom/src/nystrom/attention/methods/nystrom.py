@@ -27,7 +27,6 @@ from nystrom.attention.entry import attend
 from nystrom.attention.exact_limit import ExactLimit, exact_limit
 from nystrom.attention.fused import fused_softmax, softmax_of_landmarks, softmax_rows
 from nystrom.attention.loops_operator import loops_operator
-from nystrom.attention.onnx_operator import onnx_operator, writes_onnx_loops
 from nystrom.attention.options import NystromOptions, documented, refuse_tolerance
 from nystrom.attention.parts.error_estimate import within_tolerance
 from nystrom.attention.parts.landmark_sums import landmark_sums
@@ -109,7 +108,7 @@ def nystrom_attention(
     if tolerance is not None:
         core, kernels = (within_tolerance(each, tolerance, scale, group=group) for each in (core, kernels))
     operator = _by_loops if tolerance is None and generator is None else None
-    how = {"same_tokens": same_tokens, "kernels": kernels, "operator": operator, "group": group}
+    how = {"same_tokens": same_tokens, "kernels": kernels, "operator": operator, "onnx": "nystrom", "group": group}
     return attend(core, q, k, v, masks, options, generator, skip, **how)
 
 
@@ -215,9 +214,6 @@ def _nystrom(
 ) -> Float[Tensor, "b h n e"]:
     if skip is not None:
         check_kernel(v, skip)
-    if writes_onnx_loops():
-        masks = (all_real(x) if mask is None else mask for x, mask in ((k, keep), (q, query_keep)))
-        return onnx_operator("nystrom", options, q, k, v, *masks, *(() if skip is None else (skip[:, 0, :, 0],)))
     if options.pinv == "exact" and skip is None and v.dtype == torch.float16:
         # Products with the inverse can overflow float16 even if the result does not.
         wide = _nystrom(q.float(), k.float(), v.float(), keep, query_keep, options, generator, None)
