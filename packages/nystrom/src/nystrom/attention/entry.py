@@ -85,6 +85,7 @@ def attend(
                 return kernels(q, k, v, keep, query_keep, *rest)
         if operator is not None and core is not kernels and rest[0].backend != "triton" and keeps_loops(q, k, v):
             core = operator
+        # A bias holds tensors of the model, which another trace cannot have.
         elif torch.compiler.is_exporting() and not torch.compiler.is_dynamo_compiling() and not _biases(rest):
             noted = SHARED.get()
             core = core if noted is None else as_node(core, noted)

@@ -1,9 +1,9 @@
 """A method's computation as one node of an export, so that layers with the same options share one graph.
 
 A trace of a method costs an export most of its time. In the context `shared_graphs`, `nystrom.attention.entry.attend`
-traces the computation as a node `nystrom::Attention<number>`, and notes what it stands for: layers that compute the
-same, on tensors of the same dtypes and sizes, have the same number. `nystrom.models.export.shared_graphs` writes the
-graph of each number once, and puts it where the nodes are.
+traces the computation as a node `nystrom.shared::Attention<number>`, and notes what it stands for: layers that compute
+the same, on tensors of the same dtypes and sizes, have the same number. `nystrom.models.export.shared_graphs` writes
+the graph of each number once, and puts it where the nodes are.
 """
 
 from collections.abc import Callable, Iterator
@@ -14,8 +14,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from nystrom.attention.onnx_operator import DOMAIN
 from nystrom.shapes import is_number
+
+DOMAIN = "nystrom.shared"
 
 
 class Axis(NamedTuple):
@@ -41,7 +42,7 @@ class Place(NamedTuple):
 
 
 class Computation(NamedTuple):
-    """What a node stands for: a function, its arguments, and the tensors among them."""
+    """What a node stands for: a function, its arguments, and the tensors among these."""
 
     core: Callable[..., Tensor]
     arguments: tuple[Any, ...]
@@ -68,7 +69,7 @@ def node_name(number: int) -> str:
 
 
 def as_node(core: Callable[..., Tensor], noted: list[Computation]) -> Callable[..., Tensor]:
-    """The core of a method, see `nystrom.attention.entry.attend`, as a node; the trace knows the shape of its result."""
+    """The core of a method, see `nystrom.attention.entry.attend`, as a node of a trace."""
 
     def call(*arguments: Any) -> Tensor:
         q, _, v = arguments[:3]
@@ -81,6 +82,7 @@ def as_node(core: Callable[..., Tensor], noted: list[Computation]) -> Callable[.
             noted.append(computation)
         name = f"{DOMAIN}::{node_name(noted.index(computation))}"
         shape = (*q.shape[:3], v.shape[3])
+        # The trace knows the shape of the result, not its numbers.
         return torch.onnx.ops.symbolic(name, tensors, dtype=v.dtype, shape=shape, version=1)
 
     return call
@@ -90,7 +92,7 @@ def _input(x: Tensor) -> Input:
     return Input(x.dtype, tuple(size if is_number(size) else _axis(size) for size in x.shape))
 
 
-def _axis(size: torch.SymInt) -> Axis:
+def _axis(size: Any) -> Axis:
     node = size.node
     found = node.shape_env.bound_sympy(node.expr)
     most = int(found.upper) if found.upper.is_Integer else None

@@ -125,6 +125,7 @@ def export_onnx(
         Progress("export", 3 + check, unit="steps") as progress,
         temporary_folder(to) as around,
     ):
+
         def write(program: torch.export.ExportedProgram, **names: Any) -> torch.onnx.ONNXProgram:
             return _in_onnx(program, model, opset_version=opset, **names)
 
@@ -160,9 +161,7 @@ def export_onnx(
     return Exported(to, inputs, outputs, megabytes, runs, difference)
 
 
-def _in_onnx(
-    program: torch.export.ExportedProgram, model: PreTrainedModel, **options: Any
-) -> torch.onnx.ONNXProgram:
+def _in_onnx(program: torch.export.ExportedProgram, model: PreTrainedModel, **options: Any) -> torch.onnx.ONNXProgram:
     """The program in the words of ONNX; ValueError if it has none for some operation."""
     try:
         put_into_words(program)

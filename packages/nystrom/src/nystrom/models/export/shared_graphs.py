@@ -1,4 +1,4 @@
-"""The graphs that layers share, see `nystrom.attention.shared_graph`: each is written once, then put where it is used."""
+"""The graphs that layers share, see `nystrom.attention.shared_graph`: each is written once, then put in each layer."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -6,8 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from nystrom.attention.onnx_operator import DOMAIN
-from nystrom.attention.shared_graph import Axis, Computation, Place, node_name
+from nystrom.attention.shared_graph import DOMAIN, Axis, Computation, Place, node_name
 
 
 def put_in(
@@ -23,7 +22,7 @@ def put_in(
         graph, name = write(_program_of(computation)).model.graph, node_name(number)
         _name_axes(graph, computation)
         # A function has constants in place of initializers.
-        constants = [_as_constant(ir, value) for value in graph.initializers.values()]
+        constants = [_as_constant(value) for value in graph.initializers.values()]
         graph.initializers.clear()
         graph.insert_before(graph[0], constants)
         function = ir.Function(DOMAIN, name, graph=graph, attributes=())
@@ -35,7 +34,6 @@ def put_in(
         common.LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0),
         common.DeduplicateInitializersPass(),
         common.CommonSubexpressionEliminationPass(),
-        common.OutputFixPass(),
         common.NameFixPass(),
     )(written.model)
 
@@ -54,9 +52,12 @@ def _program_of(computation: Computation) -> torch.export.ExportedProgram:
     examples, axes = [], []
     for dtype, sizes in computation.inputs:
         examples.append(torch.ones([x.size if isinstance(x, Axis) else x for x in sizes], dtype=dtype))
-        dynamic = {i: torch.export.Dim.DYNAMIC(min=x.least, max=x.most) for i, x in enumerate(sizes) if isinstance(x, Axis)}
-        axes.append(dynamic)
+        axes.append({place: _dynamic(x) for place, x in enumerate(sizes) if isinstance(x, Axis)})
     return torch.export.export(_Once(computation).eval(), tuple(examples), dynamic_shapes=(tuple(axes),))
+
+
+def _dynamic(axis: Axis) -> Any:
+    return torch.export.Dim.DYNAMIC(min=axis.least, max=axis.most)
 
 
 def _name_axes(graph: Any, computation: Computation) -> None:
@@ -70,7 +71,9 @@ def _name_axes(graph: Any, computation: Computation) -> None:
                 value.shape[axis] = names.get(dim.value)
 
 
-def _as_constant(ir: Any, value: Any) -> Any:
+def _as_constant(value: Any) -> Any:
+    import onnx_ir as ir
+
     constant = ir.Node("", "Constant", [], [ir.Attr("value", ir.AttributeType.TENSOR, value.const_value)])
     constant.outputs[0].name, constant.outputs[0].shape, constant.outputs[0].type = value.name, value.shape, value.type
     value.replace_all_uses_with(constant.outputs[0])

@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.fx import GraphModule, Proxy
+from torch.fx import GraphModule, Node, Proxy
 from torch.fx.node import map_arg
 from torch.fx.proxy import GraphAppendingTracer
 
@@ -68,10 +68,14 @@ def put_into_words(program: torch.export.ExportedProgram) -> None:
     for module in program.graph_module.modules():
         if not isinstance(module, GraphModule):
             continue
-        tracer = GraphAppendingTracer(module.graph)
+        as_proxy = _as_proxy(GraphAppendingTracer(module.graph))
         for node in [node for node in module.graph.nodes if node.target in IN_WORDS_OF_ONNX]:
             with module.graph.inserting_before(node):
-                given, named = (map_arg(x, lambda each: Proxy(each, tracer)) for x in (node.args, node.kwargs))
+                given, named = map_arg(node.args, as_proxy), map_arg(node.kwargs, as_proxy)
                 node.replace_all_uses_with(IN_WORDS_OF_ONNX[node.target](*given, **named).node)
             module.graph.erase_node(node)
         module.recompile()
+
+
+def _as_proxy(tracer: GraphAppendingTracer) -> Callable[[Node], Any]:
+    return lambda node: Proxy(node, tracer)
