@@ -71,6 +71,7 @@ def prose() -> Iterator[tuple[str, str]]:
 
 BARE = r"(?:What|Of|As|Where|By|Its|That|Those)\b"
 BUT = r".*\b(?i:(?:nothing|nobody|none|nowhere|anything|everything|all|no \w+|every \w+) but|but (?:for|in(?! no)))\b"
+PASSIVE = r".*\b(?:is|are|was|were|be|been) (?:asked|said|told)\b(?! apart)"
 PARTICIPLE = (
     r".*\b(?i:the|an?|its|their|no|each|of) "
     r"(?:asked|drawn|found|given|healed|known|learned|made|meant|said|told|wanted)"
@@ -79,6 +80,7 @@ PARTICIPLE = (
 NUMBERS = r"(?:.*?(?<![\w.,:/-])\.?\d[\d.,]*(?!\w)){4}"
 RULES = {
     "the subject first": (BARE, (comments, docstrings, cells)),
+    "say who acts": (PASSIVE, (comments, docstrings, cells)),
     "except, not but": (BUT, (comments, docstrings, cells)),
     "a participle is no noun": (PARTICIPLE, (comments, docstrings, cells)),
     "more than three numbers are a table": (NUMBERS, (prose,)),
@@ -104,6 +106,7 @@ def sentences(text: str, pattern: str) -> list[str]:
             "No key but one. A mask, but for\nits end. Few, but at least one.",
             ["No key but one.", "A mask, but for its end."],
         ),
+        (PASSIVE, "The rank is told. The rank tells. They cannot be told apart.", ["The rank is told."]),
         (PARTICIPLE, "Less than the asked. The given keys. One of\nfound.", ["Less than the asked.", "One of found."]),
         (NUMBERS, "1, 2 and 3. 1,024, .5, 6.25 and\n7. Of int8, H200, 1.2.3, 4-bit, 5.", ["1,024, .5, 6.25 and 7."]),
     ],

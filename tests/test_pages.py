@@ -185,6 +185,20 @@ def test_the_summary_of_compared_attentions_has_numbers_of_the_tables_below_and_
     assert numbers <= set(cells)
 
 
+def test_the_times_beside_other_packages_are_those_of_the_rows():
+    rows = read_rows(ROOT / "results" / "efficiency-peers.csv")
+    times = {row.method: row.value for row in rows if row.quantity == "forward time"}
+    pairs = {
+        "linformer-256": "linformer-package-256",
+        "longformer-257": "transformers-longformer-257",
+        "performer-256": "performer-pytorch-256",
+        "reformer-2": "reformer-pytorch-2",
+        "bigbird-3": "transformers-bigbird-3",
+    }
+    line = " | ".join(f"{times[ours] / times[theirs]:.2f}" for ours, theirs in pairs.items())
+    assert f"\n| {line} |\n" in (DOCS / "compare-attentions.md").read_text(encoding="utf-8")
+
+
 def times_of_runs():
     """The times of each method, threads, processes beside and pass, one for each run of the benchmark."""
     times = defaultdict(list)

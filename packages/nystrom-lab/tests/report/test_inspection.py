@@ -1,4 +1,4 @@
-"""Hand-made rows of inspections, and what is said about them."""
+"""Hand-made rows of inspections, and the advice about them."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -110,7 +110,7 @@ def test_where_the_turns_do_not_tell_the_faster_the_verdict_says_so_and_draws_no
     assert "c or b (0.72 to 1.63 times its time)" in advice
     assert "c or softmax (0.64 to 1.44 times its time)" in advice
     assert "quartiles of 7 turns. Measure again while it does nothing else." in advice
-    # The order of these is told, or nothing is said of them.
+    # The advice names the order of these, or leaves them out.
     assert "a or" not in advice
     assert "far" not in advice
     assert "slower than exact attention" not in said(*BUSY, CLOSE_TIMES | {"c": 5.4}, spread=1.5)[1]

@@ -287,7 +287,7 @@ def draw_keep(seed, b, n):
 
 
 class Called(torch.nn.Module):
-    """A method that is asked for its causal form, or with a bias, in every call."""
+    """A method in its causal form, or with a bias, in every call."""
 
     def __init__(self, attend, **called):
         super().__init__()

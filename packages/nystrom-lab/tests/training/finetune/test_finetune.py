@@ -1,4 +1,4 @@
-"""A fine-tuned model, its predictions and its rows; resuming; and what is wrong is said before anything is trained."""
+"""A fine-tuned model, its predictions and its rows; resuming; and errors, which come before anything is trained."""
 
 import csv
 import errno

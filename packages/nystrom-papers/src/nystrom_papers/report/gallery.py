@@ -13,7 +13,7 @@ from nystrom_papers.report.summary import OURS, Summary, Verdict, claim_counts, 
 
 _HEAD = "# The papers, measured again\n"
 _STUDIES = "studies of Nyströmformer, of Skyformer and of this library, run by `nystrom reproduce`."
-_COUNTED = ("agree", "do not", "cannot be told")
+_COUNTED = ("agree", "do not", "undecided")
 _ANSWERS = {True: "agrees", False: "**does not agree**", None: "*cannot tell*"}
 
 
@@ -101,7 +101,7 @@ def verdicts_markdown(verdicts: Sequence[Verdict]) -> str:
 
 
 def counts(summary: Summary) -> tuple[str, ...]:
-    """How many claims of a study agree with the rows, do not, and cannot be told; empty for a study without claims."""
+    """How many claims of a study agree with the rows, do not, and are undecided; empty for a study without claims."""
     answers = [verdict.agrees for verdict in summary.verdicts]
     return tuple(str(answers.count(answer)) if answers else "" for answer in (True, False, None))
 

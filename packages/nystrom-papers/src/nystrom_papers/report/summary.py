@@ -80,7 +80,7 @@ class Summary:
 
 
 def claim_counts(summaries: Sequence[Summary]) -> Iterator[tuple[str, str, str, str]]:
-    """Whose claims, and how many agree with what was measured, do not, and cannot be told."""
+    """Whose claims, and how many agree with what was measured, do not, and are undecided."""
     for whose, ours in (("the papers", False), ("this library's pages", True)):
         if answers := [verdict.agrees for summary in summaries for verdict in summary.claims(ours=ours)]:
             yes, no, unknown = (str(answers.count(answer)) for answer in (True, False, None))
