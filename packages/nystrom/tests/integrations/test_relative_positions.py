@@ -9,6 +9,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import LongT5Config, LongT5EncoderModel, T5Config, T5EncoderModel, T5Model
 from transformers.models.t5.modeling_t5 import T5Attention
 
+from nystrom import monitor_errors
 from nystrom.integrations import check_attention, set_attention
 from nystrom.integrations.first_checks import asking_layers
 from nystrom.integrations.layer_calls import intercepted
@@ -175,6 +176,14 @@ def test_an_inspection_is_refused_with_the_way_out():
     model = make("sdpa")
     with pytest.raises(ValueError, match=r"adds relative positions .* compare its states"), intercepted(model, None):
         model(input_ids=texts()[0])
+
+
+def test_the_monitor_leaves_relative_positions_out():
+    model = make("near_far", **SMALL)
+    with monitor_errors(model) as errors, torch.no_grad():
+        model(input_ids=texts()[0])
+    assert not errors.rows
+    assert set(errors.left.values()) == {"a bias of positions"}
 
 
 @pytest.mark.refuses
