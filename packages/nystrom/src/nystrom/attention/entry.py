@@ -74,7 +74,7 @@ def attend(
         check_bias(bias, q)
     q, k, v = cast_for_autocast(q, k, v)
     if any(is_number(size) and size == 0 for size in (q.shape[0], q.shape[2], k.shape[2])):
-        return empty_output(q, k, v, *(x for x in rest if isinstance(x, Tensor)), *(x.weight for x in _biases(rest)))
+        return empty_output(q, k, v, *_weights(rest))
     if onnx is not None and torch.compiler.is_exporting() and writes_onnx_loops():
         return onnx_operator(onnx, q, k, v, keep, query_keep, *rest)
     with without_autocast(q), _refusing_by_name():
@@ -104,7 +104,7 @@ def _attend_in_segments(
         check_bias(bias, q)
     edges = check_segments(cu_seqlens, q)
     if not q.shape[2]:
-        return empty_output(q, k, v)
+        return empty_output(q, k, v, *_weights(rest))
     # The initial value "authors" depends on the whole batch, so each sequence gets a call of its own.
     alone = any(getattr(each, "z0", None) == "authors" for each in rest)
     drawing = next((each for each in rest if isinstance(each, torch.Generator)), None)
@@ -124,6 +124,10 @@ def _attend_in_segments(
 
 def _biases(rest: tuple[Any, ...]) -> list[PositionBias]:
     return [x for x in rest if isinstance(x, PositionBias)]
+
+
+def _weights(rest: tuple[Any, ...]) -> list[Tensor]:
+    return [*(x for x in rest if isinstance(x, Tensor)), *(x.weight for x in _biases(rest))]
 
 
 def empty_output(

@@ -31,7 +31,7 @@ from collections.abc import Callable, Mapping
 from functools import wraps
 from typing import Any
 
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import PreTrainedConfig, PreTrainedModel, masking_utils
 
 from nystrom.attention.mask_values import real_tokens
@@ -144,7 +144,7 @@ def _check_parts(config: PreTrainedConfig, names: Any) -> None:
             check_names("part in attn_implementation", [part], config.sub_configs)
 
 
-def share_configurations(model: PreTrainedModel) -> None:
+def share_configurations(model: nn.Module) -> None:
     """Let the layers of a part that is set to a method read the configuration of that part, not a copy of their own.
 
     The parts of an EncoderDecoderModel get its configurations, and their layers keep those that they were made of: what
