@@ -355,6 +355,14 @@ def test_texts_that_are_not_there_are_refused_before_anything_is_converted(heale
     assert not capsys.readouterr().out
 
 
+def test_a_run_that_is_there_is_told_before_anything_is_converted(healed, tmp_path, capsys):
+    (tmp_path / "made-run").mkdir()
+    (tmp_path / "made-run" / "run.json").touch()
+    with pytest.raises(ValueError, match="made-run holds a run: continue it with --resume"):
+        healed(tmp_path / "made")
+    assert not capsys.readouterr().out
+
+
 @pytest.mark.parametrize(
     ("changes", "match"),
     [

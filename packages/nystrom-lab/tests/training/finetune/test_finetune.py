@@ -3,6 +3,7 @@
 import csv
 import errno
 import json
+import math
 import shutil
 import signal
 import subprocess
@@ -101,6 +102,25 @@ def test_the_splits_and_classes_are_printed_before_the_model_is_read(tuned, tmp_
         tuned(tmp_path / "run", model=str(tmp_path / "gone"))
     said = capsys.readouterr().out
     assert "train 48, validation 20, submission 10; 2 classes: 'negative' 34, 'positive' 34.\n" in said
+
+
+@pytest.mark.parametrize(
+    ("changes", "match"),
+    [
+        ({"learning_rate": math.nan}, "learning_rate is nan; expected a positive"),
+        ({"seed": -1}, "seed is -1; expected"),
+        ({"accumulation": 0}, "accumulation is 0; expected"),
+        ({"resume": True}, "run holds no run to resume"),
+        ({}, "run is not empty and holds no run: choose"),
+    ],
+)
+def test_numbers_and_the_folder_are_refused_before_the_texts_are_read(tuned, tmp_path, capsys, changes, match):
+    if not changes:
+        (tmp_path / "run").mkdir()
+        (tmp_path / "run" / "notes").touch()
+    with pytest.raises(ValueError, match=match):
+        tuned(tmp_path / "run", **changes)
+    assert not capsys.readouterr().out
 
 
 def test_predict_counts_the_texts_with_other_bytes_than_utf_8(whole, tmp_path, capsys):
