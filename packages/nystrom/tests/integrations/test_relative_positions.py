@@ -9,7 +9,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import LongT5Config, LongT5EncoderModel, T5Config, T5EncoderModel, T5Model
 from transformers.models.t5.modeling_t5 import T5Attention
 
-from nystrom import monitor_errors
+from nystrom import RelativeBuckets, monitor_errors
 from nystrom.integrations import check_attention, set_attention
 from nystrom.integrations.first_checks import asking_layers
 from nystrom.integrations.layer_calls import intercepted
@@ -176,6 +176,14 @@ def test_an_inspection_is_refused_with_the_way_out():
     model = make("sdpa")
     with pytest.raises(ValueError, match=r"adds relative positions .* compare its states"), intercepted(model, None):
         model(input_ids=texts()[0])
+
+
+def test_a_bias_follows_to_the_device_of_the_next_layer():
+    layer, ids = make("near_far").encoder.block[1].layer[0].SelfAttention, texts()[0]
+    handed = RelativeBuckets(torch.zeros(2, 32))
+    # A model over several devices: the first layer made its bias on another.
+    out = layer.to("meta")(torch.zeros(*ids.shape, 16, device="meta", dtype=torch.double), position_bias=handed)[0]
+    assert out.device.type == "meta"
 
 
 def test_the_monitor_leaves_relative_positions_out():

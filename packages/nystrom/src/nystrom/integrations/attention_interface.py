@@ -68,7 +68,7 @@ from nystrom.integrations.bert_names import longest_input
 from nystrom.integrations.layer_numbers import number_of
 from nystrom.integrations.mask_interface import make_mask, read_mask
 from nystrom.integrations.modules import default_options
-from nystrom.integrations.relative_positions import has_buckets, pairs, takes_bias
+from nystrom.integrations.relative_positions import beside, has_buckets, pairs, takes_bias
 from nystrom.shapes import Masks, cross_masks, is_number, zero_masked
 
 # Names under which the methods are registered, and with the plan of a method for each layer.
@@ -262,7 +262,7 @@ def choose_route(
     of_decoder = bool(getattr(module, "is_causal", False)) or _reads_for_decoder(module)
     given = {name: value for name, value in named.items() if name != "position_bias"}
     route = _choose_route(method, module, query, attention_mask, given)
-    route = route._replace(exact=route.exact or of_decoder, bias=bias)
+    route = route._replace(exact=route.exact or of_decoder, bias=beside(bias, query))
     if not route.exact and not (isinstance(bias, PositionBias) and takes_bias(route.method)):
         refuse_term(module, route.method, "position_bias")
     return route
