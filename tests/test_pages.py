@@ -170,7 +170,8 @@ def test_the_table_of_heads_that_are_chosen_one_by_one_is_that_of_the_rows():
     for (n, model, _), found in cells.items():
         shares = ", ".join(f"{name[6:]} {row.value:.0%}" for name, row in found.items() if name.startswith("share"))
         errors = (found[f"held-out hidden error, {heads} exact heads"] for heads in ("no", "its own"))
-        sizes = "with selected keys" if model.endswith("-selects") else "without"
+        kinds = {"selects": "with selected keys", "repeat": "without, repeated positions"}
+        sizes = kinds.get(model.rpartition("-")[2], "without")
         line = f"| {n:,} | {sizes} | {shares} | {' | '.join(f'{row.value:.3f}' for row in errors)} |"
         assert not shares or line in page
 

@@ -1,6 +1,6 @@
 """One healing, from a user's choices to the new model in its folder.
 
-What is learned is in `healing`, and how it is trained and reported in `heal_trainer`.
+The module `healing` has what is learned, and `heal_trainer` how it is trained and reported.
 """
 
 import shutil

@@ -30,7 +30,7 @@ class OnnxOperator(NamedTuple):
 
 
 _SIZES = "block_size", "reach", "num_heavy", "num_clusters", "iterations", "exact_up_to", "num_selected"
-# By the name of the method.
+# The name of the method gives its operator.
 OPERATORS = {
     "near_far": OnnxOperator("NearFar", _SIZES, {"tolerance": None}),
     "nystrom": OnnxOperator(
@@ -87,7 +87,7 @@ def onnx_operator(
     numbers = {name: getattr(options, name) for name in operator.attributes} | {"scale": score_scale(q, options.scale)}
     inputs = [q, k, v, all_real(k) if keep is None else keep]
     if method == "nystrom":
-        # Its place there is the number that onnx_operators.cpp knows it by.
+        # onnx_operators.cpp knows it by its place there.
         numbers["z0"] = get_args(StartValue).index(options.z0)
         inputs.append(all_real(q) if query_keep is None else query_keep)
         inputs += [x[:, 0, :, 0] for x in rest if isinstance(x, Tensor)]

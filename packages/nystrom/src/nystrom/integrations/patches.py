@@ -52,7 +52,7 @@ def patch_transformers() -> None:
     # Kept under its own name among the attributes of the object, which transformers saves.
     setattr(PreTrainedConfig, "attention_options", property(_options, _set_options))  # noqa: B010 - unknown to checkers
     PreTrainedConfig.__reduce_ex__ = _reduce
-    PreTrainedConfig._remove_keys_not_serialized = _without_copies(PreTrainedConfig._remove_keys_not_serialized)
+    PreTrainedConfig.to_dict = _without_copies(PreTrainedConfig.to_dict)
     start, finish = PreTrainedModel.__init__, PreTrainedModel.post_init
     change = PreTrainedModel.set_attn_implementation
     named: Any = vars(PreTrainedConfig)["_attn_implementation"]
@@ -172,15 +172,14 @@ def share_configurations(model: nn.Module) -> None:
             _set_options(each, _options(ours))
 
 
-def _without_copies(remove: Callable[..., None]) -> Callable[..., None]:
-    """The removal of what transformers does not save of a configuration, and of its copies."""
+def _without_copies(to_dict: Callable[..., dict[str, Any]]) -> Callable[..., dict[str, Any]]:
+    """The attributes of a configuration that transformers saves and compares, without its list of copies."""
 
-    @wraps(remove)
-    def remove_both(self: PreTrainedConfig, saved: dict[str, Any]) -> None:
-        saved.pop(_COPIES, None)
-        remove(self, saved)
+    @wraps(to_dict)
+    def saved(self: PreTrainedConfig) -> dict[str, Any]:
+        return {name: value for name, value in to_dict(self).items() if name != _COPIES}
 
-    return remove_both
+    return saved
 
 
 def _without_options(config: PreTrainedConfig) -> dict[str, Any]:
