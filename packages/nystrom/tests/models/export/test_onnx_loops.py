@@ -93,8 +93,8 @@ def attend(session, q, k, v, keep, **more):
         ("near_far", {"block_size": 16, "reach": 20, "num_clusters": 9}),
         ("nystrom", {}),
         ("nystrom", {"num_landmarks": 9, "pinv_steps": 0}),
-        ("nystrom", {"num_landmarks": 17, "z0": "sequence"}),
-        ("nystrom", {"num_landmarks": 5, "pinv_steps": 2, "z0": "authors"}),
+        ("nystrom", {"num_landmarks": 17, "pinv_steps": 1, "z0": "sequence"}),
+        ("nystrom", {"num_landmarks": 5, "pinv_steps": 1, "z0": "authors"}),
     ],
 )
 def test_the_operator_is_the_function(method, changes):
