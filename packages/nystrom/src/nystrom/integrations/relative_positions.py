@@ -77,7 +77,7 @@ def _read_table(kind: Any) -> None:
             return made(self, *lengths, **named)
         # Hooks that bring, gather or adapt the table are around the call of its module.
         buckets = torch.arange(self.relative_attention_num_buckets, device=named.get("device"))
-        # In training, checkpointing by re-entry runs this without a graph, and the layers that are handed it later with one.
+        # In training, checkpointing by re-entry runs this without a graph, and the layers that get it later with one.
         with torch.set_grad_enabled(self.training or torch.is_grad_enabled()):
             table = self.relative_attention_bias(buckets).T
         return RelativeBuckets(table, self.relative_attention_max_distance)
