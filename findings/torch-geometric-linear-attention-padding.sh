@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # torch-geometric==2.8.1, torch==2.13.0 (CPU). Seen 2026-11-30.
 # Guess: nodes that a mask leaves out get no weight. Seen: PerformerAttention, PolynormerAttention and SGFormerAttention set
-# their values to zero and leave their keys in the sum that weights are divided by (SGFormer: their number, too). So a graph's output
-# depends on the largest graph of its batch: by 14 to 68 % where 30 nodes stand beside 3,000, which GPSConv(attn_type=
+# their values to zero and leave their keys in the sum that weights are divided by (SGFormer their number, too). So a graph's
+# output depends on the largest graph of its batch: by 14 to 68 % where 30 nodes stand beside 3,000, which GPSConv(attn_type=
 # "performer") batches so by itself. GPSConv(attn_type="multihead") gives each graph the same output in any batch.
 # Exit status: 0 while the behaviour holds, 1 if it changed, 2 if the packages could not be installed.
 set -euo pipefail
