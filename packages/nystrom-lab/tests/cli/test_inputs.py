@@ -117,6 +117,23 @@ def test_the_current_folder_is_no_place_for_a_new_one(words, here, monkeypatch, 
     assert sorted(os.listdir(here)) == ["empty", "here", "pipe.csv", "texts"]
 
 
+@pytest.mark.parametrize(
+    "words",
+    [
+        *("convert run --to made", "inspect run --texts here/a.txt", "export run --to made.onnx"),
+        *("predict --model run --data here/a.txt --to made.tsv", "heal run --texts here/a.txt --to made"),
+    ],
+)
+def test_the_folder_of_a_training_names_its_model(words, here, monkeypatch, capsys):
+    monkeypatch.chdir(here)
+    (here / "run" / "best").mkdir(parents=True)
+    (here / "run" / "best" / "config.json").write_text("{}")
+    assert main(words.split()) == 2
+    assert capsys.readouterr().err == (
+        "nystrom: model is run, the folder of a training: name its best model, run/best.\n"
+    )
+
+
 def test_a_pipe_in_a_folder_is_refused_in_one_line(here, tiny_bert, capsys):
     for name in ("config.json", "tokenizer.json", "model.safetensors"):
         shutil.rmtree(here / "here")

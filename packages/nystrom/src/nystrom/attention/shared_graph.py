@@ -19,7 +19,7 @@ from nystrom.shapes import is_number
 DOMAIN = "nystrom.shared"
 
 
-class SymbolicAxis(NamedTuple):
+class DynamicAxis(NamedTuple):
     """One axis of an input whose size is a symbol."""
 
     symbol: str  # Sizes of the same symbol are equal
@@ -32,7 +32,7 @@ class Input(NamedTuple):
     """The dtype and the axes of a tensor."""
 
     dtype: torch.dtype
-    axes: tuple[int | SymbolicAxis, ...]
+    axes: tuple[int | DynamicAxis, ...]
 
 
 class Place(NamedTuple):
@@ -42,7 +42,7 @@ class Place(NamedTuple):
 
 
 class Computation(NamedTuple):
-    """What a node stands for: a function, its arguments, and the tensors among these."""
+    """A function, its arguments, and the tensors among these: a node stands for this computation."""
 
     core: Callable[..., Tensor]
     arguments: tuple[Any, ...]
@@ -92,8 +92,8 @@ def _input(x: Tensor) -> Input:
     return Input(x.dtype, tuple(size if is_number(size) else _axis(size) for size in x.shape))
 
 
-def _axis(size: Any) -> SymbolicAxis:
+def _axis(size: Any) -> DynamicAxis:
     node = size.node
-    found = node.shape_env.bound_sympy(node.expr)
-    most = int(found.upper) if found.upper.is_Integer else None
-    return SymbolicAxis(str(node.expr), node.hint, int(found.lower), most)
+    bounds = node.shape_env.bound_sympy(node.expr)
+    most = int(bounds.upper) if bounds.upper.is_Integer else None
+    return DynamicAxis(str(node.expr), node.hint, int(bounds.lower), most)

@@ -1,7 +1,7 @@
 """Fine-tune an encoder on a task of GLUE, on IMDB, or on a user's labelled texts, from the options to the results.
 
-Names, numbers, files and labels are checked first; then the model, its tokenizer and its attention, before anything is
-trained.
+Names, numbers, the folder of the run, files and labels are checked first; then the model, its tokenizer and its
+attention, before anything is trained.
 """
 
 from dataclasses import fields, replace
@@ -70,12 +70,14 @@ def finetune(options: FinetuneOptions) -> Path:
         cluster = Jobs(run.path, slurm, cpus=options.threads or 1, at_once=options.jobs)
     if planned is not None:
         options = replace(options, attention=PLAN, options=planned.options, plan=None)
+    options = replace(options, grid=grid, resume=run.is_resumed(options.resume))
+    if is_main() and not grid:
+        run.check_free(resume=options.resume)
     labelled = read_texts(options, words)
     if is_main():
         print(labelled.data.summary(), flush=True)
         for remark in labelled.data.remarks:
             print(f"notice: {remark}.", flush=True)
-    options = replace(options, grid=grid, resume=run.is_resumed(options.resume))
     finetune_model(options, run, labelled, cluster)
     return run.path
 

@@ -239,6 +239,8 @@ def status_lines(to: Path) -> list[str]:
     Raises:
         ValueError: The folder holds no runs, or what this version does not read, or SLURM does not answer.
     """
+    if RunFolder(to).is_started:
+        raise ValueError(f"{to} is one run, whose curves.csv has its steps: name the folder of several runs.")
     read_search(to)
     jobs = queue(to)
     folders = [path for folder in (to, to / TRIALS) if folder.is_dir() for path in folder.iterdir()]

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from nystrom.attention.shared_graph import DOMAIN, Computation, Place, SymbolicAxis, node_name
+from nystrom.attention.shared_graph import DOMAIN, Computation, DynamicAxis, Place, node_name
 
 
 def put_in(
@@ -51,12 +51,12 @@ class _Once(nn.Module):
 def _program_of(computation: Computation) -> torch.export.ExportedProgram:
     examples, axes = [], []
     for dtype, sizes in computation.inputs:
-        examples.append(torch.ones([x.size if isinstance(x, SymbolicAxis) else x for x in sizes], dtype=dtype))
-        axes.append({place: _dynamic(x) for place, x in enumerate(sizes) if isinstance(x, SymbolicAxis)})
+        examples.append(torch.ones([x.size if isinstance(x, DynamicAxis) else x for x in sizes], dtype=dtype))
+        axes.append({place: _dynamic(x) for place, x in enumerate(sizes) if isinstance(x, DynamicAxis)})
     return torch.export.export(_Once(computation).eval(), tuple(examples), dynamic_shapes=(tuple(axes),))
 
 
-def _dynamic(axis: SymbolicAxis) -> Any:
+def _dynamic(axis: DynamicAxis) -> Any:
     return torch.export.Dim.DYNAMIC(min=axis.least, max=axis.most)
 
 
@@ -65,9 +65,7 @@ def _name_axes(graph: Any, computation: Computation) -> None:
     names: dict[str | None, str] = {}
     for value, (_, axes) in zip(graph.inputs, computation.inputs, strict=True):
         names |= {
-            dim.value: axis.symbol
-            for dim, axis in zip(value.shape, axes, strict=True)
-            if isinstance(axis, SymbolicAxis)
+            dim.value: axis.symbol for dim, axis in zip(value.shape, axes, strict=True) if isinstance(axis, DynamicAxis)
         }
     for value in (*graph.inputs, *(output for node in graph for output in node.outputs)):
         for axis, dim in enumerate(value.shape or ()):
