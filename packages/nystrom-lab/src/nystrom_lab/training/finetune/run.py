@@ -1,7 +1,6 @@
 """One fine-tuning: its texts, its settings, its trainer and its results; `finetune` runs one, `search` runs several."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,12 +14,12 @@ from nystrom.attention.backend import check_backend_device
 from nystrom.integrations.bert_names import more_positions, positions_of
 from nystrom.integrations.saving import save_with_attention
 from nystrom_lab.config import FinetuneOptions
-from nystrom_lab.data.language.labelled.glue import NUMBER_METRICS, LabelledTask, find_labelled, own_task
-from nystrom_lab.data.language.labelled.splits import LabelledData, read_labelled
+from nystrom_lab.data.language.labelled.glue import LabelledTask
 from nystrom_lab.measure.rows import Row
 from nystrom_lab.training.finetune.classifier import (
     StartClassifier,
     blank_classifier,
+    find_classifier,
     make_classifier,
     takes_segments,
 )
@@ -33,65 +32,16 @@ from nystrom_lab.training.finetune.finetune_settings import (
     in_steps,
 )
 from nystrom_lab.training.finetune.inference import logits_of
+from nystrom_lab.training.finetune.inputs import LabelledInputs
 from nystrom_lab.training.finetune.results import ResultRows, shown, write_predictions, write_submission
 from nystrom_lab.training.finetune.results import scores as metrics_of
+from nystrom_lab.training.grid.slurm import Jobs
 from nystrom_lab.training.hardware import processes
-from nystrom_lab.training.life import Data, Kind
+from nystrom_lab.training.life import Data, Kind, execute, leaving_the_group
 from nystrom_lab.training.ranks import check_pieces
 from nystrom_lab.training.run_folder import RunFolder, written
-from nystrom_lab.training.run_progress import logged_with
+from nystrom_lab.training.run_progress import logged_with, no_file_bars
 from nystrom_lab.training.run_trainer import RunResults, RunTrainer, training_arguments
-
-OWN = "own"
-
-
-@dataclass(frozen=True)
-class LabelledInputs:
-    """The loaded texts, and their source.
-
-    Attributes:
-        name: The task's name.
-        task: The task.
-        data: The texts.
-        folder: Their source folder.
-        words: The command of the run, after `nystrom`.
-    """
-
-    name: str
-    task: LabelledTask
-    data: LabelledData
-    folder: str
-    words: tuple[str, ...]
-
-
-def read_texts(options: FinetuneOptions, words: tuple[str, ...]) -> LabelledInputs:
-    """Read the texts of a fine-tuning.
-
-    Raises:
-        ValueError: Broken or missing texts or labels.
-    """
-    task = chosen_task(options)
-    data = read_labelled(options.data, task, own=options.task is None, kind=options.labels, val_share=options.val_share)
-    if options.task is None and data.classes is None:
-        task = replace(task, metrics=NUMBER_METRICS)
-    return LabelledInputs(
-        options.task or OWN, task, data, ", ".join(str(path.resolve()) for path in options.data), words
-    )
-
-
-def chosen_task(options: FinetuneOptions) -> LabelledTask:
-    """The task, with the columns that were given.
-
-    Raises:
-        ValueError: An unknown task, or columns or labels that the task already fixes.
-    """
-    if options.task is None:
-        return own_task(**options.columns())
-    task = find_labelled(options.task).with_fields(**options.columns())
-    if options.labels != "auto":
-        raise ValueError(f"labels is {options.labels!r}, but {options.task} has fixed labels: leave it out.")
-    return task
-
 
 # Test splits as they came; a labelled one may have been drawn from other texts.
 _UNLABELLED = ("submission", "submission_mismatched")
@@ -152,6 +102,31 @@ class FinetuneRun(Kind[FinetuneOptions, FinetuneSettings]):
     def words(self, settings: FinetuneSettings) -> Sequence[str]:
         """The command that the texts were read for."""
         return self.labelled.words
+
+
+@leaving_the_group
+def finetune_model(options: FinetuneOptions, run: RunFolder, labelled: LabelledInputs, cluster: Jobs | None) -> None:
+    """Fine-tune a model on loaded texts, or search; see `finetune`.
+
+    Args:
+        options: The user's options, with device and precision resolved from "auto".
+        run: The folder of the run, or of the search.
+        cluster: Cluster on which the trials of a search run as jobs; None for this machine.
+    """
+    if options.threads is not None and cluster is None:
+        torch.set_num_threads(options.threads)
+    with no_file_bars():
+        start = find_classifier(options.model, attention=options.attention, options=options.options)
+        if options.grid:
+            # They are made of runs.
+            from nystrom_lab.training.finetune.search import search_here, search_in_jobs
+
+            if cluster is None:
+                search_here(options, start, labelled)
+            else:
+                search_in_jobs(options, start, labelled, cluster)
+            return
+        execute(FinetuneRun(options, run, start, labelled), resume=options.resume)
 
 
 class FinetuneTrainer(RunTrainer[FinetuneSettings]):

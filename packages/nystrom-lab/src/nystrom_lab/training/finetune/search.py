@@ -29,8 +29,9 @@ from nystrom_lab.config import FinetuneOptions, command_line
 from nystrom_lab.measure.rows import read_rows, write_rows
 from nystrom_lab.training.finetune.classifier import StartClassifier, find_classifier
 from nystrom_lab.training.finetune.finetune_settings import FinetuneSettings
+from nystrom_lab.training.finetune.inputs import LabelledInputs, read_texts
 from nystrom_lab.training.finetune.results import ResultRows
-from nystrom_lab.training.finetune.run import FinetuneRun, LabelledInputs, read_texts
+from nystrom_lab.training.finetune.run import FinetuneRun
 from nystrom_lab.training.grid.scheduler import Work
 from nystrom_lab.training.grid.slurm import Jobs, alive_jobs, check_no_jobs
 from nystrom_lab.training.hardware import processes, usable_device, usable_precision
