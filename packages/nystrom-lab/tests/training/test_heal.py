@@ -32,7 +32,7 @@ from nystrom_lab.measure.rows import read_rows
 from nystrom_lab.training import healing
 from nystrom_lab.training.finite import NotFinite
 from nystrom_lab.training.heal import heal
-from nystrom_lab.training.heal_model import HealTrainer
+from nystrom_lab.training.heal_trainer import HealTrainer
 
 WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "good", "bad", "film", "the", "a", "plot", "very", "and", "it"]
 SIZES = {"vocab_size": len(WORDS), "max_position_embeddings": 48, "initializer_range": 0.3}

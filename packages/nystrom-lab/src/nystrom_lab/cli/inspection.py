@@ -140,7 +140,7 @@ def inspect(options: InspectOptions) -> None:
         )
         plan.write(to / "plan.json", new=True)
         rows += plan_rows(plan, rows[0])
-        said = plan_text(str(plan), plan.found, file=to / "plan.json") + "\n"
+        said = plan_text(str(plan), plan.measurements, file=to / "plan.json") + "\n"
         text += said
         print(said, end="")
     if to is not None:

@@ -1,4 +1,4 @@
-"""A fine-tuned model, its predictions and its rows; resuming; and what is wrong is said before anything is trained."""
+"""A fine-tuned model, its predictions and its rows; resuming; and errors, which come before anything is trained."""
 
 import csv
 import errno
@@ -179,7 +179,7 @@ def test_a_run_that_ended_while_it_was_scored_is_scored_again(whole, tuned, tmp_
 
 
 def assert_equal_runs(run, whole):
-    """Same weights, predictions and rows, but for time and memory."""
+    """Same weights, predictions and rows, except time and memory."""
     weights = [load_file(folder / "best" / "model.safetensors") for folder in (run, whole)]
     assert_close(*weights, rtol=0, atol=0)
     predictions = [

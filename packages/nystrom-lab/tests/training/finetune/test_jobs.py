@@ -40,7 +40,7 @@ def checkpoints(folder):
 
 
 def assert_equal_searches(here, there):
-    """The same table, rows and model, but for time and memory; the best alone is scored, and its checkpoints kept."""
+    """The same table, rows and model, except time and memory; the best alone is scored, and its checkpoints kept."""
     assert table(there) == table(here)
     assert rows(there) == rows(here)
     weights = [load_file(folder / "best" / "model.safetensors") for folder in (there, here)]

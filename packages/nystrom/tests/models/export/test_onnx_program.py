@@ -108,6 +108,12 @@ def test_an_exported_classifier_is_made_int8_by_onnxruntime(tmp_path):
     # Weights of 8 bits: a few hundredths of the numbers' size.
     assert_close(came, wanted, rtol=0, atol=0.1 * wanted.abs().max().item())
     assert not torch.equal(came, wanted)
+    # docs/export.md: in int8 neighbours change the numbers of a text, and alone it has the same ones always.
+    first = {"input_ids": ids[:1], "attention_mask": mask[:1]}
+    assert_close(run(tmp_path / "model.onnx", **first)[0], wanted[:1], **CLOSE)
+    alone, again = (run(tmp_path / "int8.onnx", **first)[0] for _ in range(2))
+    assert (alone - came[:1]).abs().max() > 1e-3 * wanted.abs().max()
+    assert torch.equal(alone, again)
 
 
 @pytest.mark.slow
