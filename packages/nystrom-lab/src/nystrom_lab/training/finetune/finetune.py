@@ -72,7 +72,7 @@ def finetune(options: FinetuneOptions) -> Path:
         for remark in labelled.data.remarks:
             print(f"notice: {remark}.", flush=True)
 
-    from nystrom_lab.training.finetune.run import finetune_model
+    from nystrom_lab.training.finetune.finetune_model import finetune_model
 
     finetune_model(options, run, labelled, cluster)
     return run.path

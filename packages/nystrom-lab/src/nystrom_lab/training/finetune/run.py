@@ -19,7 +19,6 @@ from nystrom_lab.measure.rows import Row
 from nystrom_lab.training.finetune.classifier import (
     StartClassifier,
     blank_classifier,
-    find_classifier,
     make_classifier,
     takes_segments,
 )
@@ -35,12 +34,11 @@ from nystrom_lab.training.finetune.inference import logits_of
 from nystrom_lab.training.finetune.inputs import LabelledInputs
 from nystrom_lab.training.finetune.results import ResultRows, shown, write_predictions, write_submission
 from nystrom_lab.training.finetune.results import scores as metrics_of
-from nystrom_lab.training.grid.slurm import Jobs
 from nystrom_lab.training.hardware import processes
-from nystrom_lab.training.life import Data, Kind, execute, leaving_the_group
+from nystrom_lab.training.life import Data, Kind
 from nystrom_lab.training.ranks import check_pieces
 from nystrom_lab.training.run_folder import RunFolder, written
-from nystrom_lab.training.run_progress import logged_with, no_file_bars
+from nystrom_lab.training.run_progress import logged_with
 from nystrom_lab.training.run_trainer import RunResults, RunTrainer, training_arguments
 
 # Test splits as they came; a labelled one may have been drawn from other texts.
@@ -102,31 +100,6 @@ class FinetuneRun(Kind[FinetuneOptions, FinetuneSettings]):
     def words(self, settings: FinetuneSettings) -> Sequence[str]:
         """The command that the texts were read for."""
         return self.labelled.words
-
-
-@leaving_the_group
-def finetune_model(options: FinetuneOptions, run: RunFolder, labelled: LabelledInputs, cluster: Jobs | None) -> None:
-    """Fine-tune a model on loaded texts, or search; see `finetune`.
-
-    Args:
-        options: The user's options, with device and precision resolved from "auto".
-        run: The folder of the run, or of the search.
-        cluster: Cluster on which the trials of a search run as jobs; None for this machine.
-    """
-    if options.threads is not None and cluster is None:
-        torch.set_num_threads(options.threads)
-    with no_file_bars():
-        start = find_classifier(options.model, attention=options.attention, options=options.options)
-        if options.grid:
-            # They are made of runs.
-            from nystrom_lab.training.finetune.search import search_here, search_in_jobs
-
-            if cluster is None:
-                search_here(options, start, labelled)
-            else:
-                search_in_jobs(options, start, labelled, cluster)
-            return
-        execute(FinetuneRun(options, run, start, labelled), resume=options.resume)
 
 
 class FinetuneTrainer(RunTrainer[FinetuneSettings]):
