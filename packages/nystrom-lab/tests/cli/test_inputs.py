@@ -34,6 +34,16 @@ READERS = [
     *("reproduce complexity --model {}", "reproduce complexity --texts {}", "reproduce complexity --data {}"),
     "reproduce complexity --runs {}",
 ]
+# Wrong names and numbers, which the command line itself shows.
+WRONG = [
+    *("finetune nope --model here --data here", "finetune --model here --data here --seed -1"),
+    *("finetune --model here --data nope.csv", "evaluate nope --model here --data here"),
+    *("train nope", "train listops --preset nope", "train listops --attention nope", "train listops --steps 0"),
+    *("pretrain --data here --preset nope", "pretrain --data here --preset demo --seed -1"),
+    *("inspect here --texts here --methods nope", "heal here --texts here --to made --seed -1"),
+    *("lra run --to made --methods nope", "lra run --to made --tasks nope", "data show nope --data here"),
+    *("reproduce nope", "convert here --to made --attention nope"),
+]
 CODE = """
 import json, sys
 from nystrom_lab.cli.main import main
@@ -74,6 +84,14 @@ def test_a_wrong_name_is_told_before_anything_slow_is_imported(here):
     lines = done.stderr.splitlines()
     assert len(lines) == len(READERS)
     assert all("nowhere" in line and ("check the name" in line or "OWNER/NAME" in line) for line in lines)
+
+
+def test_a_wrong_word_of_a_command_line_is_told_before_anything_slow_is_imported(here):
+    done = subprocess.run([sys.executable, "-c", CODE, json.dumps(WRONG)], capture_output=True, text=True)
+    assert json.loads(done.stdout) == {words: [2, []] for words in WRONG}
+    lines = done.stderr.splitlines()
+    assert len(lines) == len(WRONG)
+    assert all("nope" in line or "seed is -1" in line or "steps is 0" in line for line in lines)
 
 
 @pytest.mark.parametrize("words", READERS)

@@ -79,6 +79,10 @@ def inspect(options: InspectOptions) -> None:
             check_new(to / name)
     check_at_least("num_exact_heads", options.num_exact_heads, 0)
     names = options.methods or USUAL
+    from nystrom.attention.method_names import read_method
+
+    for each in names:
+        read_method(each)
     import torch
     from transformers.utils import logging
 
