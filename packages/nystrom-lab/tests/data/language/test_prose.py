@@ -18,3 +18,21 @@ def test_a_cut_inside_a_character_drops_that_one_alone(before, tmp_path):
     file = tmp_path / "prose.txt"
     file.write_text(before + "€" * 800_000, encoding="utf-8")
     assert read_prose([file]).text == before + "€" * ((2_000_000 - len(before)) // 3)
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("texts.jsonl", '{"text": "The hill.", "label": 1}\n{"text": "The road.\\nIt bends.", "label": 0}\n'),
+        ("texts.csv", 'label,text\n1,The hill.\n0,"The road.\nIt bends."\n'),
+    ],
+)
+def test_a_file_of_rows_is_read_as_its_texts(name, content, tmp_path):
+    (tmp_path / name).write_text(content)
+    assert read_prose([tmp_path / name]).text == "The hill.\n\nThe road.\nIt bends."
+
+
+def test_rows_without_a_text_are_refused(tmp_path):
+    (tmp_path / "rows.csv").write_text("label,score\n1,2\n")
+    with pytest.raises(ValueError, match=r"rows.csv, line 1: .* no 'text' .*: write the texts to a text file"):
+        read_prose([tmp_path / "rows.csv"])

@@ -14,7 +14,9 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from nystrom.checks import check_at_least
 from nystrom.integrations.bert_names import more_positions, positions_of
 from nystrom.integrations.model_loader import load_model, read_model_config
+from nystrom_lab.data.sources.corpora import find_corpora
 from nystrom_lab.data.sources.documents import CHECKED, check_text, whole_characters
+from nystrom_lab.data.sources.row_files import is_row_file
 from nystrom_lab.data.sources.unpacking import BROKEN, open_unpacked, unreadable
 
 T = TypeVar("T")
@@ -133,7 +135,7 @@ _ENOUGH = 2_000_000
 
 
 def read_prose(files: Sequence[Path], *, most: int = _ENOUGH) -> Prose:
-    """Read running text from UTF-8 files, compressed or not, up to so many characters.
+    """Read running text from UTF-8 files and files of rows, compressed or not, up to so many characters.
 
     Without files it is the Python language reference (`pydoc_data.topics`).
 
@@ -152,6 +154,8 @@ def read_prose(files: Sequence[Path], *, most: int = _ENOUGH) -> Prose:
 
 
 def _read(file: Path, most: int) -> str:
+    if is_row_file(file):
+        return _of_rows(file, most)
     try:
         with open_unpacked(file) as stream:
             content = stream.read(most)
@@ -164,6 +168,22 @@ def _read(file: Path, most: int) -> str:
         raise unreadable(file, error) from error
     if not text.strip():
         raise ValueError(f"{file} is empty: name a file of prose.")
+    return text
+
+
+def _of_rows(file: Path, most: int) -> str:
+    """The texts of a file of rows, a blank line between them."""
+    text = ""
+    try:
+        (corpus,), _ = find_corpora([file])
+        for piece in corpus.pieces():
+            text += ("\n\n" if piece.begins and text else "") + piece.text.decode("utf-8", errors="replace")
+            if len(text) >= most:
+                break
+    except ValueError as error:
+        # Commands that read prose have no option for the name of the field.
+        problem = str(error).rpartition(":")[0]
+        raise ValueError(f"{problem}: write the texts to a text file, a blank line between them.") from error
     return text
 
 
