@@ -113,12 +113,22 @@ def test_options_of_a_call_win_over_those_of_the_configuration():
 @pytest.mark.parametrize(
     ("method", "stored", "called", "message"),
     [
-        ("nystrom", {"landmark": 3}, {}, "option of nystrom 'landmark' is unknown.*Perhaps you meant 'landmarks'"),
-        ("nystrom", {"scale": 1.0}, {}, "option of nystrom 'scale' is unknown"),
+        (
+            "nystrom",
+            {"landmark": 3},
+            {},
+            "option of nystrom in config.attention_options 'landmark' is unknown.*Perhaps you meant 'landmarks'",
+        ),
+        ("nystrom", {"scale": 1.0}, {}, "option of nystrom in config.attention_options 'scale' is unknown"),
         ("nystrom", {"num_landmarks": 0}, {}, "num_landmarks is 0"),
         ("nystrom", {}, {"num_landmark": 3}, "BertSelfAttention passes num_landmark to attention.*num_landmarks"),
         ("linear", {}, {"num_landmarks": 3}, "passes num_landmarks to attention, which linear attention cannot honour"),
-        ("performer", {"redraw_steps": 5}, {}, "option of performer 'redraw_steps' is unknown"),
+        (
+            "performer",
+            {"redraw_steps": 5},
+            {},
+            "option of performer in config.attention_options 'redraw_steps' is unknown",
+        ),
         ("nystrom", {}, {"output_attentions": True}, "output_attentions is True, but nystrom attention stores no"),
         ("nystrom", {}, {"is_causal": True}, "BertSelfAttention is causal"),
     ],

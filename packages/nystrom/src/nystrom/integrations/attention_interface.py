@@ -511,7 +511,7 @@ def refuse_causal(module: nn.Module, method: str, causal: bool | None) -> NoRetu
 def _options(method: str, module: nn.Module, stored: Mapping[str, Any], named: Mapping[str, Any]) -> dict[str, Any]:
     """Options from the configuration and the call, checked against those of the method."""
     known = option_names(method)
-    check_names(f"option of {method}", stored, known)
+    check_names(f"option of {method} in config.attention_options", stored, known)
     _check_passed(method, module, named, known)
     return dict(stored) | {name: value for name, value in named.items() if name in known}
 
