@@ -285,7 +285,7 @@ def test_options_that_are_given_where_a_model_or_its_configuration_is_loaded_are
 @pytest.mark.refuses
 def test_options_that_the_method_does_not_have_raise_however_they_came(folder):
     loaded = AutoModel.from_pretrained(folder, attn_implementation="nystrom", attention_options={"landmark": 3})
-    with pytest.raises(ValueError, match="option of nystrom in config.attention_options 'landmark' is unknown"):
+    with pytest.raises(ValueError, match=r"option of nystrom in config.attention_options 'landmark' is unknown"):
         run(loaded, **IDS)
 
 
