@@ -64,8 +64,8 @@ def main() -> None:
         exact = EncoderModel.from_pretrained(exact_folder).eval()
         plan = choose_plan(exact, chosen_by, budget=args.budget, methods=METHODS)
         print(f"plan: {plan}")
-        print(f"error on the texts that it was chosen by: {plan.found['error']:.3f}, budget {args.budget:g}")
-        print("ms of a layer's attention:", plan.found["ms of a layer's attention"])
+        print(f"error on the texts that it was chosen by: {plan.measurements['error']:.3f}, budget {args.budget:g}")
+        print("ms of a layer's attention:", plan.measurements["ms of a layer's attention"])
 
         plan.write(plan_file)
         planned_folder = args.to or folder / "planned"

@@ -65,7 +65,7 @@ def among(rows: Tensor) -> Callable[[MultiheadAttention, Tensor], Tensor]:
 
 
 def draw(tables: int, rows: int, questions: int) -> tuple[Tensor, Tensor]:
-    """Rows of kinds, each with its place and class: kind i is 1 / i^2 as common as the first, but in the questions."""
+    """Rows of kinds, each with place and class: kind i is 1 / i^2 as common as the first, except in the questions."""
     places, classes = torch.randn(tables, KINDS, COLUMNS), torch.randint(CLASSES, (tables, KINDS))
     common = torch.arange(1, KINDS + 1).float().pow(-2).expand(tables, -1)
     kinds = torch.cat([common.multinomial(rows, replacement=True), torch.randint(KINDS, (tables, questions))], dim=1)

@@ -45,6 +45,10 @@ def ahead_from(method):
     return f"{min(n for n in beside if n > max(slower, default=0)):,}"
 
 
+def beside_exact(file, method, n):
+    return value(file, "forward time", method, n) / value(file, "forward time", "softmax", n)
+
+
 def error(method, n=8192):
     return f"{value('long-inputs.csv', OUTPUT, method, n):.2f}"
 
@@ -100,7 +104,7 @@ QUANTITIES = {
         f"{value('gallery/causal-language.csv', 'forward time / exact', 'near_far', 8192):.2f}",
     ),
     "causal near_far: time of a training step at 8,192": (
-        [r"training step {}; up to 4,096", r"training step {}, with two threads"],
+        [r"training step {}\. Up to 4,096", r"training step {}, with two threads"],
         f"{value('gallery/causal-language.csv', 'training time / exact', 'near_far', 8192):.2f}",
     ),
     "listops, exact attention": (
@@ -121,13 +125,17 @@ QUANTITIES = {
         [r"\| exact \| exact \| 0\.10 \| 0\.11 \| {} \|"],
         error("near_far"),
     ),
+    "nystrom-64, two layers of BERT-base's width at 8,192": (
+        [r"64 landmarks and skip: equal at 512 tokens, {} times faster"],
+        f"{1 / beside_exact('model.csv', 'nystrom-64+skip', 8192):.1f}",
+    ),
     "nystrom-64, error at 8,192": ([r"at 8,192 tokens the error is {} with 64"], error("nystrom-64")),
     "text, 4,000 bytes": (
-        [r"comes out: {} % beside 65.52"],
+        [r"20,000 steps, one seed \| {} \|"],
         f"{100 * value('lra-text-4000-full.csv', 'test accuracy', 'nystrom-64+skip'):.1f}",
     ),
     "text, 1,000 bytes": (
-        [r"with 1,000 bytes {} % \(`nystrom lra table"],
+        [r"20,000 steps, one seed \| \d+\.\d \| {} \|"],
         f"{100 * value('lra-text.csv', 'test accuracy', 'nystrom-64+skip'):.1f}",
     ),
     **{
@@ -136,22 +144,22 @@ QUANTITIES = {
             f"{bias('near_far, buckets', f'{what} time / near_far', n):.2f}",
         )
         for what, n, pattern in (
-            ("forward", 2048, r"takes {} times as long with them"),
-            ("forward", 8192, r"at 2,048 tokens, and {} times at 8,192; with the gradients"),
-            ("training", 2048, r"that of the table among them, {} and"),
-            ("training", 8192, r"that of the table among them, \d\.\d+ and {} times"),
+            ("forward", 2048, r"12 heads of 64 \|[^|]*\|[^|]*\| \|(?:-+:?\|)+ \| forward \| {} \|"),
+            ("forward", 8192, r"forward \| \d\.\d+ \| {} \| \| forward and backward, with the gradient of the table"),
+            ("training", 2048, r"with the gradient of the table \| {} \|"),
+            ("training", 8192, r"with the gradient of the table \| \d\.\d+ \| {} \|"),
         )
     },
     "near_far with buckets, memory of a layer of ProtT5's shape": (
-        [r"over 35,213 residues, takes {} GB"],
+        [r"35,213 residues \| {} \|"],
         f"{bias('near_far, buckets', 'forward peak memory', 35_213) / 1e3:.2f}",
     ),
     "near_far with ALiBi, memory of a layer of TITAN's shape": (
-        [r"over 20,000 tiles, takes {} GB"],
+        [r"20,000 tiles \| {} \|"],
         f"{bias('near_far, ALiBi in 2-D', 'forward peak memory', 20_000) / 1e3:.2f}",
     ),
     "near_far with ALiBi, time of a layer of TITAN's shape": (
-        [r"and {} of the time of exact attention with the same bias"],
+        [r"20,000 tiles \| \d\.\d+ \| {}, in one run"],
         f"{bias('near_far, ALiBi in 2-D', 'forward time / exact, ALiBi in 2-D', 20_000):.2f}",
     ),
     **{

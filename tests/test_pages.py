@@ -170,18 +170,34 @@ def test_the_table_of_heads_that_are_chosen_one_by_one_is_that_of_the_rows():
     for (n, model, _), found in cells.items():
         shares = ", ".join(f"{name[6:]} {row.value:.0%}" for name, row in found.items() if name.startswith("share"))
         errors = (found[f"held-out hidden error, {heads} exact heads"] for heads in ("no", "its own"))
-        sizes = "with selected keys" if model.endswith("-selects") else "without"
+        kinds = {"selects": "with selected keys", "repeat": "without, repeated positions"}
+        sizes = kinds.get(model.rpartition("-")[2], "without")
         line = f"| {n:,} | {sizes} | {shares} | {' | '.join(f'{row.value:.3f}' for row in errors)} |"
         assert not shares or line in page
 
 
-def test_the_summary_of_compared_attentions_has_numbers_of_the_tables_below():
+def test_the_summary_of_compared_attentions_has_numbers_of_the_tables_below_and_of_long_documents():
     page = (DOCS / "compare-attentions.md").read_text(encoding="utf-8")
-    summary, _, below = page.partition("## Run them")
+    summary, _, below = page.partition("## Error and time")
     numbers = set(re.findall(r"\d+\.\d+", summary))
     assert len(numbers) >= 5
+    below += (DOCS / "long-documents-measured.md").read_text(encoding="utf-8")
     cells = re.findall(r"\d+\.\d+", "\n".join(line for line in below.splitlines() if line.startswith("|")))
     assert numbers <= set(cells)
+
+
+def test_the_times_beside_other_packages_are_those_of_the_rows():
+    rows = read_rows(ROOT / "results" / "efficiency-peers.csv")
+    times = {row.method: row.value for row in rows if row.quantity == "forward time"}
+    pairs = {
+        "linformer-256": "linformer-package-256",
+        "longformer-257": "transformers-longformer-257",
+        "performer-256": "performer-pytorch-256",
+        "reformer-2": "reformer-pytorch-2",
+        "bigbird-3": "transformers-bigbird-3",
+    }
+    line = " | ".join(f"{times[ours] / times[theirs]:.2f}" for ours, theirs in pairs.items())
+    assert f"\n| {line} |\n" in (DOCS / "compare-attentions.md").read_text(encoding="utf-8")
 
 
 def times_of_runs():

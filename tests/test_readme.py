@@ -32,7 +32,6 @@ NOT_RUN = {
         ),
         "needs a GPU",
     ),
-    "hf download": "needs a network; a folder of this name is there",
     **dict.fromkeys(
         ("nystrom heal my-bert", "nystrom heal near-minilm"),
         "minutes; a block of Python in docs/heal.md heals a small model",
@@ -162,8 +161,11 @@ def presupposed(tmp_path_factory, tiny_bert, prose):
 
 @pytest.mark.readme
 @pytest.mark.timeout(1200)
-def test_the_readme_runs_in_its_order_as_pasted(tmp_path):
-    """In one shell, in a folder with the environment that `make demo` leaves, which is not on the path at first."""
+@pytest.mark.parametrize(
+    ("page", "first"), [("README.md", "set -e"), ("docs/sentence-transformers.md", "set -e; source .venv/bin/activate")]
+)
+def test_a_page_runs_in_its_order_as_pasted(page, first, tmp_path):
+    """In one shell, in a folder with the environment that `make demo` leaves, which README activates by itself."""
     there = tmp_path / ".venv" / "bin"
     there.mkdir(parents=True)
     for name in ("python", "nystrom"):
@@ -171,8 +173,8 @@ def test_the_readme_runs_in_its_order_as_pasted(tmp_path):
         (there / name).chmod(0o755)
     (there / "activate").write_text(f'PATH="{there}:$PATH"\n')
     (tmp_path / "examples").symlink_to(ROOT / "examples")
-    script = ["set -e"]
-    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    script = [first]
+    text = (ROOT / page).read_text(encoding="utf-8")
     for language, block in re.findall(r"^```(bash|python)\n(.*?)^```", text, flags=re.MULTILINE | re.DOTALL):
         if language == "python":
             script += ["python - <<'END'", f"{block}END"]

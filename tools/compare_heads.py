@@ -83,7 +83,7 @@ def rows_of(model, plain, batches, first, given=()):
     """The four chosen heads, or those given, and quantities with their values; `first` are those of another text."""
     shares = {}
     if not given:
-        shares = choose_exact_heads(model, batches[:-1], plain.method, plain.options).found["exact heads"]
+        shares = choose_exact_heads(model, batches[:-1], plain.method, plain.options).measurements["exact heads"]
     best = [tuple(map(int, place.split("."))) for place in given or shares]
     found = [(f"share {place}", value) for place, value in shares.items()]
     batches, exact = batches[-1:], exact_results(model, batches[-1:])

@@ -2,7 +2,7 @@ r"""A small in-context model of tables, trained on drawn tasks, and what a compr
 
 Rows of a table attend to the training rows only, layer by layer, as in TabPFN v3 and the last stage of TabICL: a test
 row is classified by the labelled rows, without any training on the table. The weights of TabPFN cannot be had without
-an account, so that this model stands in for them; what it shows is told as that.
+an account, so that this model stands in for them.
 
     python tools/table_model.py train --steps 3000 --to tables.safetensors
     python tools/table_model.py ask --model tables.safetensors --rows 1024 4096 16384 65536 --to rows.csv

@@ -45,7 +45,10 @@ def test_rows_figures_and_the_page_are_taken_in(runs, tmp_path):
         assert picture.convert("RGB").getpixel((2, 1)) == (255, 0, 0)
         assert picture.size == (3, 2)
     page = (docs / "gallery.md").read_text()
-    for words in ("## complexity", "Claims: 1 of 1 agree.", "gallery/complexity.png"):
+    for words in (
+        "| [complexity](gallery/complexity.png) | products | in nothing | 1 | 0 | 0 |",
+        "| the papers | 1 | 0 | 0 |",
+    ):
         assert words in page
     summary = read_summary(docs / "gallery", "complexity.json")
     assert summary is not None
@@ -82,8 +85,8 @@ def test_other_studies_stay_and_older_rows_and_pictures_of_the_same_go(runs, tmp
     assert dates == {"low-rank.csv": ["2026-01-03"], "complexity.csv": ["2026-01-04"]}
     assert not (docs / "gallery" / "complexity.png").exists()
     page = (docs / "gallery.md").read_text()
-    assert "## low-rank" in page
-    assert "## complexity" in page
+    assert "\n| low-rank | products |" in page
+    assert "\n| complexity | products |" in page
 
 
 def test_gathered_rows_become_folders_again(runs, tmp_path):
@@ -117,7 +120,7 @@ def test_verdicts_and_figures_are_written_again_from_rows(tmp_path):
     assert [verdict.agrees for verdict in kept.verdicts] == [False, None]
     assert (docs / "gallery" / f"{name}.png").is_file()
     assert "listops -10.0" in kept.verdicts[0].numbers
-    assert f"## {name}" in (docs / "gallery.md").read_text(encoding="utf-8")
+    assert f"\n| [{name}]" in (docs / "gallery.md").read_text(encoding="utf-8")
     with pytest.raises(ValueError, match=f"has nothing of complexity; expected one of {name}"):
         restate(["complexity"], results, docs, draw=False)
     write_summary(dataclasses.replace(older, figures=["other.png"]), docs / "gallery", f"{name}.json")

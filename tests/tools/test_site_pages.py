@@ -2,11 +2,14 @@ import importlib
 import importlib.util
 import re
 
+import griffe
 import pytest
 from markdown import Markdown
 
 import nystrom
 from nystrom.attention.registry import METHODS
+from nystrom.models.configuration import EncoderConfig
+from nystrom.native import Status
 from tools.site_pages import ELSEWHERE, ROOT, Formulas, mark_wide, page_of, shown_objects, site_links
 
 
@@ -45,6 +48,19 @@ def test_wide_figures_are_marked_and_narrow_ones_fit_a_phone():
     wide, narrow = (mark_wide(page.format(name), "docs") for name in ("efficiency.png", "long-inputs.png"))
     assert wide == page.format('efficiency.png" class="wide')
     assert narrow == page.format("long-inputs.png")
+
+
+def test_every_public_class_shows_how_it_is_called():
+    extensions = griffe.load_extensions(str(ROOT / "tools" / "call_lines.py"))
+    package = griffe.load("nystrom", search_paths=[ROOT / "packages" / "nystrom" / "src"], extensions=extensions)
+    names = (ROOT / "tests" / "public_names.txt").read_text(encoding="utf-8").split()
+    shown = [package[name.removeprefix("nystrom.")] for name in names]
+    assert [each.path for each in shown if each.is_class and "__init__" not in each.all_members] == []
+    for path, fields in (
+        ("native.Status", Status._fields),
+        ("models.configuration.EncoderConfig", EncoderConfig.__annotations__),
+    ):
+        assert [each.name for each in package[path].parameters] == ["self", *fields]
 
 
 def test_formulas_become_mathml():

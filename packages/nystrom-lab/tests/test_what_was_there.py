@@ -27,7 +27,7 @@ def texts(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def commands(data, texts, tiny_bert, prose):
-    """The words of each command, but for --to."""
+    """The words of each command, except --to."""
     listops = ["listops", "--data", str(data), "--preset", "demo", *SMALL]
     tuned = ["finetune", "--model", str(tiny_bert), "--data", str(texts), *SMALL]
     sizes = ["--train", "20", "--val", "10", "--test", "10", "--max-length", "41", "--min-length", "5"]

@@ -6,6 +6,8 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
+from safetensors.torch import save_file
 
 from nystrom_lab.whole_folders import whole_folder
 
@@ -17,7 +19,7 @@ def write(to, content):
 
 
 def found(folder):
-    """All files and links below a folder, but for records and locks."""
+    """All files and links below a folder, except records and locks."""
     paths = (path for path in folder.rglob("*") if path.is_symlink() or path.is_file())
     return {
         path.relative_to(folder).as_posix(): os.readlink(path) if path.is_symlink() else path.read_text()
@@ -116,3 +118,11 @@ def test_links_in_the_place_of_a_partial_folder_are_not_written_through(tmp_path
     (tmp_path / ".best.01234567.partial.lock").touch()
     write(tmp_path / "best", "new")
     assert list((tmp_path / "victim").iterdir()) == []
+
+
+def test_who_may_read_a_folder_may_read_its_weights(tmp_path):
+    with whole_folder(tmp_path / "best") as partial:
+        (partial / "config.json").touch()
+        save_file({"weight": torch.zeros(1)}, partial / "model.safetensors")
+    config, weights = ((tmp_path / "best" / name).stat().st_mode for name in ("config.json", "model.safetensors"))
+    assert weights == config

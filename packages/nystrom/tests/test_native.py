@@ -240,7 +240,7 @@ def test_nearest_centres_are_those_of_the_distances(n, m, d, filled, layout, dty
     distances = (x[..., None, :] - centres[:, :, None]).square().sum(dim=-1)
     distances = distances.masked_fill(~real[:, None, None], torch.inf)
     nearest = distances.amin(dim=-1, keepdim=True)
-    # Centres this near are drawn by none but the same one.
+    # Centres this near are drawn only by the same one.
     expected = (distances <= nearest + 1e-5).mul(torch.arange(m)).amax(dim=-1)
     assert torch.equal(found, expected)
 

@@ -45,6 +45,12 @@ Learn = Literal["queries-keys", "attention", "all", "adapters"]
 INSTANCES = 2048
 # Seconds that a process waits for the others, as torch has it.
 TIMEOUT = 1800
+# The least values of whole numbers; a kind of options may lack some, or resolve them later.
+_LEAST = {
+    **dict.fromkeys(["timeout", "threads", "accumulation", "context_parallel"], 1),
+    **dict.fromkeys(["steps", "batch_size", "evaluate_every", "log_every"], 1),
+    "warmup_steps": 0,
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -214,9 +220,12 @@ class RunOptions(Machine):
     timeout: int = field(default=TIMEOUT, compare=False)
 
     def __post_init__(self):
-        check_at_least("timeout", self.timeout, 1)
-        if self.threads is not None:
-            check_at_least("threads", self.threads, 1)
+        for name, least in _LEAST.items():
+            if (value := getattr(self, name, None)) is not None:
+                check_at_least(name, value, least)
+        check_seed("seed", self.seed)
+        if (rate := getattr(self, "learning_rate", None)) is not None:
+            check_positive("learning_rate", rate)
 
 
 @dataclass(frozen=True)
@@ -658,11 +667,6 @@ class Resolved(Steps, RunOptions):
 
     def __post_init__(self):
         super().__post_init__()
-        for name in ("steps", "batch_size", "accumulation", "context_parallel", "evaluate_every", "log_every"):
-            check_at_least(name, getattr(self, name), 1)
-        check_seed("seed", self.seed)
-        check_at_least("warmup_steps", self.warmup_steps, 0)
-        check_positive("learning_rate", self.learning_rate)
         if self.warmup_steps >= self.steps:
             raise ValueError(
                 f"warmup_steps is {self.warmup_steps} but steps is {self.steps}, so the learning rate would never be "

@@ -61,7 +61,7 @@ def inspection_rows(inspection: Inspection, *, device: str | None = None) -> lis
             if method.residual is not None:
                 rows += _of_heads(replace(mine, quantity=RESIDUAL), method.residual, place)
     for name, whole in inspection.whole.items():
-        mine = replace(blank, method=name, m=sizes[name])
+        mine = replace(blank, method=name, m=sizes.get(name))
         for layers, result in (((), whole), *([inspection.mended[name]] if name in inspection.mended else [])):
             those = mine.with_facts(exact=",".join(map(str, layers)))
             note = "" if math.isfinite(result.error) else _OVERFLOWS
@@ -85,7 +85,7 @@ def plan_rows(plan: AttentionPlan, blank: Row) -> list[Row]:
 
     A row of the inspection, `blank`, has the device and settings.
     """
-    measured = plan.found
+    measured = plan.measurements
     mine = replace(blank, method=PLAN, m=None, low=None, high=None, unit="", note="", facts={})
     mine = mine.with_facts(budget=f"{measured['budget']:g}")
     rows = [replace(mine, quantity=HIDDEN, value=measured["error"]).with_facts(heads=" ".join(measured["exact heads"]))]

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from nystrom.sums import CARD, SUMS, find_fault, read_sums, sha256
 from nystrom.temporary import temporary_folder
-from nystrom.whole_files import sync, write_whole
+from nystrom.whole_files import share_weights, sync, write_whole
 
 
 @contextmanager
@@ -26,6 +26,7 @@ def whole_folder(to: Path) -> Iterator[Path]:
     """
     with temporary_folder(to) as partial:
         yield partial
+        share_weights(partial)
         write_sums(partial)
         for path in (*partial.rglob("*"), partial):
             sync(path)

@@ -34,6 +34,16 @@ READERS = [
     *("reproduce complexity --model {}", "reproduce complexity --texts {}", "reproduce complexity --data {}"),
     "reproduce complexity --runs {}",
 ]
+# Wrong names and numbers, which the command line itself shows.
+WRONG = [
+    *("finetune nope --model here --data here", "finetune --model here --data here --seed -1"),
+    *("finetune --model here --data nope.csv", "evaluate nope --model here --data here"),
+    *("train nope", "train listops --preset nope", "train listops --attention nope", "train listops --steps 0"),
+    *("pretrain --data here --preset nope", "pretrain --data here --preset demo --seed -1"),
+    *("inspect here --texts here --methods nope", "heal here --texts here --to made --seed -1"),
+    *("lra run --to made --methods nope", "lra run --to made --tasks nope", "data show nope --data here"),
+    *("reproduce nope", "convert here --to made --attention nope"),
+]
 CODE = """
 import json, sys
 from nystrom_lab.cli.main import main
@@ -76,6 +86,14 @@ def test_a_wrong_name_is_told_before_anything_slow_is_imported(here):
     assert all("nowhere" in line and ("check the name" in line or "OWNER/NAME" in line) for line in lines)
 
 
+def test_a_wrong_word_of_a_command_line_is_told_before_anything_slow_is_imported(here):
+    done = subprocess.run([sys.executable, "-c", CODE, json.dumps(WRONG)], capture_output=True, text=True)
+    assert json.loads(done.stdout) == {words: [2, []] for words in WRONG}
+    lines = done.stderr.splitlines()
+    assert len(lines) == len(WRONG)
+    assert all("nope" in line or "seed is -1" in line or "steps is 0" in line for line in lines)
+
+
 @pytest.mark.parametrize("words", READERS)
 def test_a_pipe_is_refused_in_one_line(words, here, capsys):
     assert main(words.format("pipe.csv").split()) == 2
@@ -115,6 +133,23 @@ def test_the_current_folder_is_no_place_for_a_new_one(words, here, monkeypatch, 
     (line,) = capsys.readouterr().err.splitlines()
     assert "is a mount point, the current folder or one around it, and cannot be replaced: name a folder" in line
     assert sorted(os.listdir(here)) == ["empty", "here", "pipe.csv", "texts"]
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        *("convert run --to made", "inspect run --texts here/a.txt", "export run --to made.onnx"),
+        *("predict --model run --data here/a.txt --to made.tsv", "heal run --texts here/a.txt --to made"),
+    ],
+)
+def test_the_folder_of_a_training_names_its_model(words, here, monkeypatch, capsys):
+    monkeypatch.chdir(here)
+    (here / "run" / "best").mkdir(parents=True)
+    (here / "run" / "best" / "config.json").write_text("{}")
+    assert main(words.split()) == 2
+    assert capsys.readouterr().err == (
+        "nystrom: model is run, the folder of a training: name its best model, run/best.\n"
+    )
 
 
 def test_a_pipe_in_a_folder_is_refused_in_one_line(here, tiny_bert, capsys):

@@ -88,16 +88,16 @@ def test_a_budget_gives_a_plan_that_convert_takes(tiny_bert, prose, tmp_path, ca
     assert main([*words, "--to", str(tmp_path / "out")]) == 0
     printed = capsys.readouterr().out
     plan = read_plan(tmp_path / "out" / "plan.json")
-    assert plan.found["error"] <= 0.001
+    assert plan.measurements["error"] <= 0.001
     assert f"Within a budget of 0.001: {plan}." in " ".join(printed.split())
     assert max(map(len, (tmp_path / "out" / "verdict.txt").read_text().splitlines())) <= 80
     rows = read_rows(tmp_path / "out" / "rows.csv")
     (time,) = (row for row in rows if (row.method, row.quantity) == ("nystrom_plan", TIME))
-    assert [time.low, time.high] == plan.found["quartiles of the mean ms"]
+    assert [time.low, time.high] == plan.measurements["quartiles of the mean ms"]
     assert time.fact("fingerprint") == model_fingerprint(tiny_bert)
     # The plan rests on the times that the verdict prints, not on others.
     exact = next(row.value for row in rows if (row.method, row.quantity) == ("softmax", TIME))
-    assert plan.found["ms of a layer's attention"]["softmax"] == pytest.approx(exact, abs=1e-4)
+    assert plan.measurements["ms of a layer's attention"]["softmax"] == pytest.approx(exact, abs=1e-4)
     done = ["convert", str(tiny_bert), "--to", str(tmp_path / "own"), "--plan", str(tmp_path / "out" / "plan.json")]
     assert main(done) == 0
     config = EncoderConfig.from_pretrained(tmp_path / "own")

@@ -1,4 +1,4 @@
-"""Hand-made rows of inspections, and what is said about them."""
+"""Hand-made rows of inspections, and the advice about them."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -75,6 +75,11 @@ def test_a_near_method_is_to_be_kept():
     assert "0.050 ±0.020" in text
 
 
+def test_a_plan_that_the_model_has_is_a_line_of_errors_alone():
+    text, _ = said({"nystrom-64": [0.05, 0.02]}, {"nystrom-64": 0.04, "nystrom_plan": 0.03})
+    assert "nystrom_plan   0.030        -      -  -             -\n" in text
+
+
 def test_ways_out_have_their_error_and_time():
     errors = {"nystrom-64": [0.5, 0.2, 0.6], "nystrom-256": [0.3, 0.1, 0.3], "linear": [1.0, 1.0, 1.0]}
     hidden = {"nystrom-64": 0.5, "nystrom-256": 0.2, "linear": 0.9}
@@ -105,7 +110,7 @@ def test_where_the_turns_do_not_tell_the_faster_the_verdict_says_so_and_draws_no
     assert "c or b (0.72 to 1.63 times its time)" in advice
     assert "c or softmax (0.64 to 1.44 times its time)" in advice
     assert "quartiles of 7 turns. Measure again while it does nothing else." in advice
-    # The order of these is told, or nothing is said of them.
+    # The advice names the order of these, or leaves them out.
     assert "a or" not in advice
     assert "far" not in advice
     assert "slower than exact attention" not in said(*BUSY, CLOSE_TIMES | {"c": 5.4}, spread=1.5)[1]

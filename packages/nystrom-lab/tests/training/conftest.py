@@ -37,7 +37,7 @@ def small_run(data) -> Callable[..., Path]:
 
 @pytest.fixture(scope="session")
 def demo_words() -> list[str]:
-    """The words of a small run without dropout, but for its data and its folder."""
+    """The words of a small run without dropout, except its data and its folder."""
     words = "--preset demo --options.num-landmarks 8 --steps 12 --warmup-steps 2 --batch-size 8 --evaluate-every 3"
     return f"{words} --log-every 1 --dropout 0 --device cpu --threads 1".split()
 

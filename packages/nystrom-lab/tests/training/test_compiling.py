@@ -54,7 +54,7 @@ def test_a_compiled_run_gives_the_result_of_the_plain_one(small_run, data, tmp_p
 def test_what_evaluations_fix_is_that_of_the_plain_run(small_run, tmp_path, weights, curves):
     changes = {**SOFTMAX, "pooled_norm": "batch", "dropout": 0.0, "steps": 4, "evaluate_every": 2}
     plain, compiled = (small_run(tmp_path / str(compile), compile=compile, **changes) for compile in (False, True))
-    # Not the weights: a shift of all sequences has no gradient but rounding, which Adam makes a step of.
+    # Not the weights: a shift of all sequences has no gradient except rounding, which Adam makes a step of.
     spread = "classifier.norm.running_var"
     assert_close(weights(compiled, 4)[spread], weights(plain, 4)[spread], rtol=1e-3, atol=1e-6)
     # Sums over another length, over four steps of Adam.

@@ -119,7 +119,7 @@ def test_what_contradicts_it_is_refused_by_name(pretrained, data, tmp_path, give
 def test_the_encoder_of_another_vocabulary_and_folders_without_one_are_refused(pretrained, tmp_path):
     with pytest.raises(ValueError, match="has vocab_size = 17 but text has 257 tokens"):
         train(train_options("text", model=pretrained, to=tmp_path / "run", **SHORT))
-    with pytest.raises(ValueError, match="a run: name its best model"):
+    with pytest.raises(ValueError, match="the folder of a training: name its best model, "):
         train(train_options("listops", model=pretrained.parent, to=tmp_path / "run", **SHORT))
     with pytest.raises(ValueError, match=r"holds no model\.safetensors"):
         train(train_options("listops", model=tmp_path, to=tmp_path / "run", **SHORT))

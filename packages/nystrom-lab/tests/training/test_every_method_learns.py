@@ -1,7 +1,7 @@
 """Every method learns a task that only attention can solve: look up a value by the first token.
 
 The first token names one of four colours. Each other token has a colour and a value; the value is the same for all
-tokens of a colour in a sample, and another draw in the next. The class is the value of the colour that is asked for.
+tokens of a colour in a sample, and another draw in the next. The class is the value of that colour.
 The head reads the first token alone, so whatever it knows of the others came through the attention.
 """
 

@@ -32,7 +32,7 @@ from nystrom_lab.measure.rows import read_rows
 from nystrom_lab.training import healing
 from nystrom_lab.training.finite import NotFinite
 from nystrom_lab.training.heal import heal
-from nystrom_lab.training.heal_model import HealTrainer
+from nystrom_lab.training.heal_trainer import HealTrainer
 
 WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "good", "bad", "film", "the", "a", "plot", "very", "and", "it"]
 SIZES = {"vocab_size": len(WORDS), "max_position_embeddings": 48, "initializer_range": 0.3}
@@ -352,6 +352,14 @@ def test_states_that_are_not_finite_are_named(healed, bert, texts, tmp_path):
 def test_texts_that_are_not_there_are_refused_before_anything_is_converted(healed, tmp_path, capsys):
     with pytest.raises(ValueError, match="nothere does not exist"):
         healed(tmp_path / "made", texts=[tmp_path / "nothere"])
+    assert not capsys.readouterr().out
+
+
+def test_a_run_that_is_there_is_told_before_anything_is_converted(healed, tmp_path, capsys):
+    (tmp_path / "made-run").mkdir()
+    (tmp_path / "made-run" / "run.json").touch()
+    with pytest.raises(ValueError, match="made-run holds a run: continue it with --resume"):
+        healed(tmp_path / "made")
     assert not capsys.readouterr().out
 
 

@@ -77,7 +77,7 @@ def test_rows_hold_each_task_method_and_quantity(tmp_path):
 def test_a_step_changes_every_weight_that_the_loss_depends_on(task, name):
     step = lra_steps.new_training(name, task, setup())
     before = {key: weight.detach().clone() for key, weight in step.model.named_parameters()}
-    # Twice: the first update by AdamW has the same size for every gradient but zero.
+    # Twice: the first update by AdamW has the same size for every gradient except zero.
     for _ in range(2):
         step.step(random_batch(SHORT[task], 2, 0, CPU))
     still = {key for key, weight in step.model.named_parameters() if torch.equal(weight, before[key])}

@@ -79,14 +79,16 @@ def test_all_claims_are_printed_as_one_table(capsys):
 
 def test_the_page_counts_and_shows_the_claims_of_this_library_apart():
     own = replace(summary(), name="own", source="this library")
-    page = gallery_markdown([summary(), own], {"blog": "needs --model"}, pictures="gallery", results="results")
-    assert COUNTED.partition("This library")[0] in page
-    assert "This library's pages make 5 claims: 1 agree with the rows, 3 do not, and the rows cannot tell 1." in page
-    papers, ours = page.split("## own")
-    assert "The bound & the error (Proposition 1). [Figure](gallery/bounds.png). Differs: one head." in papers
-    refused = "- **does not agree**: Errors vanish.\n- **does not agree**: {}Errors of the fused form vanish.\n"
-    for section, whose in ((papers, "Ours: "), (ours, "")):
-        assert f"\nClaims: 1 of 4 agree, 1 cannot be told.\n\n{refused.format(whose)}" in section
+    two = replace(summary(), figures=["bounds.png", "bounds-2.png"])
+    page = gallery_markdown([two, own], {"blog": "needs --model"}, pictures="gallery", results="results")
+    assert "| the papers | 1 | 1 | 1 |\n| this library's pages | 1 | 3 | 1 |\n" in page
+    papers, ours = page.split("## This library")
+    figures = "[bounds](gallery/bounds.png), [2](gallery/bounds-2.png)"
+    assert "\n## Proposition 1\n" in papers
+    assert f"\n| {figures} | the bound & the error | one head | 1 | 2 | 1 |\n" in papers
+    assert "\n| [own](gallery/bounds.png) | the bound & the error | 1 | 2 | 1 |\n" in ours
+    for section, name, whose in ((papers, "bounds", "Ours: "), (ours, "own", "")):
+        assert f"\n- {name}: Errors vanish.\n- {name}: {whose}Errors of the fused form vanish.\n" in section
         assert "Errors fall." not in section
     assert "Ours:" not in ours
     assert "- `blog`: needs --model" in page

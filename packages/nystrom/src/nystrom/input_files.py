@@ -58,12 +58,15 @@ def check_model_folder(folder: Path) -> None:
     """Check the folder of a model, before anything in it is read.
 
     Raises:
-        ValueError: It is not a folder, or holds a pipe or a device.
+        ValueError: It is not a folder, is that of a training, whose model is in a folder of it, or holds a pipe or a
+            device.
     """
     if not folder.is_dir():
         raise ValueError(
             f"model is {folder}, which is not a folder; expected one with config.json and safetensors: check the name, "
             "or download a model of the hub first (hf download NAME --local-dir FOLDER)."
         )
+    if not (folder / "config.json").exists() and (folder / "best" / "config.json").is_file():
+        raise ValueError(f"model is {folder}, the folder of a training: name its best model, {folder / 'best'}.")
     for path in folder.iterdir():
         check_regular(path)

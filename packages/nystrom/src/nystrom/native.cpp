@@ -108,7 +108,7 @@ static REAL softmax(REAL* x, const REAL* bias, REAL scale, int64_t size) {
 struct Blocks {
     Rows q, k, v, out, grad, of_q, of_k, of_v;
     const int64_t* heavy;
-    const uint8_t* found;
+    const uint8_t* exists;
     const int64_t* cluster;
     int64_t* selected;
     const uint8_t* real;
@@ -194,7 +194,7 @@ struct Head {
     std::vector<int64_t> marked, close;
     std::vector<uint8_t> loses;
     bool empty;
-    const uint8_t* found;
+    const uint8_t* exists;
     const REAL *k, *v;
     const int64_t *cluster, *heavy_at, *selected;
 
@@ -253,7 +253,7 @@ struct Head {
     void start_clusters(int64_t row) {
         k = s.k.of(row), v = s.v.of(row), cluster = s.cluster + row * t, heavy_at = s.heavy + row * s.heavies;
         selected = s.selected + row * blocks * s.selects;
-        found = s.found + row * s.heavies;
+        exists = s.exists + row * s.heavies;
         for (Numbers* x : {&count, &means, &before}) std::fill(x->begin(), x->end(), 0);
         bool any = false;
         for (int64_t p = 0; p < t; p++) {
@@ -261,7 +261,7 @@ struct Head {
             any = true, count[cluster[p]] += 1;
             add(&means[cluster[p] * d], k + p * s.k.token, d);
         }
-        for (int64_t i = 0; i < s.heavies; i++) any |= found[i];
+        for (int64_t i = 0; i < s.heavies; i++) any |= exists[i];
         // A softmax over nothing may be NaN.
         if ((empty = !any)) count[0] = 1;
         for (int64_t c = 0; c < m; c++)
@@ -274,7 +274,7 @@ struct Head {
         start_clusters(row);
         for (int64_t i = 0; i < s.heavies; i++) {
             put(heavy + i, k + heavy_at[i] * s.k.token, v + heavy_at[i] * s.v.token);
-            bias[heavy + i] = found[i] ? 0 : NONE;
+            bias[heavy + i] = exists[i] ? 0 : NONE;
         }
         for (int64_t c = 0; c < m; c++) put(far + c, &means[c * d], nothing.data());
         if (s.bias) {
@@ -365,7 +365,7 @@ struct Head {
         }
         close.clear();
         for (int64_t i = 0; i < s.heavies; i++) {
-            if (!found[i]) continue;
+            if (!exists[i]) continue;
             const int64_t between = heavy_at[i] - block * s.size;
             const bool left = between <= -positions.furthest, right = between - s.size + 1 >= positions.furthest;
             bias[heavy + i] = left || right ? positions.distance[positions.at(between)] : 0;
@@ -444,7 +444,7 @@ extern "C" void blocks_select(const Blocks* given, int64_t begin, int64_t end) {
     const auto log_of = [](REAL x) {
         return std::log(std::min(std::max(x, std::numeric_limits<REAL>::min()), std::numeric_limits<REAL>::max()));
     };
-    Numbers far_t(d * F), bias(F, NONE), q(P * d), scores(P * F), total(P), value(e), distance(t), spread(m), panels, found, best, far(F);
+    Numbers far_t(d * F), bias(F, NONE), q(P * d), scores(P * F), total(P), value(e), distance(t), spread(m), panels, products, best, far(F);
     std::vector<int64_t> at(m), clusters, keys;
     for (int64_t row = begin; row < end; row++) {
         h.start_clusters(row);
@@ -454,10 +454,10 @@ extern "C" void blocks_select(const Blocks* given, int64_t begin, int64_t end) {
             const int64_t wide = up(in.end[c] - in.begin[c], PAIR);
             at[c] = size, size += wide * d, widest = std::max(widest, wide);
         }
-        panels.assign(size, 0), found.resize(P * widest), best.resize(widest);
+        panels.assign(size, 0), products.resize(P * widest), best.resize(widest);
         for (int64_t i = 0; i < s.heavies; i++) {
             for (int64_t j = 0; j < d; j++) far_t[j * F + i] = h.k[h.heavy_at[i] * s.k.token + j];
-            bias[i] = s.found[row * s.heavies + i] ? 0 : NONE;
+            bias[i] = s.exists[row * s.heavies + i] ? 0 : NONE;
         }
         for (int64_t c = 0; c < m; c++) {
             const int64_t first = in.begin[c], count = in.end[c] - first, wide = up(count, PAIR);
@@ -515,11 +515,11 @@ extern "C" void blocks_select(const Blocks* given, int64_t begin, int64_t end) {
                 clusters.pop_back();
                 const int64_t count = std::min(number - seen, in.end[c] - in.begin[c]), columns = up(count, PAIR);
                 seen += count;
-                product<false, false, FOUR>(q.data(), d, &panels[at[c]], wide, found.data(), wide, P, d, columns);
+                product<false, false, FOUR>(q.data(), d, &panels[at[c]], wide, products.data(), wide, P, d, columns);
                 for (int64_t j = 0; j < columns; j += N) {
-                    Vec most = load(&found[j]) - total[0];
+                    Vec most = load(&products[j]) - total[0];
                     for (int64_t i = 1; i < stretches; i++) {
-                        const Vec here = load(&found[i * wide + j]) - total[i];
+                        const Vec here = load(&products[i * wide + j]) - total[i];
                         most = here > most ? here : most;
                     }
                     store(&best[j], most);

@@ -78,7 +78,7 @@ class _Blocks(ctypes.Structure):
 
     _fields_ = (
         *((name, Rows) for name in _OF_BLOCKS),
-        *((name, ctypes.c_void_p) for name in ("heavy", "found", "cluster", "selected", "real", "bias", "of_bias")),
+        *((name, ctypes.c_void_p) for name in ("heavy", "exists", "cluster", "selected", "real", "bias", "of_bias")),
         *((name, ctypes.c_int64) for name in ("clusters", "size", "reach", "tokens", "d", "e", "heavies", "selects")),
         *((name, ctypes.c_int64) for name in ("heads", "furthest", "beside")),
         ("scale", ctypes.c_double),

@@ -114,11 +114,11 @@ def _load(words: list[str], dtype: torch.dtype, more: str) -> Loops:
 
 def _load_from(folder: Path, key: str, command: tuple[str, ...], source: bytes) -> ctypes.CDLL:
     path = folder / f"native-{key}.so"
-    if found := _found(path, key):
-        return found
+    if library := _loaded(path, key):
+        return library
     with _one_process(folder / "lock"):
-        if found := _found(path, key):
-            return found
+        if library := _loaded(path, key):
+            return library
         content = _compiled(command, source)
         # A file that is written whole would keep the mode of the one before it.
         path.unlink(missing_ok=True)
@@ -128,7 +128,7 @@ def _load_from(folder: Path, key: str, command: tuple[str, ...], source: bytes) 
         return ctypes.CDLL(str(path))
 
 
-def _found(path: Path, key: str) -> ctypes.CDLL | None:
+def _loaded(path: Path, key: str) -> ctypes.CDLL | None:
     """The loops of a file; None if it is not there, a link, not ours, not whole, or does not load."""
     # Follow no link, and wait for no pipe.
     with suppress(OSError), open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK), "rb") as file:

@@ -2,7 +2,7 @@
 
 import re
 
-# All but tab and line end, and the halves of characters by which Python holds bytes that are not UTF-8.
+# All except tab and line end, and the halves of characters by which Python holds bytes that are not UTF-8.
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]")
 
 

@@ -55,7 +55,7 @@ softmax_backward = torch.ops.aten._softmax_backward_data
 
 def is_forward_mode() -> bool:
     """Whether any tensor is being differentiated in forward mode."""
-    # Tensors cannot be asked: inside a gradient of torch.func their tangents are hidden.
+    # Tensors do not show it: inside a gradient of torch.func their tangents are hidden.
     return forward_ad._current_level >= 0
 
 

@@ -182,6 +182,13 @@ def _put(partial: Path, path: Path, *, new: bool) -> None:
             sync(path.parent)
 
 
+def share_weights(folder: Path) -> None:
+    """Let those who may read a folder read its weights, which safetensors 0.8 writes for their owner alone."""
+    mode = folder.stat().st_mode & 0o666
+    for file in folder.rglob("*.safetensors"):
+        file.chmod(mode)
+
+
 def sync(path: Path) -> None:
     """Sync a file, or the names in a folder, to disk."""
     place = os.open(path, os.O_RDONLY if path.is_dir() else os.O_RDWR)

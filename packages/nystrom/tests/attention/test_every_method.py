@@ -287,7 +287,7 @@ def draw_keep(seed, b, n):
 
 
 class Called(torch.nn.Module):
-    """A method that is asked for its causal form, or with a bias, in every call."""
+    """A method in its causal form, or with a bias, in every call."""
 
     def __init__(self, attend, **called):
         super().__init__()
@@ -500,11 +500,11 @@ def test_padding_changes_nothing(name, options, n, before, after, seed):
 @given(n=lengths, words=st.integers(1, 6), before=st.integers(0, 30), after=st.integers(0, 30), seed=seeds)
 # A matrix of landmarks with singular values at the edge of rounding.
 @example(n=38, words=2, before=6, after=19, seed=166)
-# Centres of clusters that are equal but for rounding.
+# Centres of clusters that are equal up to rounding.
 @example(n=30, words=5, before=0, after=0, seed=42)
 @example(n=20, words=2, before=0, after=0, seed=35761)
 def test_padding_changes_nothing_where_tokens_repeat(name, options, n, words, before, after, seed):
-    """Equal keys are equal but for rounding, which padding changes: what is chosen among them must not hang on it."""
+    """Equal keys are equal up to rounding, which padding changes: what is chosen among them must not hang on it."""
     token = torch.randint(words, (n,), generator=torch.Generator().manual_seed(seed)).to(DEVICE)
     inputs = [x[:, :, token] for x in draw(seed, words, b=1)]
     # Values differ, so that another choice among equal keys would be seen.
@@ -521,7 +521,7 @@ def test_padding_changes_nothing_where_tokens_repeat(name, options, n, words, be
 @few
 @given(n=lengths, before=st.integers(0, 30), after=st.integers(0, 30), seed=seeds)
 def test_padding_changes_nothing_where_scores_are_equal(name, options, n, before, after, seed):
-    """Distances and scores of tokens of plus and minus one are equal but for rounding: no choice must hang on it."""
+    """Distances and scores of tokens of plus and minus one are equal up to rounding: no choice must hang on it."""
     inputs = [x.sign() for x in draw(seed, n, b=1)]
     inputs[2] = draw(seed + 1, n, b=1)[2]
     padded = [torch.nn.functional.pad(x, (0, 0, before, after), value=7.0) for x in inputs]
@@ -663,7 +663,7 @@ def test_a_neighbour_that_is_not_a_number_changes_nothing(name, options):
 @example(sizes=[0], seed=0)
 # Sequences of one length, and of about one, attend in one call.
 @example(sizes=[20, 20, 19, 1, 20, 18], seed=1)
-# A logarithm of skyformer_softmax that is 0 but for rounding.
+# A logarithm of skyformer_softmax that is 0 up to rounding.
 @example(sizes=[14, 25, 21, 9], seed=1426772)
 def test_packed_sequences_are_each_alone(name, options, sizes, seed):
     attend, edges = build(name, options), [0, *itertools.accumulate(sizes)]

@@ -520,5 +520,5 @@ def test_packed_sequences_are_whole_and_their_own():
         layer(x, cu_seqlens=edges, key_padding_mask=torch.zeros(1, 6, dtype=torch.bool))
     with pytest.raises(ValueError, match="leave out key_padding_mask, query_padding_mask and weight_"):
         layer(x, cu_seqlens=edges, weight_queries=torch.tensor([0]), need_weights=True)
-    with pytest.raises(ValueError, match="which is self-attention, but query and key are different tokens"):
+    with pytest.raises(ValueError, match="query and key are different tokens: leave it out, or call layer"):
         MultiheadAttention(8, 2, method="linear", self_attention=False)(x, x + 1, x + 1, cu_seqlens=edges)

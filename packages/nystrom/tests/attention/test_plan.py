@@ -14,7 +14,7 @@ LAYERS = (
 )
 
 
-HEAD = {"format": "nystrom attention plan", "found": {}}
+HEAD = {"format": "nystrom attention plan", "measurements": {}}
 
 
 def test_a_plan_comes_back_from_its_file(tmp_path):
@@ -22,6 +22,12 @@ def test_a_plan_comes_back_from_its_file(tmp_path):
     plan.write(tmp_path / "plan.json")
     assert read_plan(tmp_path / "plan.json") == plan
     assert plan_of_options(plan.options).layers == LAYERS
+
+
+def test_a_file_of_version_0_3_is_read(tmp_path):
+    path, layers = tmp_path / "plan.json", [{"method": "nystrom", "options": {"num_landmarks": 32}}]
+    path.write_text(json.dumps({"format": "nystrom attention plan", "layers": layers, "found": {"error": 0.04}}))
+    assert read_plan(path) == AttentionPlan(LAYERS[1:2], {"error": 0.04})
 
 
 def test_a_plan_is_said_by_method():
@@ -50,10 +56,10 @@ def test_a_wrong_plan_raises(layers, says):
         ("[]", "holds a list; expected a JSON object"),
         (json.dumps({"layers": []}), "not an attention plan"),
         (
-            json.dumps({"format": "nystrom attention plan", "found": {}, "layers": [{"method": "softmax"}]}),
+            json.dumps({"format": "nystrom attention plan", "measurements": {}, "layers": [{"method": "softmax"}]}),
             "one per layer",
         ),
-        (json.dumps({"format": "nystrom attention plan", "found": {}, "layers": 3}), "one per layer"),
+        (json.dumps({"format": "nystrom attention plan", "measurements": {}, "layers": 3}), "one per layer"),
     ],
 )
 def test_a_file_that_is_no_plan_raises_in_one_line(content, says, tmp_path):

@@ -99,6 +99,13 @@ def test_padding_changes_nothing_where_clusters_outnumber_the_tokens(kind):
     )
 
 
+@pytest.mark.parametrize("named", [{}, {"cu_seqlens": torch.tensor([0, 0])}])
+def test_a_table_that_no_token_reads_has_a_gradient_of_zeros(named):
+    table = torch.zeros(H, 8, requires_grad=True)
+    near_far_attention(*inputs(n=0, b=1), bias=RelativeBuckets(table, 20), **named).sum().backward()
+    assert torch.equal(table.grad, torch.zeros(H, 8))
+
+
 def test_coordinates_move_with_their_tokens():
     q, k, v = inputs()
     bias = list(biases())[2]
@@ -150,6 +157,7 @@ def test_methods_without_it_refuse_by_name(method):
     ("named", "says"),
     [
         ({"bias": torch.zeros(2, H, N, N)}, "bias is a tensor .*pass the function of positions"),
+        ({"bias": "alibi"}, "bias is of type str; expected None, or nystrom.RelativeBuckets"),
         ({"bias": RelativeBuckets(torch.zeros(H + 1, 8))}, "bias has 3 heads but q has 2"),
         ({"bias": Alibi2d(torch.zeros(H), torch.zeros(N - 1, 2))}, "coordinates of .* tokens but q holds"),
         ({"num_selected": 4}, "bias is given, and num_selected is 4"),
@@ -171,6 +179,8 @@ def test_wrong_tables_and_slopes_are_refused_by_name():
         (lambda: RelativeBuckets(torch.zeros(2, 32), 8), "max_distance is 8"),
         (lambda: Alibi(torch.zeros(2, 2)), "slopes has shape"),
         (lambda: Alibi2d(torch.zeros(2), torch.zeros(4)), "coordinates has shape"),
+        (lambda: Alibi2d(torch.zeros(2), torch.zeros(4, 0)), "coordinates has shape"),
+        (lambda: Alibi2d(torch.zeros(2), torch.zeros(4, 2, dtype=torch.complex64)), "expected real numbers"),
     ):
         with pytest.raises(ValueError, match=says):
             make()

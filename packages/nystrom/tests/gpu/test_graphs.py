@@ -70,7 +70,7 @@ def described(results):
 
 
 def agrees(operator, *inputs):
-    """The results of an operator, if what a compiler is told of them is so."""
+    """The results of an operator, if its fake results, which a compiler sees, agree with them."""
     results = operator(*inputs)
     with FakeTensorMode() as mode:
         told = operator(*(mode.from_tensor(x) if isinstance(x, torch.Tensor) else x for x in inputs))
@@ -114,7 +114,7 @@ def test_compilers_are_told_what_the_operators_return(method, masked, dtype, lau
 
 @pytest.mark.long
 def test_operators_are_what_torch_expects_of_them():
-    """Nothing is changed or aliased, and what compilers are told is so where kernels run.
+    """Nothing is changed or aliased, and fake results agree where kernels run.
 
     Not "test_aot_dispatch_dynamic": it compares what is kept between the passes, with the room between its parts.
     """

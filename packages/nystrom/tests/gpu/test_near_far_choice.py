@@ -97,8 +97,8 @@ def test_of_equal_keys_the_first_are_heavy_and_of_equal_centres_the_last_wins():
     kinds = draw(1, 1, 3, 8)
     k = kinds[:, :, torch.arange(300, device=DEVICE) % 3]
     for keep in (None, mask(1, 300)):
-        heavy, found, cluster = assert_same_choice(draw(1, 1, 300, 8, seed=2), k, keep, keep, m=66, g=7)
-        assert found.all()
+        heavy, exists, cluster = assert_same_choice(draw(1, 1, 300, 8, seed=2), k, keep, keep, m=66, g=7)
+        assert exists.all()
         assert cluster.max() == 66
         # Two keys heavier than all others stand for all equal ones: the earliest places.
         assert heavy.max() < 100
@@ -137,8 +137,8 @@ def test_fewer_keys_than_clusters_or_heavy_keys_and_none():
     keep = torch.zeros(3, 40, dtype=torch.bool, device=DEVICE)
     keep[0, 11:15] = keep[1, 5] = True
     q, k = draw(3, 2, 40, 8), draw(3, 2, 40, 8, seed=1)
-    _, found, cluster = assert_same_choice(q, k, keep, keep, g=3, m=8)
-    assert found.sum(dim=-1).tolist() == [[3, 3], [1, 1], [0, 0]]
+    _, exists, cluster = assert_same_choice(q, k, keep, keep, g=3, m=8)
+    assert exists.sum(dim=-1).tolist() == [[3, 3], [1, 1], [0, 0]]
     assert (cluster[2] == 8).all()
     # Fewer positions than heavy keys.
     assert_same_choice(q, k[:, :, :9], g=12, m=4)
@@ -148,11 +148,11 @@ def test_padding_changes_nothing():
     q, k, options = draw(1, 2, 80, 8), draw(1, 2, 80, 8, seed=1), NearFarOptions(num_heavy=5, num_clusters=9)
     keep = torch.zeros(1, 120, dtype=torch.bool, device=DEVICE)
     keep[:, 17:97] = True
-    heavy, found, cluster = by_kernels(q, k, None, None, options)
+    heavy, exists, cluster = by_kernels(q, k, None, None, options)
     q, k = (torch.nn.functional.pad(x, (0, 0, 17, 23)) for x in (q, k))
     far, there, padded = by_kernels(q, k, keep, keep, options)
     assert torch.equal(far, heavy + 17)
-    assert torch.equal(there, found)
+    assert torch.equal(there, exists)
     assert torch.equal(padded[:, :, 17:97], cluster)
 
 
@@ -160,8 +160,8 @@ def test_padding_changes_nothing():
 @pytest.mark.filterwarnings("ignore:(overflow|invalid value) encountered:RuntimeWarning")
 def test_huge_keys_have_a_cluster():
     k = draw(1, 1, 60, 8, seed=1) * 1e25
-    heavy, found, cluster = by_kernels(draw(1, 1, 60, 8), k, None, None, NearFarOptions(num_heavy=3, num_clusters=4))
-    assert found.all()
+    heavy, exists, cluster = by_kernels(draw(1, 1, 60, 8), k, None, None, NearFarOptions(num_heavy=3, num_clusters=4))
+    assert exists.all()
     assert heavy.unique().numel() == 3
     assert ((cluster >= 0) & (cluster <= 4)).all()
     assert (cluster == 4).sum() == 3
@@ -183,9 +183,9 @@ def test_the_choice_is_nearly_that_of_torch_at_full_size(dtype, d, m, is_masked)
     runs = [by_kernels(q, k, keep, keep, options) for _ in range(3)]
     for run in runs[1:]:
         assert all(torch.equal(x, y) for x, y in zip(runs[0], run, strict=True))
-    heavy, found, cluster = choose(q.float(), k.float(), keep, keep, options)
+    heavy, exists, cluster = choose(q.float(), k.float(), keep, keep, options)
     # Sums in another order may exchange a key with one of nearly the same weight, or with a centre about as near.
-    assert torch.equal(found, runs[0][1])
+    assert torch.equal(exists, runs[0][1])
     mine, theirs = (torch.zeros_like(cluster).scatter(2, x, 1) for x in (runs[0][0], heavy))
     assert (mine != theirs).sum() <= 0.02 * heavy.numel()
     assert (runs[0][2] != cluster).float().mean() < 0.02

@@ -29,7 +29,7 @@ capability, name, d, e, masked, block = json.loads(sys.argv[1])
 dtype, b, h, n, m, g = getattr(torch, name), 2, 4, 4096, 64, 48
 driver = OfflineDriver(capability, Shape(b, h, n, d, m, dtype))
 q, k, v, grad = (torch.empty(b, n, h, width, dtype=dtype, device="meta").transpose(1, 2) for width in (d, d, e, e))
-heavy, found, cluster = (
+heavy, exists, cluster = (
     torch.empty(b, h, tokens, dtype=kind, device="meta")
     for tokens, kind in ((g, torch.int64), (g, torch.bool), (n, torch.int32))
 )
@@ -44,14 +44,14 @@ with (
     def run(build, *inputs, sizes=(m, block, 8, d**-0.5)):
         return build(key_of(*inputs), launch.target_of(q.device), *sizes)(*inputs)
 
-    tokens = (q, k, v, heavy, found, cluster, keep)
+    tokens = (q, k, v, heavy, exists, cluster, keep)
     kept, out = run(forward_program, *tokens)
     run(backward_program, grad, kept, out, *tokens)
     run(choice.program_of, q, k, keep, keep, sizes=(8, g, m, 4, d**-0.5))
     if block:
         shapes = (h, 257), (b, h, m, d), (b, h, n // block, m, e), (b, h, n // block, m)
         given = [torch.empty(shape, dtype=accumulator(dtype), device="meta") for shape in shapes]
-        tokens, sizes = (q, k, v, *given, heavy, found, cluster), (block, 8, d**-0.5)
+        tokens, sizes = (q, k, v, *given, heavy, exists, cluster), (block, 8, d**-0.5)
         logs, out = run(near_far_positions.forward_program, *tokens, sizes=sizes)
         run(near_far_positions.backward_program, grad, logs, out, *tokens, sizes=sizes)
 print(json.dumps([dataclasses.asdict(each) for each in driver.launches]))

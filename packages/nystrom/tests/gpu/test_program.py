@@ -167,7 +167,7 @@ with driver.active():
     knobs.runtime.launch_enter_hook.add(heard.append)
     program(keep)
 first, again, listened = seen
-# Grid, stream, function and metadata; then what a hook is told, two hooks, and the arguments.
+# Grid, stream, function and metadata; then the argument of a hook, two hooks, and the arguments.
 assert first[:6] == again[:6] == listened[:6] and first[:4] == (3, 1, 1, 5), seen
 assert again[6:9] == (None, None, None) and listened[7] is knobs.runtime.launch_enter_hook, seen
 assert listened[6].get()["stream"] == 5

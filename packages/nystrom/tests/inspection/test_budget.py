@@ -38,9 +38,9 @@ def cost(plan):
 @pytest.mark.parametrize("budget", [0.05, 0.2, 0.35, 0.6])
 def test_the_plan_keeps_the_budget_and_no_cheaper_layer_would(bert, batch, budget):
     plan = choose_plan(bert, [batch], budget=budget, methods=METHODS, seconds=SECONDS)
-    assert plan.found["error"] == pytest.approx(error_of(bert, batch, plan), rel=1e-6)
-    assert plan.found["error"] <= budget
-    assert plan.found["mean ms of a layer's attention"] == pytest.approx(1e3 * cost(plan) / 2)
+    assert plan.measurements["error"] == pytest.approx(error_of(bert, batch, plan), rel=1e-6)
+    assert plan.measurements["error"] <= budget
+    assert plan.measurements["mean ms of a layer's attention"] == pytest.approx(1e3 * cost(plan) / 2)
 
 
 def test_less_error_costs_more_and_the_ends_are_the_cheapest_and_exact(bert, batch):
@@ -71,15 +71,18 @@ def test_a_budget_that_nothing_meets_names_what_comes_nearest(bert, batch):
 def test_heads_are_exact_where_that_is_cheaper_than_whole_layers(bert, batch, other_batch, budget, most):
     asked = {"budget": budget, "methods": METHODS, "seconds": SECONDS, "held_out": [other_batch]}
     plan = choose_plan(bert, [batch], num_exact_heads=most, **asked)
-    found, heads = plan.found, {f"{layer}.{head}" for layer, some in plan.exact_heads.items() for head in some}
+    measured, heads = (
+        plan.measurements,
+        {f"{layer}.{head}" for layer, some in plan.exact_heads.items() for head in some},
+    )
     assert len(heads) <= most
-    assert found["exact heads"].keys() == heads
-    assert all(0 < share <= 1 for share in found["exact heads"].values())
-    assert found["error"] == pytest.approx(error_of(bert, batch, plan), rel=1e-6)
-    assert found["held-out error"] == pytest.approx(error_of(bert, other_batch, plan), rel=1e-6)
-    assert found["mean ms of a layer's attention"] == pytest.approx(1e3 * cost(plan) / 2)
+    assert measured["exact heads"].keys() == heads
+    assert all(0 < share <= 1 for share in measured["exact heads"].values())
+    assert measured["error"] == pytest.approx(error_of(bert, batch, plan), rel=1e-6)
+    assert measured["held-out error"] == pytest.approx(error_of(bert, other_batch, plan), rel=1e-6)
+    assert measured["mean ms of a layer's attention"] == pytest.approx(1e3 * cost(plan) / 2)
     plain = [LayerChoice(m, {k: v for k, v in o.items() if k != "exact_heads"}) for m, o in plan.layers]
-    without = found["error without exact heads"]
+    without = measured["error without exact heads"]
     assert without == (pytest.approx(error_of(bert, batch, AttentionPlan(tuple(plain))), rel=1e-6) if heads else None)
     assert not heads or without > budget
     if most:
@@ -89,8 +92,8 @@ def test_heads_are_exact_where_that_is_cheaper_than_whole_layers(bert, batch, ot
 def test_a_head_that_makes_the_error_is_found(one_head, batch):
     plan = choose_plan(one_head, [batch], budget=0.1, methods=METHODS[:1], seconds=SECONDS)
     assert plan.exact_heads == {0: (2,)}
-    assert plan.found["exact heads"]["0.2"] > 0.9
-    assert plan.found["error without exact heads"] > 3 * plan.found["error"]
+    assert plan.measurements["exact heads"]["0.2"] > 0.9
+    assert plan.measurements["error without exact heads"] > 3 * plan.measurements["error"]
 
 
 def test_a_method_whose_results_are_not_finite_meets_no_budget(bert, batch, monkeypatch):
@@ -102,20 +105,21 @@ def test_a_method_whose_results_are_not_finite_meets_no_budget(bert, batch, monk
     monkeypatch.setattr(whole_model, "attend_by", broken)
     plan = choose_plan(bert, [batch], budget=10.0, methods=METHODS, seconds=SECONDS)
     assert plan.layers == (LayerChoice("nystrom", {"num_landmarks": 8}),) * 2
-    assert plan.found["error"] <= 10
+    assert plan.measurements["error"] <= 10
     with pytest.raises(ValueError, match="the closest is an error of inf"):
         choose_plan(bert, [batch], budget=10.0, methods=METHODS[:1], seconds=SECONDS)
 
 
 def test_the_times_of_an_inspection_are_taken_and_the_plan_has_their_quartiles(bert, batch):
     turns = {"nystrom-2": [1.0, 3.0, 2.0], "nystrom-16": [4.0, 4.0, 5.0], "softmax": [9.0, 12.0, 10.0]}
-    found = choose_plan(bert, [batch], budget=10, methods=["nystrom-2", "nystrom-16"], seconds=Times(turns)).found
-    assert found["ms of a layer's attention"] == {"nystrom-2": 2000, "softmax": 10000}
-    assert found["quartiles of these ms"] == {"nystrom-2": [1500, 2500], "softmax": [9500, 11000]}
-    assert found["mean ms of a layer's attention"] == 2000
-    assert found["quartiles of the mean ms"] == [1500, 2500]
-    assert found["turns"] == 3
-    assert found["too busy to tell"] is None
+    plan = choose_plan(bert, [batch], budget=10, methods=["nystrom-2", "nystrom-16"], seconds=Times(turns))
+    measured = plan.measurements
+    assert measured["ms of a layer's attention"] == {"nystrom-2": 2000, "softmax": 10000}
+    assert measured["quartiles of these ms"] == {"nystrom-2": [1500, 2500], "softmax": [9500, 11000]}
+    assert measured["mean ms of a layer's attention"] == 2000
+    assert measured["quartiles of the mean ms"] == [1500, 2500]
+    assert measured["turns"] == 3
+    assert measured["too busy to tell"] is None
 
 
 def test_an_order_that_the_plan_depends_on_and_the_turns_leave_open_is_named(bert, batch):
@@ -125,23 +129,23 @@ def test_an_order_that_the_plan_depends_on_and_the_turns_leave_open_is_named(ber
     for taken, busy in ((turns, True), (turns | {"nystrom-8": [1.0] * 5}, False)):
         plan = choose_plan(bert, [batch], budget=10, methods=METHODS, seconds=Times(taken))
         if busy:
-            assert plan.found["too busy to tell"] == (
+            assert plan.measurements["too busy to tell"] == (
                 "The machine was too busy to tell which is faster: nystrom-2 or nystrom-8 (0.22 to 3.60 times its "
                 "time); quartiles of 5 turns. Measure again while it does nothing else."
             )
         else:
-            assert plan.found["too busy to tell"] is None
+            assert plan.measurements["too busy to tell"] is None
     # Exact attention everywhere, whatever is faster below it.
     plan = choose_plan(bert, [batch], budget=1e-9, methods=METHODS, seconds=Times(turns))
-    assert plan.found["too busy to tell"] is None
+    assert plan.measurements["too busy to tell"] is None
 
 
 def test_times_are_measured_and_predictions_counted(sizes, batch):
     torch.manual_seed(0)
     model = BertForSequenceClassification(BertConfig(num_labels=3, **sizes)).train()
-    found = choose_plan(model, [batch], budget=10, methods=["nystrom-4"]).found
-    assert set(found["ms of a layer's attention"]) == {"nystrom-4", "softmax"}
-    assert 0 <= found["changed predictions"] <= 1
+    measured = choose_plan(model, [batch], budget=10, methods=["nystrom-4"]).measurements
+    assert set(measured["ms of a layer's attention"]) == {"nystrom-4", "softmax"}
+    assert 0 <= measured["changed predictions"] <= 1
     assert model.training
 
 
@@ -155,7 +159,7 @@ def test_local_layers_keep_exact_attention():
     batch = {"input_ids": torch.randint(40, (1, 30)), "attention_mask": torch.ones(1, 30)}
     plan = choose_plan(model, [batch], budget=10, methods=["nystrom-4"])
     assert [layer.method for layer in plan.layers] == ["nystrom", "softmax", "nystrom", "softmax"]
-    assert error_of(model, batch, plan) == pytest.approx(plan.found["error"], rel=1e-3)
+    assert error_of(model, batch, plan) == pytest.approx(plan.measurements["error"], rel=1e-3)
 
 
 def test_mistakes_raise(bert, batch):

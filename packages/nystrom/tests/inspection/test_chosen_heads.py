@@ -27,12 +27,12 @@ def error_of(model, batch, plan):
 def test_the_head_that_makes_the_error_is_found(one_head, batch, other_batch):
     plan = choose_exact_heads(one_head, [batch], "nystrom", FEW, num_exact_heads=1, held_out=[other_batch])
     assert plan.layers == (LayerChoice("nystrom", FEW | {"exact_heads": [2]}), LayerChoice("nystrom", FEW))
-    assert plan.found["exact heads"].keys() == {"0.2"}
+    assert plan.measurements["exact heads"].keys() == {"0.2"}
     without = AttentionPlan((LayerChoice("nystrom", FEW),) * 2)
     for name, where in (("", batch), ("held-out ", other_batch)):
-        assert plan.found[f"{name}error"] == pytest.approx(error_of(one_head, where, plan), rel=1e-6)
+        assert plan.measurements[f"{name}error"] == pytest.approx(error_of(one_head, where, plan), rel=1e-6)
         wanted = pytest.approx(error_of(one_head, where, without), rel=1e-6)
-        assert plan.found[f"{name}error without exact heads"] == wanted
+        assert plan.measurements[f"{name}error without exact heads"] == wanted
 
 
 def test_effects_add_up_to_the_squared_error_and_say_what_each_head_takes_away(bert, batch):
@@ -59,17 +59,17 @@ def test_effects_add_up_to_the_squared_error_and_say_what_each_head_takes_away(b
 def test_at_most_so_many_and_never_a_whole_layer(bert, batch):
     for most in (0, 1, 8):
         plan = choose_exact_heads(bert, [batch], "nystrom", FEW, num_exact_heads=most)
-        assert len(plan.found["exact heads"]) <= most
+        assert len(plan.measurements["exact heads"]) <= most
         assert all(len(heads) < 4 for heads in plan.exact_heads.values())
-        assert plan.found["held-out error"] is None
-    assert plan.found["error"] < plan.found["error without exact heads"]
+        assert plan.measurements["held-out error"] is None
+    assert plan.measurements["error"] < plan.measurements["error without exact heads"]
 
 
 def test_shares_are_what_each_head_takes_away_beside_those_before_it(bert, batch):
     plan = choose_exact_heads(bert, [batch], "nystrom", FEW, num_exact_heads=4)
-    shares, without = plan.found["exact heads"], plan.found["error without exact heads"]
+    shares, without = plan.measurements["exact heads"], plan.measurements["error without exact heads"]
     assert len(shares) > 1
-    assert sum(shares.values()) == pytest.approx(1 - (plan.found["error"] / without) ** 2, abs=1e-3)
+    assert sum(shares.values()) == pytest.approx(1 - (plan.measurements["error"] / without) ** 2, abs=1e-3)
     (few,), exact = read_candidates(["nystrom-2"]), exact_results(bert, [batch])
     error, chosen = without, {}
     for place in shares:
@@ -87,7 +87,7 @@ def test_shares_are_what_each_head_takes_away_beside_those_before_it(bert, batch
 def test_a_method_that_is_exact_needs_none(bert, batch):
     plan = choose_exact_heads(bert, [batch], "nystrom", {"num_landmarks": 40})
     assert plan.exact_heads == {}
-    assert plan.found["error"] < 1e-6
+    assert plan.measurements["error"] < 1e-6
 
 
 @pytest.mark.refuses

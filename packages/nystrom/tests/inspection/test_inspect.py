@@ -24,6 +24,7 @@ import nystrom
 from nystrom import near_far_sizes, nystrom_attention
 from nystrom.attention.functions import FUNCTIONS
 from nystrom.attention.methods.nystrom import nystrom_factors, nystrom_rows
+from nystrom.attention.plan import PLAN, AttentionPlan, LayerChoice
 from nystrom.inspection import inspect_model
 from nystrom.inspection.candidates import read_candidates
 from nystrom.integrations import set_attention
@@ -95,6 +96,25 @@ def test_the_whole_model_is_compared_at_real_tokens(bert, batch):
     assert found.layers[0].methods["linear"].residual is None
     assert found.whole["nystrom-4"].changed is None
     assert set(found.seconds) == {"nystrom-4", "nystrom-64", "linear", "softmax"}
+
+
+@pytest.mark.parametrize("ours", [False, True], ids=["transformers", "nystrom"])
+def test_the_plan_that_a_model_has_is_measured_too(bert, batch, sizes, ours):
+    plan = AttentionPlan((LayerChoice("nystrom", {"num_landmarks": 4, "exact_heads": [1]}), LayerChoice("softmax", {})))
+    config = EncoderConfig(attention="softmax", conv_kernel_size=None, **sizes)
+    model = EncoderModel(config).double().eval() if ours else bert
+    real = batch["attention_mask"].bool()
+    with torch.no_grad():
+        exact = model(**batch).last_hidden_state[real]
+        assert set(inspect_model(model, [batch], methods=["nystrom-4"]).whole) == {"nystrom-4"}
+        if ours:
+            model.set_attention(PLAN, plan.options)
+        else:
+            set_attention(bert, plan)
+        wanted = relative(model(**batch).last_hidden_state[real], exact)
+    found = inspect_model(model, [batch], methods=["nystrom-4"])
+    assert found.whole[PLAN].error == pytest.approx(wanted, rel=1e-9)
+    assert 0 < wanted < found.whole["nystrom-4"].error
 
 
 @pytest.mark.parametrize("kind", [BertForMaskedLM, BertForSequenceClassification])

@@ -8,7 +8,7 @@ from torch import nn
 from transformers import AutoModel, BertConfig, LlamaConfig
 
 import nystrom
-from nystrom import MultiheadAttention, NystromAttention, monitor_errors, replace_attention, softmax_attention
+from nystrom import Alibi, MultiheadAttention, NystromAttention, monitor_errors, replace_attention, softmax_attention
 from nystrom.attention.heads import AttentionHeads
 from nystrom.attention.registry import METHODS
 from nystrom.integrations import set_attention
@@ -167,6 +167,7 @@ def test_what_is_left_out_is_named():
         ("reformer", {}, "kernel or rule of its own"),
         ("near_far", {"is_causal": True}, "causal"),
         ("near_far", {"cu_seqlens": torch.tensor([0, 9, 30])}, "packed"),
+        ("near_far", {"bias": Alibi(torch.ones(4))}, "bias of positions"),
     ):
         layer = MultiheadAttention(32, 4, method=method).eval()
         with monitor_errors(layer) as errors:

@@ -185,6 +185,7 @@ def test_a_family_is_equal_to_its_exact_self_or_refused_as_the_page_says(family)
     for name, options in {"eager": None, "near_far": SMALL}.items():
         model.set_attn_implementation(name)
         model.config.attention_options = options
+        assert all(layer.config.attention_options == options for layer in asking_layers(model))
         before, after = run(model, plain), run(model, plain | {decoded: changed})
         moved[name] = (after - before)[:, :LATER].abs().max().item()
     # An encoder, or a decoder that routes tokens by their neighbours, sees later tokens by itself.

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from nystrom import MultiheadAttention
+from nystrom import Alibi, MultiheadAttention
 from nystrom.attention.heads import AttentionHeads
 from nystrom.integrations.layer_calls import attend_by, intercepted
 
@@ -57,7 +57,7 @@ def test_a_forward_pass_that_was_put_in_stays():
     assert vars(heads)["forward"] is wrapped
 
 
-def test_causal_and_packed_calls_are_refused():
+def test_causal_packed_and_biased_calls_are_refused():
     layer = MultiheadAttention(16, 2, method="near_far").eval()
     x = torch.randn(1, 20, 16)
     with intercepted(layer, by_nystrom):
@@ -65,3 +65,5 @@ def test_causal_and_packed_calls_are_refused():
             layer(x, is_causal=True)
         with pytest.raises(ValueError, match="packed"):
             layer(x, cu_seqlens=torch.tensor([0, 12, 20]))
+        with pytest.raises(ValueError, match="has a bias of positions, which is not looked at"):
+            layer(x, bias=Alibi(torch.ones(4)))

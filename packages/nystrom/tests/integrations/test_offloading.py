@@ -5,6 +5,7 @@ import copy
 import pytest
 import torch
 from torch import nn
+from transformers import T5Config, T5EncoderModel
 
 from nystrom import MultiheadAttention, replace_attention
 from nystrom.attention.registry import METHODS
@@ -41,6 +42,12 @@ def of_torch():
     return model["attention"]
 
 
+def of_t5():
+    sizes = {"d_model": 16, "num_layers": 2, "num_heads": 2, "d_ff": 16, "d_kv": 8, "vocab_size": 30}
+    options = {"block_size": 8, "num_heavy": 2, "num_clusters": 2, "exact_up_to": 0}
+    return T5EncoderModel._from_config(T5Config(**sizes), attn_implementation="near_far", attention_options=options)
+
+
 MODELS = {
     **{f"layer of {method}": lambda method=method: layer_of(method) for method in METHODS},
     **{
@@ -50,7 +57,9 @@ MODELS = {
     "nystrom-attention": of_the_package,
     "nystrom-attention, zeros in front": lambda: of_the_package(zeros_in_front=True),
     "nn.MultiheadAttention": of_torch,
+    "T5": of_t5,
 }
+READS_IDS = (*ENCODERS, "T5")
 
 
 def offload(model):
@@ -84,7 +93,7 @@ def by_accelerate(model):
 def test_offloaded_weights_give_the_same(name, n, away):
     torch.manual_seed(0)
     model = MODELS[name]().eval()
-    x = torch.randint(5, 30, (2, n)) if name in ENCODERS else torch.randn(2, n, 16)
+    x = torch.randint(5, 30, (2, n)) if name in READS_IDS else torch.randn(2, n, 16)
     expected, out = (each(x) for each in (model, away(copy.deepcopy(model))))
     expected, out = (y if isinstance(y, torch.Tensor) else y[0] for y in (expected, out))
     torch.testing.assert_close(out, expected, rtol=0, atol=0)

@@ -1,6 +1,7 @@
 """A model of transformers with the name and the options of a method: made, loaded and pickled."""
 
 import copy
+import json
 import pickle
 import subprocess
 import sys
@@ -34,6 +35,8 @@ from transformers import (
     SiglipConfig,
     SiglipModel,
     SqueezeBertConfig,
+    T5Config,
+    T5ForConditionalGeneration,
 )
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
@@ -305,6 +308,33 @@ def test_options_are_given_to_all_parts_and_read_parts_keep_their_own(tmp_path):
     # Options of the call win over all that was saved.
     again = AutoModel.from_pretrained(tmp_path / "own", attention_options={"num_landmarks": 5})
     assert options_of(again) == [{"num_landmarks": 5}] * 3
+
+
+T5 = {"vocab_size": 30, "d_model": 8, "d_kv": 4, "num_heads": 2, "d_ff": 8, "num_layers": 1}
+
+
+@pytest.mark.parametrize("given", ["at once", "later", "by set_attention"])
+def test_options_reach_layers_that_read_a_copy_of_the_configuration(given, tmp_path):
+    options, made = {"num_heavy": 3}, T5ForConditionalGeneration(T5Config(**T5)).eval()
+    if given == "at once":
+        made.config.attention_options = {"num_heavy": 2}
+    if given == "by set_attention":
+        set_attention(made.get_encoder(), "near_far", {"num_heavy": 1})
+        made.config.attention_options = options
+        assert made.get_encoder().config.attention_options == {"num_heavy": 1}
+        set_attention(made, "near_far", {"num_heavy": 2})
+    else:
+        made.set_attn_implementation("near_far")
+    inputs = {"input_ids": torch.ones(1, 9, dtype=torch.long), "decoder_input_ids": torch.ones(1, 2, dtype=torch.long)}
+    for model in (made, copy.deepcopy(made), pickle.loads(pickle.dumps(made))):
+        model.config.attention_options = options
+        assert list(check_attention(model, inputs).layers.values()) == [options]
+    made.save_pretrained(tmp_path / "t5")
+    assert json.loads((tmp_path / "t5/config.json").read_text())["attention_options"] == options
+    loaded = T5ForConditionalGeneration.from_pretrained(tmp_path / "t5", attn_implementation="near_far")
+    loaded.config.attention_options["num_heavy"] = 4
+    assert list(check_attention(loaded, inputs).layers.values()) == [{"num_heavy": 4}]
+    assert "copies" not in str(loaded.config) + str(loaded.config.to_dict())
 
 
 def test_a_configuration_without_options_is_saved_and_compared_as_before():

@@ -9,6 +9,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import LongT5Config, LongT5EncoderModel, T5Config, T5EncoderModel, T5Model
 from transformers.models.t5.modeling_t5 import T5Attention
 
+from nystrom import RelativeBuckets, monitor_errors
 from nystrom.integrations import check_attention, set_attention
 from nystrom.integrations.first_checks import asking_layers
 from nystrom.integrations.layer_calls import intercepted
@@ -106,6 +107,23 @@ def test_layers_that_are_exact_stand_beside_others(layer):
     assert 0 < far != both
 
 
+@pytest.mark.parametrize("exact_layers", [(), (0,), (0, 1)])
+def test_packed_sequences_have_the_positions_of_each_in_exact_layers_too(exact_layers):
+    ids, ends = texts()[0][:1], torch.tensor([0, 30, N])
+    model = make("near_far", **SMALL | {"reach": N}, exact_layers=exact_layers)
+    packed = model(input_ids=ids, cu_seq_lens_q=ends, cu_seq_lens_k=ends)[0]
+    alone = [make("sdpa")(input_ids=part)[0] for part in (ids[:, :30], ids[:, 30:])]
+    assert_close(packed, torch.cat(alone, dim=1), rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.refuses
+def test_a_packed_text_in_a_decoder_is_refused():
+    model = T5Model._from_config(T5Config(**SIZES), attn_implementation="near_far").eval()
+    ids, ends = texts()[0][:1], torch.tensor([0, 30, N])
+    with pytest.raises(ValueError, match=r"T5Attention passes position_bias \(relative positions\)"):
+        model.decoder(input_ids=ids, cu_seq_lens_q=ends, cu_seq_lens_k=ends, use_cache=False)
+
+
 @pytest.mark.long
 def test_kernels_compute_an_encoder_that_asks_for_them(monkeypatch):
     pytest.importorskip("triton")
@@ -158,6 +176,22 @@ def test_an_inspection_is_refused_with_the_way_out():
     model = make("sdpa")
     with pytest.raises(ValueError, match=r"adds relative positions .* compare its states"), intercepted(model, None):
         model(input_ids=texts()[0])
+
+
+def test_a_bias_follows_to_the_device_of_the_next_layer():
+    layer, ids = make("near_far").encoder.block[1].layer[0].SelfAttention, texts()[0]
+    handed = RelativeBuckets(torch.zeros(2, 32))
+    # A model over several devices: the first layer made its bias on another.
+    out = layer.to("meta")(torch.zeros(*ids.shape, 16, device="meta", dtype=torch.double), position_bias=handed)[0]
+    assert out.device.type == "meta"
+
+
+def test_the_monitor_leaves_relative_positions_out():
+    model = make("near_far", **SMALL)
+    with monitor_errors(model) as errors, torch.no_grad():
+        model(input_ids=texts()[0])
+    assert not errors.rows
+    assert set(errors.left.values()) == {"a bias of positions"}
 
 
 @pytest.mark.refuses

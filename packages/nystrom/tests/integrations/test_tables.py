@@ -199,7 +199,7 @@ def test_few_queries_are_exact_unless_their_keys_are_cached_in_int8():
     q, k, v = sharp(scale=2.0)
     entry = KVCacheEntry(k, v).quantize()
     expected, cached = call(q, k, v), call(q, None, None, quantized_kv=entry)
-    # Each of two heads of keys is asked by two heads of 600 queries.
+    # Two heads of 600 queries attend to each of two heads of keys.
     register(from_rows=64, from_queries=1201, num_entries=12)
     assert torch.equal(call(q, k, v), expected)
     assert not torch.equal(call(q, None, None, quantized_kv=entry), cached)

@@ -169,7 +169,7 @@ def bytes_grow_with_the_tokens_for_exact_attention_alone(name):
         assert backward.total > 0
     short, long = counted
     if name == "softmax":
-        # All but the agreement of a few numbers.
+        # All except the agreement of a few numbers.
         assert long[1] == 4 * short[1]
         assert 3.9 < long[0] / short[0] < 4
     else:

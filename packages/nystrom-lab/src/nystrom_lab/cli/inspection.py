@@ -79,6 +79,10 @@ def inspect(options: InspectOptions) -> None:
             check_new(to / name)
     check_at_least("num_exact_heads", options.num_exact_heads, 0)
     names = options.methods or USUAL
+    from nystrom.attention.method_names import read_method
+
+    for each in names:
+        read_method(each)
     import torch
     from transformers.utils import logging
 
@@ -136,7 +140,7 @@ def inspect(options: InspectOptions) -> None:
         )
         plan.write(to / "plan.json", new=True)
         rows += plan_rows(plan, rows[0])
-        said = plan_text(str(plan), plan.found, file=to / "plan.json") + "\n"
+        said = plan_text(str(plan), plan.measurements, file=to / "plan.json") + "\n"
         text += said
         print(said, end="")
     if to is not None:

@@ -34,7 +34,7 @@ class ExportOptions:
         to: File to write, such as model.onnx; must not exist yet.
         opset: ONNX opset version, 18 to 22; None uses torch's default.
         token_type_ids: Add token_type_ids as an input; otherwise all tokens belong to the first segment.
-        loops: Write near_far as one operator for each layer, for onnxruntime with the library of
+        loops: Write near_far and nystrom as one operator for each layer, for onnxruntime with the library of
             `nystrom.native.onnx_library`.
         check: Run the file with onnxruntime, and compare it with the model.
     """

@@ -38,6 +38,9 @@ def pretrain_model(words: list[str]) -> None:
     preset = {} if model else _pretraining_of(words, word_after("--attention", words, default))
     arguments = arguments_with_method(PretrainOptions, words, "pretrain", default=default, preset=preset)
     options = PretrainOptions(**arguments)
+    from nystrom_lab.training.pretrain.pretrain_settings import find_pretraining
+
+    find_pretraining(options.preset)
     from nystrom_lab.training.pretrain.pretrain import pretrain
 
     pretrain(options)
@@ -132,9 +135,10 @@ def finetune_model(words: list[str]) -> None:
     arguments = arguments_with_method(
         FinetuneOptions, words, "finetune", default="nystrom", flat=True, positional="task", names={"grid": "search"}
     )
+    options = FinetuneOptions(**arguments)
     from nystrom_lab.training.finetune.finetune import finetune
 
-    finetune(FinetuneOptions(**arguments))
+    finetune(options)
 
 
 def predict_texts(words: list[str]) -> None:
@@ -147,7 +151,11 @@ def predict_texts(words: list[str]) -> None:
 
 def evaluate_model(words: list[str]) -> None:
     """Measure a trained model on a task."""
+    from nystrom.checks import check_names
+    from nystrom_lab.data.lra.facts import LRA
+
     options = call(EvaluateOptions, words, "evaluate", positional="task")
+    check_names("task", [options.task], LRA)
     from nystrom_lab.training.scoring import evaluate
 
     row = evaluate(options)

@@ -152,20 +152,24 @@ def _layer_tables(rows: Sequence[Row], errors: dict[str, dict[int, tuple[float, 
 
 
 def _method_table(rows: Sequence[Row], errors: dict[str, dict[int, tuple[float, float, float]]]) -> list[str]:
-    """A line for each method: the model's error, the time, and the layers with small and with large errors."""
+    """A line for each method: the model's error, the time, the layers with small and with large errors; a plan has no
+    time and no layers.
+    """
     hidden, changed = (_by_method(rows, quantity) for quantity in (HIDDEN, CHANGED))
     ratios = {row.method: row for row in rows if row.quantity == RATIO and row.facts["beside"] == "softmax"}
-    width = max(map(len, errors))
+    methods = list(dict.fromkeys((*errors, *hidden)))
+    width = max(map(len, methods))
     lines = [
         "Hidden states after the last layer, time of attention over exact, and layers",
         f"{'':{width}}  hidden  changed   time  {f'error <= {SMALL}':{_LIST // 2}}  error > {LARGE}",
     ]
-    for method, layers in errors.items():
-        small = _listed([layer for layer, error in layers.items() if error[0] <= SMALL])
-        large = _listed([layer for layer, error in layers.items() if not error[0] <= LARGE])
-        ratio = ratios[method].value
-        cells = (_short(hidden.get(method)), "-" if method not in changed else f"{changed[method]:.1%}", f"{ratio:.2f}")
-        lines.append(f"{method:{width}}  {cells[0]:>6}  {cells[1]:>7}  {cells[2]:>5}  {small:{_LIST // 2}}  {large}")
+    for method in methods:
+        layers = errors.get(method, {})
+        small = _listed([layer for layer, error in layers.items() if error[0] <= SMALL]) if layers else "-"
+        large = _listed([layer for layer, error in layers.items() if not error[0] <= LARGE]) if layers else "-"
+        time = f"{ratios[method].value:.2f}" if layers else "-"
+        cells = (_short(hidden.get(method)), "-" if method not in changed else f"{changed[method]:.1%}")
+        lines.append(f"{method:{width}}  {cells[0]:>6}  {cells[1]:>7}  {time:>5}  {small:{_LIST // 2}}  {large}")
     return lines
 
 
@@ -223,8 +227,11 @@ def _advice(rows: Sequence[Row], errors: dict[str, dict[int, tuple[float, float,
     large = [layer for layer, error in errors[first].items() if not error[0] <= LARGE]
     before = hidden.get(first)
     if before is None:
-        found = f"has an error above {LARGE} in " + (f"layers {ranges(large)}" if large else "no layer")
-        return [f"{first} {found}. Run with the whole model to see the error of its hidden states."]
+        where = f"layers {ranges(large)}" if large else "no layer"
+        return [
+            f"{first} has an error above {LARGE} in {where}. Run with the whole model to see the error of its hidden "
+            "states."
+        ]
     better = sorted((hidden[name], name) for name in errors if name != first and hidden[name] < 0.9 * before)
     mended = [row for row in rows if row.quantity == HIDDEN and "exact" in row.facts]
     ways = () if before <= SMALL else (*(name for _, name in better), *(row.method for row in mended))

@@ -53,7 +53,7 @@ def convert_calibrated(request: ConvertOptions, texts: Sequence[Path]) -> tuple[
         plan = choose_exact_heads(
             model, by, config.attention, config.attention_options, num_exact_heads=_MOST, held_out=held_out
         )
-        told = told_of_heads(plan.found, sized_name(config.attention, config.attention_options)[0])
+        told = told_of_heads(plan.measurements, sized_name(config.attention, config.attention_options)[0])
         if not plan.exact_heads:
             return convert(request), told
         plan.write(file)

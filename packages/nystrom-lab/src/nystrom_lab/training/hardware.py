@@ -35,7 +35,7 @@ def usable_precision(precision: str, device: str, *, has_bfloat16: bool | None =
     """The precision to compute in: "auto" means bfloat16 on an accelerator that has it, and float32 elsewhere.
 
     Args:
-        has_bfloat16: Whether the accelerator computes in bfloat16; torch is asked if it is not given.
+        has_bfloat16: Whether the accelerator computes in bfloat16; None asks torch.
 
     Raises:
         ValueError: Another word, or a precision that the device cannot compute in.

@@ -46,7 +46,6 @@ class HealSettings(Resolved, HealOptions):
                 "--max-position-embeddings."
             )
         shortest = length // 4 if options.shortest is None else options.shortest
-        check_at_least("steps", options.steps, 1)
         every = max(1, options.steps // 10) if options.evaluate_every is None else options.evaluate_every
         given: dict[str, Any] = {entry.name: getattr(options, entry.name) for entry in fields(HealOptions)}
         given |= {

@@ -1,6 +1,6 @@
 """The life of a run, the same for `train`, `pretrain`, `finetune` and `heal`.
 
-1. Refuse: resolve and check everything that determines the result.
+1. Refuse: a folder that holds something else, then settings that cannot be used; all that determines the result.
 2. Lock the folder, which is new, or holds this run, which is to continue.
 3. Compare the fingerprint of the data; a run that is finished ends here.
 4. Make the model, then write run.json: the run has started.
@@ -94,6 +94,8 @@ def execute(kind: Kind[Any, S], *, resume: bool, score: bool = True) -> RunTrain
     run, trainer = kind.run, None
     if kind.options.threads is not None:
         torch.set_num_threads(kind.options.threads)
+    if is_main():
+        run.check_free(resume=resume)
     with no_file_bars(), kind.opened():
         settings = kind.settings()
         with run.held(settings, resume=resume, main=is_main()):

@@ -41,7 +41,7 @@ DEPARTURES = (
     "that begins and ends at 0"
 )
 # A departure of Skyformer's own method.
-DRAWN_BY_SEGMENTS = "landmarks of Skyformer drawn one from each segment instead of independently"
+DRAWN_BY_SEGMENTS = "Skyformer's landmarks drawn by segments"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -95,7 +95,9 @@ class RunFolder:
                 f"{self.path} is in use by another training: wait for it, or choose another folder with --to."
             ) from None
         try:
-            self._check(settings, resume=resume)
+            self.check_free(resume=resume)
+            if self.is_started:
+                self.check_settings(settings)
             yield
         finally:
             if new and not self.is_started:
@@ -123,20 +125,24 @@ class RunFolder:
             except Timeout:
                 raise ValueError(f"{self.path} is in use by another training after {seconds:g} s of waiting.") from None
 
-    def _check(self, settings: Resolved, *, resume: bool) -> None:
-        if not self.is_started:
-            # A run that was killed while writing its first file leaves the beginning of that file.
-            strange = (entry.name for entry in self.path.iterdir() if entry.name != _LOCK)
-            if any(not name.endswith(".partial") for name in strange):
-                raise ValueError(f"{self.path} is not empty and holds no run: choose another folder with --to.")
-            if resume:
+    def check_free(self, *, resume: bool) -> None:
+        """Check that a run can start here, or that one is there to continue; before any work, and again once locked.
+
+        Raises:
+            ValueError: There is a run although `resume` is not set, or none although it is, or something else.
+        """
+        if self.is_started:
+            if not resume:
                 raise ValueError(
-                    f"{self.path} holds no run to resume: leave --resume out, or name its folder with --to."
+                    f"{self.path} holds a run: continue it with --resume, or choose another folder with --to."
                 )
-        elif not resume:
-            raise ValueError(f"{self.path} holds a run: continue it with --resume, or choose another folder with --to.")
-        else:
-            self.check_settings(settings)
+            return
+        # A run that was killed while writing its first file leaves the beginning of that file.
+        there = self.path.iterdir() if self.path.is_dir() else ()
+        if any(entry.name != _LOCK and not entry.name.endswith(".partial") for entry in there):
+            raise ValueError(f"{self.path} is not empty and holds no run: choose another folder with --to.")
+        if resume:
+            raise ValueError(f"{self.path} holds no run to resume: leave --resume out, or name its folder with --to.")
 
     def check_settings(self, settings: Resolved) -> None:
         """Check that a resumed run has its original settings.
@@ -433,8 +439,10 @@ def alone(to: Path, command: str, seconds: float = 0) -> Iterator[None]:
         seconds: How long to wait for another one.
 
     Raises:
-        ValueError: The folder cannot be written, or another process has locked it.
+        ValueError: The folder holds one run, cannot be written, or another process has locked it.
     """
+    if RunFolder(to).is_started:
+        raise ValueError(f"{to} holds one run, where {command} has no place: choose another folder with --to.")
     check_folder(to)
     lock = FileLock(to / ".lock", timeout=seconds)
     try:

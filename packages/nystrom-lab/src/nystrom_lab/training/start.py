@@ -56,8 +56,6 @@ def find_start(folder: Path, kinds: Collection[str] | None = None, **changes: An
     Raises:
         ValueError: The folder holds no model, one of another type, or no complete safetensors.
     """
-    if not (folder / "config.json").is_file() and (folder / "best" / "config.json").is_file():
-        raise ValueError(f"model is {folder}, a run: name its best model {folder / 'best'}, or one of its checkpoints.")
     if not (folder / "config.json").is_file():
         check_weights(folder)
         raise ValueError(f"model is {folder}, which holds no config.json: name a saved model, such as RUN/best.")

@@ -9,7 +9,7 @@ from nystrom_lab.config import PAPER_GRID, SearchGrid
 from nystrom_lab.measure.rows import read_rows
 from nystrom_lab.training.finetune.search import Search
 from nystrom_lab.training.grid.run_grid import status_lines
-from nystrom_lab.training.run_folder import RunFolder
+from nystrom_lab.training.run_folder import RunFolder, alone
 from nystrom_lab.training.run_trainer import RunTrainer
 from nystrom_lab.training.trials import Outcome, outcome_of
 
@@ -79,6 +79,16 @@ def test_an_outcome_that_is_damaged_is_named(tmp_path, content, says):
     (tmp_path / "outcome.json").write_text(content)
     with pytest.raises(ValueError, match=says):
         outcome_of(RunFolder(tmp_path))
+
+
+def test_one_run_is_no_folder_of_runs(tmp_path):
+    (tmp_path / "run.json").touch()
+    (tmp_path / "checkpoint-1").mkdir()
+    (tmp_path / "checkpoint-1" / "run.json").touch()
+    with pytest.raises(ValueError, match=f"^{tmp_path} is one run"):
+        status_lines(tmp_path)
+    with pytest.raises(ValueError, match="holds one run, where `nystrom lra run` has no place"):
+        alone(tmp_path, "`nystrom lra run`").__enter__()
 
 
 def test_a_trial_without_finite_numbers_is_listed_with_the_reason(tmp_path):

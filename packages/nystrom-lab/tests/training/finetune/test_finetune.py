@@ -1,8 +1,9 @@
-"""A fine-tuned model, its predictions and its rows; resuming; and what is wrong is said before anything is trained."""
+"""A fine-tuned model, its predictions and its rows; resuming; and errors, which come before anything is trained."""
 
 import csv
 import errno
 import json
+import math
 import shutil
 import signal
 import subprocess
@@ -103,6 +104,25 @@ def test_the_splits_and_classes_are_printed_before_the_model_is_read(tuned, tmp_
     assert "train 48, validation 20, submission 10; 2 classes: 'negative' 34, 'positive' 34.\n" in said
 
 
+@pytest.mark.parametrize(
+    ("changes", "match"),
+    [
+        ({"learning_rate": math.nan}, "learning_rate is nan; expected a positive"),
+        ({"seed": -1}, "seed is -1; expected"),
+        ({"accumulation": 0}, "accumulation is 0; expected"),
+        ({"resume": True}, "run holds no run to resume"),
+        ({}, "run is not empty and holds no run: choose"),
+    ],
+)
+def test_numbers_and_the_folder_are_refused_before_the_texts_are_read(tuned, tmp_path, capsys, changes, match):
+    if not changes:
+        (tmp_path / "run").mkdir()
+        (tmp_path / "run" / "notes").touch()
+    with pytest.raises(ValueError, match=match):
+        tuned(tmp_path / "run", **changes)
+    assert not capsys.readouterr().out
+
+
 def test_predict_counts_the_texts_with_other_bytes_than_utf_8(whole, tmp_path, capsys):
     (tmp_path / "texts.txt").write_bytes("good\ncafé\n".encode("latin-1"))
     assert (
@@ -159,7 +179,7 @@ def test_a_run_that_ended_while_it_was_scored_is_scored_again(whole, tuned, tmp_
 
 
 def assert_equal_runs(run, whole):
-    """Same weights, predictions and rows, but for time and memory."""
+    """Same weights, predictions and rows, except time and memory."""
     weights = [load_file(folder / "best" / "model.safetensors") for folder in (run, whole)]
     assert_close(*weights, rtol=0, atol=0)
     predictions = [

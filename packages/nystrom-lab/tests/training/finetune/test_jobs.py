@@ -40,7 +40,7 @@ def checkpoints(folder):
 
 
 def assert_equal_searches(here, there):
-    """The same table, rows and model, but for time and memory; the best alone is scored, and its checkpoints kept."""
+    """The same table, rows and model, except time and memory; the best alone is scored, and its checkpoints kept."""
     assert table(there) == table(here)
     assert rows(there) == rows(here)
     weights = [load_file(folder / "best" / "model.safetensors") for folder in (there, here)]
@@ -108,8 +108,9 @@ def test_a_search_in_jobs_ends_as_one_that_stays_here(tuned, cluster, tmp_path, 
 
 
 @pytest.mark.long
-def test_numbers_that_are_not_finite_hold_up_nothing(tuned, submitted, tmp_path, monkeypatch):
+def test_numbers_that_are_not_finite_hold_up_nothing(tuned, submitted, tmp_path, monkeypatch, capsys):
     here = tuned(tmp_path / "here", grid=DIVERGES, **TWO_STEPS)
+    assert "\nnot in the table: learning_rate-1e+30, the outputs of the model are not finite" in capsys.readouterr().out
     there = tuned(tmp_path / "there", grid=DIVERGES, on="slurm", **TWO_STEPS)
     assert len(table(there)) == 2
     assert_equal_searches(here, there)

@@ -1,4 +1,4 @@
-"""Runs: what they learn, that nothing but their settings decides them, what they leave, and what they do not take."""
+"""Runs: what they learn, that their settings alone decide them, what they leave, and what they do not take."""
 
 import json
 

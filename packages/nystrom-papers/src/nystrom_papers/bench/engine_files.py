@@ -9,8 +9,8 @@ weights. Files of onnxruntime are made by torch's older exporter, whose patterns
   onnxruntime computes it block by block, where there is no mask.
 - `int8.onnx` is `flash.onnx` whose linear layers are in int8: a scale for each channel, and 7 bits of a weight, since
   sums of 8 bits saturate on a processor without VNNI. Other settings err more.
-- `near_far.onnx` has an operator of ours in place of the attention, with the loops of `nystrom.native`, and
-  `near_far-int8.onnx` also has linear layers in int8.
+- `near_far.onnx` and `nystrom.onnx` have an operator of ours in place of the attention, with the loops of
+  `nystrom.native`, and `near_far-int8.onnx` also has linear layers in int8.
 """
 
 import warnings
@@ -153,13 +153,16 @@ def _int8(source: str) -> Callable[[Path, Path], None]:
     return quantize
 
 
-def _near_far(place: Path, to: Path) -> None:
-    from nystrom.integrations import set_attention
-    from nystrom.models.export.onnx_program import export_onnx
+def _by_loops(method: str) -> Callable[[Path, Path], None]:
+    def export(place: Path, to: Path) -> None:
+        from nystrom.integrations import set_attention
+        from nystrom.models.export.onnx_program import export_onnx
 
-    model = load_model(place / MODEL)[0]
-    set_attention(model, "near_far")
-    export_onnx(model, to, loops=True, check=False)
+        model = load_model(place / MODEL)[0]
+        set_attention(model, method)
+        export_onnx(model, to, loops=True, check=False)
+
+    return export
 
 
 def _openvino(place: Path, to: Path) -> None:
@@ -186,8 +189,9 @@ _MAKERS: Mapping[str, Callable[[Path, Path], None]] = {
     "mask.onnx": _with_mask,
     "flash.onnx": _flash,
     "int8.onnx": _int8("flash.onnx"),
-    "near_far.onnx": _near_far,
+    "near_far.onnx": _by_loops("near_far"),
     "near_far-int8.onnx": _int8("near_far.onnx"),
+    "nystrom.onnx": _by_loops("nystrom"),
     "openvino.xml": _openvino,
     "ctranslate2": _ctranslate2("float32"),
     "ctranslate2-int8": _ctranslate2("int8"),

@@ -72,8 +72,8 @@ class Engine(NamedTuple):
 def _lacks_bfloat16() -> str:
     import torch
 
-    found = torch.cpu.get_capabilities()
-    if any(there and "bf16" in name for name, there in found.items()):
+    capabilities = torch.cpu.get_capabilities()
+    if any(there and "bf16" in name for name, there in capabilities.items()):
         return ""
     return "the processor has neither AMX nor AVX512-BF16, without which bfloat16 is slower than float32"
 
@@ -197,5 +197,6 @@ ENGINES: Mapping[str, Engine] = {
     "near_far-onnxruntime": _by_loops("near_far.onnx"),
     "near_far-int8": _by_loops("near_far.onnx", "near_far-int8.onnx", dtype="int8"),
     "nystrom-64": Engine(partial(_torch, method="nystrom-64")),
+    "nystrom-onnxruntime": _by_loops("nystrom.onnx"),
     f"pieces-{PIECE}": Engine(_pieces),
 }

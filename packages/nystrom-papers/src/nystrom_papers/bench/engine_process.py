@@ -1,4 +1,4 @@
-"""A process for one engine: it loads the engine, and makes a call whenever it is asked, with nothing else beside it.
+"""A process for one engine: it loads the engine, and makes a call for each request, with nothing else beside it.
 
 Requests and answers go over a pipe. Between its calls a process sleeps; threads of an engine that wait actively do so
 for some milliseconds. A call's memory is the peak of the process in the call, beyond what it held just before its
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from jaxtyping import Float
 
 _THREADS = "OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"
-# Seconds after which a process that was told to end is ended.
+# Seconds that a process has to end by itself.
 _PATIENCE = 10.0
 
 
@@ -81,7 +81,7 @@ def line_of(error: Exception) -> str:
 
 @dataclass
 class EngineProcess:
-    """The process of one engine, and why it can be asked no more; "" while it can."""
+    """The process of one engine, and why it takes no more requests; "" while it does."""
 
     name: str
     fault: str = ""

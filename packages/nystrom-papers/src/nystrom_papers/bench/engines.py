@@ -121,8 +121,8 @@ def run_engines(options: EnginesOptions) -> list[Row]:
     rows: list[Row] = []
     for n in dict.fromkeys(options.lengths):
         with scratch_folder() as place:
-            found = _measure(n, names, EngineJob(place, options.folder, options.threads), options.turns, config)
-        new = rows_of(found, replace(blank, n=n))
+            outcomes = _measure(n, names, EngineJob(place, options.folder, options.threads), options.turns, config)
+        new = rows_of(outcomes, replace(blank, n=n))
         append_rows(options.to, new)
         rows += new
         print(f"{n} tokens: rows in {options.to}.", file=sys.stderr)
@@ -147,33 +147,35 @@ def _check_file(options: EnginesOptions, blank: Row) -> None:
 
 def _measure(n: int, names: tuple[str, ...], job: EngineJob, turns: int, config: Any) -> dict[str, Measured]:
     """Measure these engines at one length."""
-    found = {name: Measured(ENGINES[name], ENGINES[name].lacks()) for name in names}
-    _make_files(n, found, job)
+    outcomes = {name: Measured(ENGINES[name], ENGINES[name].lacks()) for name in names}
+    _make_files(n, outcomes, job)
     with ExitStack() as stack:
         running = {
-            name: stack.enter_context(engine_process(name, job)) for name, each in found.items() if not each.fault
+            name: stack.enter_context(engine_process(name, job)) for name, each in outcomes.items() if not each.fault
         }
         for process in running.values():
             process.wait()
         exact = None
         for name, process in running.items():
-            too_much = _too_much(n, config.num_attention_heads) if found[name].engine.all_pairs else ""
+            too_much = _too_much(n, config.num_attention_heads) if outcomes[name].engine.all_pairs else ""
             process.fault = process.fault or too_much
-            exact = _first_call(process, found[name], exact)
-        clocks = {name: partial(_turn, process, found[name]) for name, process in running.items() if not process.fault}
+            exact = _first_call(process, outcomes[name], exact)
+        clocks = {
+            name: partial(_turn, process, outcomes[name]) for name, process in running.items() if not process.fault
+        }
         times = in_turns(clocks, 1, warm_up=False)
         quick = {name: clock for name, clock in clocks.items() if times[name][0] <= _SLOW * times[EXACT][0]}
         more = in_turns(quick, turns - 1, warm_up=False)
         if running[EXACT].fault:
             raise _no_exact(running[EXACT])
         for name in clocks:
-            found[name].seconds = [*times[name], *more.get(name, ())]
+            outcomes[name].seconds = [*times[name], *more.get(name, ())]
         for name, process in running.items():
-            found[name].fault = process.fault
-    return found
+            outcomes[name].fault = process.fault
+    return outcomes
 
 
-def _make_files(n: int, found: Mapping[str, Measured], job: EngineJob) -> None:
+def _make_files(n: int, outcomes: Mapping[str, Measured], job: EngineJob) -> None:
     """Make the files of a length; an engine whose file cannot be made gets the reason."""
     import torch
 
@@ -184,13 +186,13 @@ def _make_files(n: int, found: Mapping[str, Measured], job: EngineJob) -> None:
     write_tokens(job.place / MODEL, n, job.place / TOKENS)
     faults: dict[str, str] = {}
     for file in FILES:
-        if any(file in each.engine.files and not each.fault for each in found.values()):
+        if any(file in each.engine.files and not each.fault for each in outcomes.values()):
             print(f"{n} tokens: {file}", file=sys.stderr)
             try:
                 make_file(file, job.place)
             except Exception as error:  # noqa: BLE001 (whatever another's converter raises, the others go on)
                 faults[file] = line_of(error)
-    for each in found.values():
+    for each in outcomes.values():
         each.fault = each.fault or next((faults[file] for file in each.engine.files if file in faults), "")
 
 
@@ -244,17 +246,17 @@ def _note_memory(called: Called, into: Measured) -> None:
     into.beyond, into.whole = max(into.beyond, called.beyond), max(into.whole, called.whole)
 
 
-def rows_of(found: Mapping[str, Measured], blank: Row) -> list[Row]:
+def rows_of(outcomes: Mapping[str, Measured], blank: Row) -> list[Row]:
     """The rows of all engines at one length.
 
     Args:
-        found: The outcome of each; exact attention in torch first.
+        outcomes: The outcome of each; exact attention in torch first.
         blank: A row with the facts that all rows share.
     """
-    well = {name: each.seconds for name, each in found.items() if not each.fault}
-    best = min((name for name in well if found[name].engine.exact), key=lambda name: quartiles(well[name]).middle)
+    well = {name: each.seconds for name, each in outcomes.items() if not each.fault}
+    best = min((name for name in well if outcomes[name].engine.exact), key=lambda name: quartiles(well[name]).middle)
     rows: list[Row] = []
-    for name, each in found.items():
+    for name, each in outcomes.items():
         version = each.engine.version if not each.engine.lacks() else ""
         like = replace(blank, method=name, dtype=each.engine.dtype, note=each.fault).with_facts(engine=version)
         if each.fault:

@@ -117,7 +117,7 @@ def find_sizes(model: Path | None, **changes: int | None) -> EncoderSizes:
 
     Args:
         model: Folder of an encoder, of which only config.json is read; None for BERT-base.
-        **asked: Fields of `EncoderSizes`; None for those of the model.
+        **changes: Fields of `EncoderSizes`; None for those of the model.
 
     Raises:
         ValueError: The folder holds no encoder that transformers knows, a size is out of range, or the model is larger

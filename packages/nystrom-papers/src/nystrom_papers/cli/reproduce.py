@@ -6,7 +6,7 @@ from pathlib import Path
 from shutil import get_terminal_size
 from typing import TYPE_CHECKING, Any, Literal
 
-from nystrom.checks import check_at_least
+from nystrom.checks import check_at_least, check_names
 from nystrom_lab.cli.arguments import arguments_of, call
 
 if TYPE_CHECKING:
@@ -67,13 +67,16 @@ def reproduce_study(words: list[str]) -> None:
         print(_list(to), end="")
         return
     check_at_least("threads", arguments["threads"], 1)
+    from nystrom_papers.studies.reproduce.catalogue import CATALOGUE
+
+    if name is not None:
+        check_names("study", [name], CATALOGUE)
     arguments["slurm"].check(arguments["on"])
     import torch
 
     torch.set_num_threads(arguments["threads"])
     from nystrom_papers.report.gallery import check_gallery, print_summary, print_verdicts, write_gallery
     from nystrom_papers.report.summary import SUMMARY
-    from nystrom_papers.studies.reproduce.catalogue import CATALOGUE
     from nystrom_papers.studies.reproduce.run import check_study, folder_of, run_study
     from nystrom_papers.studies.reproduce.study import Setting
 

@@ -25,17 +25,17 @@ def engines_table(rows: Sequence[Row]) -> Table:
     if not rows or {row.study for row in rows} != {STUDY}:
         studies = ", ".join(sorted({repr(row.study) for row in rows})) or "no study"
         raise ValueError(f"rows are of {studies}; expected rows of 'engines', written by nystrom bench engines.")
-    found: dict[tuple[str, str, int | None], Row] = {}
+    row_of: dict[tuple[str, str, int | None], Row] = {}
     for row in rows:
-        if found.setdefault((row.quantity, row.method, row.n), row) is not row:
+        if row_of.setdefault((row.quantity, row.method, row.n), row) is not row:
             raise ValueError(f"{row.quantity} of {row.method} at {row.n} tokens is measured twice: keep one of them.")
     lengths = sorted({row.n for row in rows if row.n is not None})
     last = lengths[-1]
     heads = ["engine", *(f"{n:,} tokens, s" for n in lengths), f"error, {last:,}", f"MB, {last:,}"]
     lines = []
     for name in dict.fromkeys(row.method for row in rows):
-        times = [_time(found.get((TIME, name, n)), found.get((BESIDE_BEST, name, n))) for n in lengths]
-        error, memory = (found.get((quantity, name, last)) for quantity in (ERROR, MEMORY))
+        times = [_time(row_of.get((TIME, name, n)), row_of.get((BESIDE_BEST, name, n))) for n in lengths]
+        error, memory = (row_of.get((quantity, name, last)) for quantity in (ERROR, MEMORY))
         lines.append([name, *times, _error(error), "–" if memory is None else f"{memory.value:,.0f}"])
     return Table("", heads, lines, notes="\n".join(_notes(rows)))
 

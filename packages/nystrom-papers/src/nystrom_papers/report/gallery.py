@@ -9,9 +9,11 @@ from pathlib import Path
 
 from nystrom.whole_files import write_whole
 from nystrom_lab.report.table import Table, markdown_table, print_table
-from nystrom_papers.report.summary import OURS, Summary, Verdict, count_claims, read_summary
+from nystrom_papers.report.summary import OURS, Summary, Verdict, claim_counts, count_claims, read_summary
 
 _HEAD = "# The papers, measured again\n"
+_STUDIES = "studies of Nyströmformer, of Skyformer and of this library, run by `nystrom reproduce`."
+_COUNTED = ("agree", "do not", "undecided")
 _ANSWERS = {True: "agrees", False: "**does not agree**", None: "*cannot tell*"}
 
 
@@ -35,12 +37,13 @@ def write_gallery(folders: Mapping[str, Path], missing: Mapping[str, str], path:
     """
     check_gallery(path)
     summaries = {name: summary for name, folder in folders.items() if (summary := read_summary(folder)) is not None}
-    parts = [f"{_counted([*summaries.values()])} A rule on the rows decides each.\n"]
+    counted = count_claims([*summaries.values()])
+    parts = [f"{len(summaries)} {_STUDIES} {counted} A rule on the rows decides each.\n"]
     for name, summary in summaries.items():
         links = [os.path.relpath(folders[name] / figure, path.parent) for figure in summary.figures]
         setting = ", ".join(f"{what} {value}" for what, value in summary.setting.items())
         parts += [
-            _heading(summary, summary.differs),
+            _heading(summary),
             verdicts_markdown(_marked(summary)),
             *(f"![{summary.shows}]({link})\n" for link in links),
             tables_markdown(summary.tables),
@@ -51,7 +54,7 @@ def write_gallery(folders: Mapping[str, Path], missing: Mapping[str, str], path:
 
 
 def gallery_markdown(summaries: Sequence[Summary], missing: Mapping[str, str], *, pictures: str, results: str) -> str:
-    """The page of claims: a section for each study, with its pictures and the claims that the rows refuse.
+    """The page of claims: for each paper, a table with a line for each study, and the claims that the rows refuse.
 
     Args:
         missing: Why others were not run, by name.
@@ -60,14 +63,29 @@ def gallery_markdown(summaries: Sequence[Summary], missing: Mapping[str, str], *
     """
     first = summaries[0].name
     parts = [
-        f"{_counted(summaries)} A rule on the rows decides each. This command prints all claims of a study, the "
-        "numbers that decide them, and its tables:\n",
+        f"{len(summaries)} {_STUDIES} A rule on the rows decides whether a claim agrees:\n",
+        markdown_table(Table("", ("claims of", *_COUNTED), list(claim_counts(summaries)))),
+        "This command prints all claims of a study, the numbers that decide them, and its tables; each row of "
+        f'`{results}` names its command, device, date and commit. "Ours" is a claim of this library.\n',
         f"```bash\nnystrom report study {results}/{first}.csv --study {first} --verdicts\n```\n",
-        f"Each row of `{results}` names its command, device, date and commit.\n",
     ]
+    papers: dict[str, list[tuple[Summary, str]]] = {}
     for summary, differs in zip(summaries, _once(summaries), strict=True):
-        shown = "".join(f" [Figure]({pictures}/{figure})." for figure in summary.figures)
-        parts += [_heading(summary, differs, shown), claims_markdown(summary)]
+        papers.setdefault(summary.source.partition(",")[0], []).append((summary, differs))
+    for paper, studies in papers.items():
+        words = ("study", "it shows", *(["differs from the paper"] * (paper != OURS)))
+        lines = [
+            (_linked(each, pictures), each.shows, differs or "in nothing", *counts(each))
+            if paper != OURS
+            else (_linked(each, pictures), each.shows, *counts(each))
+            for each, differs in studies
+        ]
+        refused = [f"- {each.name}: {claim}" for each, _ in studies for claim in refused_claims(each)]
+        parts += [
+            f"## {paper[0].upper()}{paper[1:]}\n",
+            markdown_table(Table("", (*words, *_COUNTED), lines, len(words))),
+            *(["Claims that do not agree with the rows:\n", *refused, ""] if refused else []),
+        ]
     return "\n".join([_HEAD, *parts, *_listed("Not on this page", missing)])
 
 
@@ -82,15 +100,15 @@ def verdicts_markdown(verdicts: Sequence[Verdict]) -> str:
     return markdown_table(Table("", ("claim", "verdict", "what decides"), lines, 3)) if verdicts else ""
 
 
-def claims_markdown(summary: Summary) -> str:
-    """How many claims of a study agree, then each that does not, those of this library marked; "" for none."""
-    verdicts = _marked(summary)
-    if not verdicts:
-        return ""
-    agree, unclear = (sum(verdict.agrees is answer for verdict in verdicts) for answer in (True, None))
-    refused = [f"- {_ANSWERS[False]}: {verdict.claim}" for verdict in verdicts if verdict.agrees is False]
-    counted = f"Claims: {agree} of {len(verdicts)} agree{f', {unclear} cannot be told' * bool(unclear)}."
-    return "\n".join([counted, *([""] * bool(refused)), *refused, ""])
+def counts(summary: Summary) -> tuple[str, ...]:
+    """How many claims of a study agree with the rows, do not, and are undecided; empty for a study without claims."""
+    answers = [verdict.agrees for verdict in summary.verdicts]
+    return tuple(str(answers.count(answer)) if answers else "" for answer in (True, False, None))
+
+
+def refused_claims(summary: Summary) -> list[str]:
+    """The claims of a study that do not agree with the rows, those of this library marked."""
+    return [verdict.claim for verdict in _marked(summary) if verdict.agrees is False]
 
 
 def _marked(summary: Summary) -> list[Verdict]:
@@ -101,27 +119,30 @@ def _marked(summary: Summary) -> list[Verdict]:
     ]
 
 
-def _counted(summaries: Sequence[Summary]) -> str:
-    of = "studies of Nyströmformer, of Skyformer and of this library, run by `nystrom reproduce`."
-    return f"{len(summaries)} {of} {count_claims(summaries)}"
-
-
 def _once(summaries: Sequence[Summary]) -> list[str]:
     """How each differs from the paper; the first of several states what they share."""
     first: dict[str, str] = {}
     return [
         each.differs
         if first.setdefault(each.differs, each.name) == each.name or len(each.differs) < len(each.name) + 50
-        else f"as [{first[each.differs]}](#{first[each.differs]})"
+        else f"as {first[each.differs]}"
         for each in summaries
     ]
 
 
-def _heading(summary: Summary, differs: str, shown: str = "") -> str:
-    source = "" if summary.source == OURS else f" ({summary.source})"
+def _linked(summary: Summary, pictures: str) -> str:
+    """The name of a study, a link to its first figure, and its other figures by number."""
+    words = [summary.name, *map(str, range(2, len(summary.figures) + 1))]
+    links = [f"[{word}]({pictures}/{figure})" for word, figure in zip(words, summary.figures, strict=False)]
+    return ", ".join(links) or summary.name
+
+
+def _heading(summary: Summary) -> str:
     # Claims stand under a paper's name, and must not pass as made at its setting.
-    differs = "" if summary.source == OURS else f" Differs: {differs or 'in nothing'}."
-    return f"## {summary.name}\n\n{summary.shows[0].upper()}{summary.shows[1:]}{source}.{shown}{differs}\n"
+    source, differs = f" ({summary.source})", f" Differs: {summary.differs or 'in nothing'}."
+    if summary.source == OURS:
+        source = differs = ""
+    return f"## {summary.name}\n\n{summary.shows[0].upper()}{summary.shows[1:]}{source}.{differs}\n"
 
 
 def _listed(title: str, missing: Mapping[str, str]) -> list[str]:

@@ -4,7 +4,7 @@ The page of all studies is written from these files alone, see `nystrom_papers.r
 """
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -79,17 +79,21 @@ class Summary:
         return [verdict for verdict in self.verdicts if (verdict.ours or self.source == OURS) is ours]
 
 
+def claim_counts(summaries: Sequence[Summary]) -> Iterator[tuple[str, str, str, str]]:
+    """Whose claims, and how many agree with what was measured, do not, and are undecided."""
+    for whose, ours in (("the papers", False), ("this library's pages", True)):
+        if answers := [verdict.agrees for summary in summaries for verdict in summary.claims(ours=ours)]:
+            yes, no, unknown = (str(answers.count(answer)) for answer in (True, False, None))
+            yield whose, yes, no, unknown
+
+
 def count_claims(summaries: Sequence[Summary]) -> str:
     """How many claims of the papers, and of this library, agree with what was measured, in a sentence each."""
-    said = []
-    for whose, ours in (("The papers", False), ("This library's pages", True)):
-        if verdicts := [verdict for summary in summaries for verdict in summary.claims(ours=ours)]:
-            yes, no, unknown = (sum(verdict.agrees is word for verdict in verdicts) for word in (True, False, None))
-            said.append(
-                f"{whose} make {len(verdicts)} claims: {yes} agree with the rows, {no} do not, and the rows cannot "
-                f"tell {unknown}."
-            )
-    return " ".join(said)
+    return " ".join(
+        f"{whose.capitalize()} make {int(yes) + int(no) + int(unknown)} claims: {yes} agree with the rows, {no} do "
+        f"not, and the rows cannot tell {unknown}."
+        for whose, yes, no, unknown in claim_counts(summaries)
+    )
 
 
 def provenance_of(rows: Sequence[Row]) -> str:

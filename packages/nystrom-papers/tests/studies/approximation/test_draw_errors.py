@@ -32,7 +32,7 @@ def test_errors_of_each_draw_are_those_of_the_dense_formula(completion):
         values = torch.linalg.eigvalsh(error)
         torch.testing.assert_close(whole, values[-1], rtol=0, atol=1e-9)
         assert block.item() == pytest.approx(torch.linalg.matrix_norm(error[:10, 10:], ord=2).item(), abs=1e-9)
-        # The Schur complement of a positive semidefinite matrix is one, but for rounding.
+        # The Schur complement of a positive semidefinite matrix is one, except for rounding.
         assert abs(least) <= rounding(completion)
 
 

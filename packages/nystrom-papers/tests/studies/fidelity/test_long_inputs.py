@@ -26,7 +26,7 @@ def test_a_length_beyond_the_positions(tiny_setting, prose, tmp_path, monkeypatc
     found = {(row.quantity, row.method, row.n): row.value for row in rows if row.quantity in (ERROR, HIDDEN)}
     for quantity in (ERROR, HIDDEN):
         assert found[quantity, "softmax", 1200] == 0
-        # Exact up to 1,024 tokens, but for the order of sums in float32.
+        # Exact up to 1,024 tokens, except for the order of sums in float32.
         assert found[quantity, "near_far", 16] < 1e-6
         assert 1e-3 < found[quantity, "near_far", 1200] < found[quantity, "nystrom-64", 1200]
     assert {(row.fact("of"), row.n) for row in rows if row.quantity == MEMORY} == {

@@ -102,7 +102,7 @@ def test_a_seed_is_measured_and_drawn(data, tmp_path):
     # So that a folder with the rows of fewer methods is refused.
     assert job.plan.setting["methods"] == " ".join(METHODS)
     assert "text, retrieval, image" in job.plan.differs
-    assert "landmarks of Skyformer drawn one from each segment instead of independently" in job.plan.differs
+    assert "Skyformer's landmarks drawn by segments" in job.plan.differs
     summary = run_study(job._replace(plan=job.plan._replace(parts=job.plan.parts[:2])), lambda line: None)
     rows = read_rows(job.folder / "rows.csv")
     assert {row.value for row in rows if row.method == "softmax" and row.quantity.startswith("ratio")} == {1.0}

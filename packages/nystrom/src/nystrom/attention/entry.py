@@ -11,8 +11,10 @@ from torch import Tensor
 
 from nystrom.attention.backend import HAS_TRITON, check_backend_device
 from nystrom.attention.group_runner import group_runner
+from nystrom.attention.onnx_operator import onnx_operator, writes_onnx_loops
 from nystrom.attention.position_bias import PositionBias, check_bias
 from nystrom.attention.segments import check_segments, in_segments
+from nystrom.attention.shared_graph import SHARED, as_node
 from nystrom.native import keeps_loops
 from nystrom.precision import cast_for_autocast, narrowed, without_autocast
 from nystrom.private_torch import is_forward_mode, is_transformed, tracing_state
@@ -39,6 +41,7 @@ def attend(
     same_tokens: str | None = None,
     kernels: Callable[..., Tensor] | None = None,
     operator: Callable[..., Tensor] | None = None,
+    onnx: str | None = None,
     group: Group = None,
 ) -> Float[Tensor, "b h n e"]:
     """Run `core(q, k, v, keep, query_keep, *rest)` on checked inputs, with the masks of keys and queries.
@@ -54,6 +57,7 @@ def attend(
         kernels: The computation by kernels, if `picks_triton` does with the options that `rest` begins with. It applies
             the masks itself, so that with backend="triton" nothing is done around it.
         operator: The core as one operator, for a compiler that keeps the loops, see `nystrom.attention.loops_operator`.
+        onnx: The method, if an operator of onnxruntime computes this call, see `nystrom.attention.onnx_operator`.
 
     Raises:
         ValueError: Invalid shapes, dtypes or masks.
@@ -70,7 +74,9 @@ def attend(
         check_bias(bias, q)
     q, k, v = cast_for_autocast(q, k, v)
     if any(is_number(size) and size == 0 for size in (q.shape[0], q.shape[2], k.shape[2])):
-        return empty_output(q, k, v, *(x for x in rest if isinstance(x, Tensor)), *(x.weight for x in _biases(rest)))
+        return empty_output(q, k, v, *_weights(rest))
+    if onnx is not None and torch.compiler.is_exporting() and writes_onnx_loops():
+        return onnx_operator(onnx, q, k, v, keep, query_keep, *rest)
     with without_autocast(q), _refusing_by_name():
         if kernels is not None and picks_triton(rest[0], q, k, v):
             core = kernels
@@ -79,6 +85,10 @@ def attend(
                 return kernels(q, k, v, keep, query_keep, *rest)
         if operator is not None and core is not kernels and rest[0].backend != "triton" and keeps_loops(q, k, v):
             core = operator
+        # A bias holds tensors of the model, which another trace cannot have.
+        elif torch.compiler.is_exporting() and not torch.compiler.is_dynamo_compiling() and not _biases(rest):
+            noted = SHARED.get()
+            core = core if noted is None else as_node(core, noted)
         dtype = v.dtype
         q, k, v = zero_masked(q, query_keep), zero_masked(k, keep), zero_masked(v, keep)
         return narrowed(zero_masked(core(q, k, v, keep, query_keep, *rest), query_keep), dtype)
@@ -94,7 +104,7 @@ def _attend_in_segments(
         check_bias(bias, q)
     edges = check_segments(cu_seqlens, q)
     if not q.shape[2]:
-        return empty_output(q, k, v)
+        return empty_output(q, k, v, *_weights(rest))
     # The initial value "authors" depends on the whole batch, so each sequence gets a call of its own.
     alone = any(getattr(each, "z0", None) == "authors" for each in rest)
     drawing = next((each for each in rest if isinstance(each, torch.Generator)), None)
@@ -114,6 +124,10 @@ def _attend_in_segments(
 
 def _biases(rest: tuple[Any, ...]) -> list[PositionBias]:
     return [x for x in rest if isinstance(x, PositionBias)]
+
+
+def _weights(rest: tuple[Any, ...]) -> list[Tensor]:
+    return [*(x for x in rest if isinstance(x, Tensor)), *(x.weight for x in _biases(rest))]
 
 
 def empty_output(

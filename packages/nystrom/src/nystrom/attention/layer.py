@@ -205,7 +205,10 @@ class MultiheadAttention(nn.Module):
         of_self = {"is_causal": is_causal, "cu_seqlens": cu_seqlens is not None, "bias": bias is not None}
         for name, given in of_self.items():
             if given and not is_self:
-                raise ValueError(f"{name} is given, which is self-attention, but query and key are different tokens.")
+                raise ValueError(
+                    f"{name} is given, which is self-attention, but query and key are different tokens: leave it out, "
+                    "or call layer(x)."
+                )
         if weight_queries is not None and bias is not None:
             raise ValueError("bias is given, and weight_queries: rows exist without a bias alone. Leave one out.")
         if weight_queries is not None:

@@ -73,8 +73,8 @@ def loops_operator(name: str, core: Callable[..., Tensor], options: type) -> Cal
             weight = None if weight is None else weight.detach().requires_grad_()
             out = run(q, k, v, keep, query_keep, weight, words, sizes, factors)
             leaves = [x for x in (q, k, v, weight) if x is not None]
-            found = torch.autograd.grad(out, leaves, grad, materialize_grads=True)
-        return [*(_side_by_side(x) for x in found[:3]), *(x.contiguous() for x in found[3:])]
+            gradients = torch.autograd.grad(out, leaves, grad, materialize_grads=True)
+        return [*(_side_by_side(x) for x in gradients[:3]), *(x.contiguous() for x in gradients[3:])]
 
     operator = torch.library.custom_op(f"nystrom::{name}_by_loops", forward, mutates_args=())
     operator_backward = torch.library.custom_op(f"nystrom::{name}_by_loops_backward", backward, mutates_args=())

@@ -34,7 +34,7 @@ class AttentionPlan:
 
     layers: tuple[LayerChoice, ...]  # In the order of the layers
     # The measurements behind the plan, such as its error and time; plain values by name
-    found: Mapping[str, Any] = field(default_factory=dict)
+    measurements: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self):
         if not self.layers:
@@ -75,7 +75,7 @@ class AttentionPlan:
 
     def write(self, path: Path, *, new: bool = False) -> None:
         """Write the plan as JSON; with `new` an existing file raises ValueError."""
-        content = {"format": _FORMAT, **self.options, "found": dict(self.found)}
+        content = {"format": _FORMAT, **self.options, "measurements": dict(self.measurements)}
         write_whole(Path(path), json.dumps(content, indent=1) + "\n", new=new)
 
 
@@ -89,10 +89,12 @@ def read_plan(path: Path) -> AttentionPlan:
     """Read a plan from a JSON file; ValueError if it is missing or is not a plan."""
     path = Path(path)
     content = read_json(path, remedy="nystrom inspect --budget writes a plan")
-    if content.get("format") != _FORMAT or not isinstance(content.get("found"), dict):
+    # Version 0.3 wrote them as "found".
+    measurements = content.get("measurements", content.get("found"))
+    if content.get("format") != _FORMAT or not isinstance(measurements, dict):
         raise ValueError(f"plan {path} is not an attention plan; nystrom inspect --budget writes one.")
     layers = plan_of_options({LAYERS: content.get(LAYERS)}).layers
-    return AttentionPlan(layers, content["found"])
+    return AttentionPlan(layers, measurements)
 
 
 def plan_of_options(options: Mapping[str, Any]) -> AttentionPlan:

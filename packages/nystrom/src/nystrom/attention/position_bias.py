@@ -193,9 +193,11 @@ class Alibi2d(PositionBias):
     def __post_init__(self) -> None:
         _check_slopes(self.slopes)
         check_tensor("coordinates", self.coordinates)
-        if self.coordinates.ndim not in (2, 3):
+        shape, dtype = self.coordinates.shape, self.coordinates.dtype
+        if len(shape) not in (2, 3) or shape[-1] == 0 or dtype.is_complex:
             raise ValueError(
-                f"coordinates has shape {tuple(self.coordinates.shape)}; expected (tokens, 2), or (batch, tokens, 2)."
+                f"coordinates has shape {tuple(shape)} and dtype {dtype}; expected real numbers (tokens, 2), or "
+                "(batch, tokens, 2)."
             )
 
     @property
@@ -235,10 +237,12 @@ def as_bias(bias: object) -> PositionBias:
         ValueError: It is a tensor, or something else that is no function of positions.
     """
     if not isinstance(bias, PositionBias):
-        came = f"a tensor {tuple(bias.shape)}" if isinstance(bias, Tensor) else f"a {type(bias).__name__}"
+        kinds = "nystrom.RelativeBuckets (T5), nystrom.Alibi or nystrom.Alibi2d"
+        if not isinstance(bias, Tensor):
+            raise ValueError(f"bias is of type {type(bias).__name__}; expected None, or {kinds}.")
         raise ValueError(
-            f"bias is {came}, and one number per pair of tokens does not fit in linear memory: pass the function of "
-            "positions that it is, nystrom.RelativeBuckets (T5), nystrom.Alibi or nystrom.Alibi2d; others take "
+            f"bias is a tensor {tuple(bias.shape)}, and one number per pair of tokens does not fit in linear memory: "
+            f"pass the function of positions that it is, {kinds}; others take "
             "torch.nn.functional.scaled_dot_product_attention."
         )
     return bias

@@ -206,8 +206,8 @@ def capability_of(device: torch.device) -> tuple[int, int]:
     if not torch.compiler.is_compiling():
         return _capability(device)
     # A compiler takes properties for constants, and warns of a cache.
-    found = torch.cuda.get_device_properties(device)
-    return found.major, found.minor
+    properties = torch.cuda.get_device_properties(device)
+    return properties.major, properties.minor
 
 
 @functools.cache

@@ -242,7 +242,7 @@ def table_blocks_backward(
 def add_up(parts, total, COUNT, SIZE, BLOCK: tl.constexpr):
     """The sum of COUNT parts of SIZE numbers each."""
     at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    found = tl.load(parts + at, mask=at < SIZE, other=0.0)
+    numbers = tl.load(parts + at, mask=at < SIZE, other=0.0)
     for part in range(1, COUNT):
-        found += tl.load(parts + part * (SIZE + tl.full((), 0, tl.int64)) + at, mask=at < SIZE, other=0.0)
-    tl.store(total + at, found.to(total.dtype.element_ty), mask=at < SIZE)
+        numbers += tl.load(parts + part * (SIZE + tl.full((), 0, tl.int64)) + at, mask=at < SIZE, other=0.0)
+    tl.store(total + at, numbers.to(total.dtype.element_ty), mask=at < SIZE)

@@ -59,10 +59,10 @@ def differentiable(
             return (None,) * (tensors + len(ctx.numbers))
         # A function that torch.func.vjp returned runs after its transform, whose wrappers have no memory.
         given = (grad, *(None if x is None else without_ended_transform(x) for x in ctx.saved_tensors))
-        found = _way(operator_backward, Gradients, PlainGradients, backward, given)(*given, *ctx.numbers)
+        gradients = _way(operator_backward, Gradients, PlainGradients, backward, given)(*given, *ctx.numbers)
         # Operators return tensors, also where none was given.
-        gradients = (None if x is None else of_x for x, of_x in zip(given[1:], found, strict=False))
-        return *gradients, *(None,) * (tensors + len(ctx.numbers) - len(found))
+        of_tensors = (None if x is None else of_x for x, of_x in zip(given[1:], gradients, strict=False))
+        return *of_tensors, *(None,) * (tensors + len(ctx.numbers) - len(gradients))
 
     class Plain(torch.autograd.Function):
         @staticmethod

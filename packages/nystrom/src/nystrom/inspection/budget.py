@@ -57,11 +57,11 @@ def choose_plan(
             by.
 
     Returns:
-        The plan; `found` says its error, that on the held-out texts (None without any), that with its exact heads by
-        their layers' method, the share of the squared error that each of these heads made where all layers had its
-        method, the times of a layer's attention that it rests on and their mean, with their
-        quartiles over turns, and in a sentence whether the machine was too busy to tell if a method in the plan is
-        faster than another (`nystrom.interleaved_timing`); None there means that it was not.
+        The plan; `measurements` has its error, that on the held-out texts (None without any), that with its exact heads
+        by their layers' method, the share of the squared error that each of these heads made where all layers had its
+        method, the times of a layer's attention that it rests on and their mean, with their quartiles over turns, and
+        in a sentence whether the machine was too busy to tell if a method in the plan is faster than another
+        (`nystrom.interleaved_timing`); None there means that it was not.
 
     Raises:
         ValueError: No method supports the model, a plan cannot name its layers, or no method meets the budget; the

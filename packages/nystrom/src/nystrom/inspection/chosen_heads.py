@@ -44,9 +44,9 @@ def choose_exact_heads(
         held_out: Further inputs, on which the plan is measured, too.
 
     Returns:
-        The plan, with the method in each layer. `found` has the exact heads, as "layer.head" in the order in which
-        they were chosen, with the share of the squared error that went with each; and the error of the hidden states
-        with and without them, also on the held-out inputs (None without any).
+        The plan, with the method in each layer. `measurements` has the exact heads, as "layer.head" in the order in
+        which they were chosen, with the share of the squared error that went with each; and the error of the hidden
+        states with and without them, also on the held-out inputs (None without any).
 
     Raises:
         ValueError: An unknown method or option, no batches, or a model that no method supports.

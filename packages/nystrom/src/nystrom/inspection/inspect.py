@@ -14,6 +14,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from nystrom.attention.plan import PLAN
 from nystrom.checks import check_at_least, check_seed
 from nystrom.evaluation import evaluating
 from nystrom.inspection.candidates import EXACT, SOFTMAX, Candidate, read_candidates
@@ -73,7 +74,8 @@ class Inspection:
         candidates: The methods, in the order asked for.
         layers: The layers that methods can serve, in their order.
         left: Names of layers that keep exact attention with every method, such as local ones.
-        whole: Results of the whole model by method, without exact attention; empty if the caller did not ask for them.
+        whole: Results of the whole model by method, without exact attention, and under "nystrom_plan" those of the plan
+            that the model has; empty if the caller did not ask for them.
         mended: For each method the layers with a large error, and the whole model with these exact; without
             methods with a large error in all layers, or in none.
         times: Times of one layer's attention over one text, in turns, by method, exact attention among them.
@@ -161,7 +163,11 @@ def inspect_model(
             raise ValueError("attention_mask has no real token in any batch; expected at least one.")
         layers = tuple(_summarised(*entry) for entry in record.samples.items())
         whole, mended = {}, {}
-        runs = len(candidates) * len(batches)
+        config = getattr(model, "config", None)
+        planned = whole_model and PLAN in (
+            getattr(config, name, None) for name in ("attention", "_attn_implementation")
+        )
+        runs = (len(candidates) + planned) * len(batches)
         with Progress("whole model", runs, unit="runs") as progress:
             for each in candidates if whole_model else ():
                 whole[each.name] = compare_models(model, batches, exact, {None: each}, progress.update)
@@ -171,6 +177,8 @@ def inspect_model(
                     progress.expect(runs)
                     choice = {None: each} | dict.fromkeys(badly, SOFTMAX)
                     mended[each.name] = badly, compare_models(model, batches, exact, choice, progress.update)
+            if planned:
+                whole[PLAN] = compare_models(model, batches, exact, None, progress.update)
         with Progress("times", calls_of(candidates), unit="calls") as progress:
             times = time_methods(record.kept, candidates, progress.update)
         return Inspection(

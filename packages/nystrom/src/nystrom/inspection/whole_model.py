@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -89,25 +90,26 @@ def compare_models(
     model: nn.Module,
     batches: Sequence[Batch],
     exact: Sequence[Results],
-    choice: Mapping[int | None, Candidate],
+    choice: Mapping[int | None, Candidate] | None,
     tick: Callable[[], object] = lambda: None,
 ) -> WholeModel:
     """Run a model with a method in each layer, and compare it with exact attention.
 
     Args:
         exact: Results of the model for the batches with exact attention.
-        choice: The method of each layer by its number; under None that of all others.
+        choice: The method of each layer by its number, under None that of all others; without it the model's own.
         tick: Is called after each batch.
     """
 
     def attend(call: LayerCall) -> Tensor:
+        assert choice is not None, "the model's own attention is not intercepted"
         candidate = choice.get(call.layer, choice[None])
         return attend_by(candidate.method, call, candidate.options)
 
     off = size = 0.0
     changed = count = 0
     for batch, wanted in zip(batches, exact, strict=True):
-        with intercepted(model, attend):
+        with nullcontext() if choice is None else intercepted(model, attend):
             came = results_of(model, batch)
         off += float((came.hidden.double() - wanted.hidden.double()).square().sum())
         size += float(wanted.hidden.double().square().sum())

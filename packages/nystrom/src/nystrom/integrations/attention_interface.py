@@ -68,7 +68,7 @@ from nystrom.integrations.bert_names import longest_input
 from nystrom.integrations.layer_numbers import number_of
 from nystrom.integrations.mask_interface import make_mask, read_mask
 from nystrom.integrations.modules import default_options
-from nystrom.integrations.relative_positions import has_buckets, pairs, takes_bias
+from nystrom.integrations.relative_positions import beside, has_buckets, pairs, takes_bias
 from nystrom.shapes import Masks, cross_masks, is_number, zero_masked
 
 # Names under which the methods are registered, and with the plan of a method for each layer.
@@ -193,7 +193,7 @@ def attend_layer(
     if route.cu_seqlens is not None:
         route = _of_packed(route, module, query, key, attention_mask, named.get("sliding_window"), is_local=is_local)
     elif group is not None and route.exact:
-        route = _exact_of_tokens(attention_mask, named.get("sliding_window"))
+        route = _exact_of_tokens(route, attention_mask, named.get("sliding_window"))
     method = route.method
     # The tokens of a cache are read exactly.
     if route.exact or (route.causal and query.shape[2] != key.shape[2]):
@@ -228,7 +228,9 @@ def attend_layer(
     options = usual | route.options | ({} if group is None else {"group": group})
     if route.causal:
         options["is_causal"] = True
-    if isinstance(route.bias, PositionBias):
+    if route.bias is not None:
+        if not isinstance(route.bias, PositionBias):
+            refuse_term(module, method, "position_bias")
         options["bias"] = route.bias
     out = attend_by_options(method, query, key, value, masks, scaling, options)
     real, n = masks.settled()[1], query.shape[2]
@@ -260,7 +262,7 @@ def choose_route(
     of_decoder = bool(getattr(module, "is_causal", False)) or _reads_for_decoder(module)
     given = {name: value for name, value in named.items() if name != "position_bias"}
     route = _choose_route(method, module, query, attention_mask, given)
-    route = route._replace(exact=route.exact or of_decoder, bias=bias)
+    route = route._replace(exact=route.exact or of_decoder, bias=beside(bias, query))
     if not route.exact and not (isinstance(bias, PositionBias) and takes_bias(route.method)):
         refuse_term(module, route.method, "position_bias")
     return route
@@ -385,7 +387,7 @@ def _of_packed(
     if not route.exact:
         return route
     if not route.causal:
-        return _exact_of_tokens(None, window)._replace(cu_seqlens=edges)
+        return _exact_of_tokens(route, None, window)
     if window is not None or is_local:
         starts = edges[1:-1]
         if mask is not None and not mask[0, 0, starts, starts - 1].any():
@@ -397,15 +399,15 @@ def _of_packed(
             "also pass position_ids that restart, or pad the sequences."
         )
     # Blocks of one token: all queries are among the first, which are exact in whole blocks.
-    return Route("near_far", False, True, None, {"exact_up_to": n, "block_size": 1}, edges)
+    return route._replace(method="near_far", exact=False, options={"exact_up_to": n, "block_size": 1})
 
 
-def _exact_of_tokens(mask: Bool[Tensor, "b 1 1 s"] | None, window: int | None) -> Route:
+def _exact_of_tokens(route: Route, mask: Bool[Tensor, "b 1 1 s"] | None, window: int | None) -> Route:
     """Exact attention by this library, across ranks or packed: to all keys, or those less than `window` away."""
-    keep = None if mask is None else mask[:, 0, 0]
+    route = route._replace(exact=False, causal=False, keep=None if mask is None else mask[:, 0, 0])
     if window is None:
-        return Route("softmax", False, False, keep, {})
-    return Route("longformer", False, False, keep, {"window": 2 * window - 1})
+        return route._replace(method="softmax", options={})
+    return route._replace(method="longformer", options={"window": 2 * window - 1})
 
 
 def masks_of(

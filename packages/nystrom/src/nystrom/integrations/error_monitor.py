@@ -6,7 +6,8 @@ stays what it is, to the bit. The estimate is that of `nystrom.attention.parts.e
 Monitored are layers of transformers models that are set to a method of this library, and those that hold one
 (`nystrom.models`, `nystrom.MultiheadAttention`, what `nystrom.replace_attention` put in), if the method approximates
 softmax attention. `left` names all others, and why: exact layers; methods with a kernel or rule of their own ("linear",
-"kernelized", "skyformer", "reformer"); and calls that are causal, of packed sequences, or split across ranks.
+"kernelized", "skyformer", "reformer"); and calls that are causal, of packed sequences, with a bias of positions, or
+split across ranks.
 """
 
 from collections import Counter
@@ -28,6 +29,7 @@ from nystrom.checks import check_at_least
 from nystrom.shapes import Masks
 
 _EXACT, _CAUSAL, _PACKED, _RANKS = "exact attention", "causal", "packed sequences", "tokens split across ranks"
+_BIASED = "a bias of positions"
 
 
 @dataclass(frozen=True)
@@ -185,6 +187,7 @@ def _watched_heads(module: AttentionHeads, name: str, monitor: _Monitor) -> Iter
             _RANKS: module.group is not None,
             _CAUSAL: bool(named.get("is_causal")),
             _PACKED: named.get("cu_seqlens") is not None,
+            _BIASED: named.get("bias") is not None,
         }
         if monitor.is_due(name, module.method, q, reasons):
             masks = Masks(*(named.get(key) for key in Masks._fields))
@@ -233,6 +236,7 @@ def _watched_interface(model: nn.Module, method: str, monitor: _Monitor) -> Abst
             _RANKS: getattr(module, GROUP, None) is not None,
             _PACKED: route.cu_seqlens is not None,
             _EXACT: route.exact,
+            _BIASED: route.bias is not None,
             _CAUSAL: route.causal,
         }
         if monitor.is_due(name, route.method, query, reasons):

@@ -140,7 +140,7 @@ def _names(kind: type[nn.Module]) -> frozenset[str]:
 
 
 def _codes(kind: type[nn.Module]) -> list[CodeType]:
-    # Transformers' base class names the interface, too, where it checks what it is asked for.
+    # Transformers' base class names the interface, too, where it checks the name of an attention.
     owners = [owner for owner in kind.__mro__ if owner.__module__ != PreTrainedModel.__module__]
     functions = [inspect.unwrap(member) for owner in owners for member in vars(owner).values() if callable(member)]
     return [code for function in functions if (code := getattr(function, "__code__", None)) is not None]

@@ -205,6 +205,11 @@ class _Calls:
                 )
             if named.get("cu_seqlens") is not None:
                 raise ValueError(_PACKED)
+            if named.get("bias") is not None:
+                raise ValueError(
+                    f"{name or 'the layer'} has a bias of positions, which is not looked at: compare the outputs of "
+                    "the model with those of one whose layers have method='softmax', which takes the bias, too."
+                )
             masks = Masks(*(named.get(key) for key in Masks._fields))
             scale = getattr(module.options, "scale", None)
             result = self.attend(LayerCall(self.next(), name, q, k, v, masks, scale))

@@ -218,7 +218,7 @@ def from_own(source: Path, choice: AttentionChoice, conv_kernel_size: int | Lite
         changes["attention_options"] = choice.options
     if changes:
         # num_landmarks turns the exact attention of a published folder into Nyström attention; the published format
-        # cannot say all that may have been asked for.
+        # cannot express all options.
         config = EncoderConfig.from_pretrained(source, **changes, segment_means_seq_len=None)
     model = model_class(config, source)
     # Buffers that older versions saved and nothing reads.

@@ -10,7 +10,7 @@ Transformers lets any model take any registered name, drops what it does not kno
   Falcon), instead of a KeyError. Each part of a model counts as a model. A refused model keeps what it had.
 - A part that a configuration does not have, such as attn_implementation={"vison_config": "near_far"}, raises.
 - Layers that hold a copy of their part's configuration (EncoderDecoderModel) read that of the part, so that what is set
-  later reaches them.
+  later reaches them. Copies that differ from it (the halves of T5) stay, and get the options that it gets.
 - Such a model refuses inputs that are longer than its table of positions (`nystrom.integrations.position_tables`).
 - `attention_options` is an attribute of every configuration, so that `from_pretrained` of a configuration or a model
   takes it, and of a model also beside `config=`. All parts get it, as they do `attn_implementation`; parts that were
@@ -31,7 +31,7 @@ from collections.abc import Callable, Mapping
 from functools import wraps
 from typing import Any
 
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import PreTrainedConfig, PreTrainedModel, masking_utils
 
 from nystrom.attention.mask_values import real_tokens
@@ -43,12 +43,16 @@ from nystrom.integrations.mask_interface import raise_ignores_attn_implementatio
 from nystrom.integrations.position_tables import watch_positions
 from nystrom.integrations.relative_positions import read_tables
 
+# The attribute of a part's configuration that lists the copies of it which its layers read.
+_COPIES = "_attention_copies"
+
 
 def patch_transformers() -> None:
     """Apply these patches to transformers' configurations and models."""
     # Kept under its own name among the attributes of the object, which transformers saves.
     setattr(PreTrainedConfig, "attention_options", property(_options, _set_options))  # noqa: B010 - unknown to checkers
     PreTrainedConfig.__reduce_ex__ = _reduce
+    PreTrainedConfig.to_dict = _without_copies(PreTrainedConfig.to_dict)
     start, finish = PreTrainedModel.__init__, PreTrainedModel.post_init
     change = PreTrainedModel.set_attn_implementation
     named: Any = vars(PreTrainedConfig)["_attn_implementation"]
@@ -103,7 +107,7 @@ def _reading_masks(prepare: Callable[..., Any]) -> Callable[..., Any]:
 def _finish(model: PreTrainedModel) -> None:
     """Check a model that is made, or set, and let its layers and its table of positions know what it is set to."""
     check_asks_anywhere(model, model.config._attn_implementation)
-    _share_configurations(model)
+    share_configurations(model)
     check_reaches(model)
     check_model(model)
     if model.config._attn_implementation in SERVED:
@@ -140,27 +144,42 @@ def _check_parts(config: PreTrainedConfig, names: Any) -> None:
             check_names("part in attn_implementation", [part], config.sub_configs)
 
 
-def _share_configurations(model: PreTrainedModel) -> None:
+def share_configurations(model: nn.Module) -> None:
     """Let the layers of a part that is set to a method read the configuration of that part, not a copy of their own.
 
     The parts of an EncoderDecoderModel get its configurations, and their layers keep those that they were made of: what
-    is set later, a name or options, would not reach them. A single layer with a copy was set by itself
-    (`nystrom.integrations.set_attention`).
+    is set later, a name or options, would not reach them. Copies that differ, such as those of T5's halves, get the
+    options that the part gets. A single layer with a copy was set by itself (`nystrom.integrations.set_attention`).
     """
     for part in (module for module in model.modules() if isinstance(module, PreTrainedModel)):
         ours = part.config
         holders: list[Any] = [each for each in part.modules() if type(getattr(each, "config", None)) is type(ours)]
         copies = {id(each.config): each.config for each in holders if each is not part}
-        if len(copies) != 1 or id(ours) in copies:
+        if not {config._attn_implementation for config in (ours, *copies.values())} & set(SERVED):
             continue
-        (theirs,) = copies.values()
-        names = (ours._attn_implementation, theirs._attn_implementation)
-        if not set(names) & set(SERVED) or _without_options(ours) != _without_options(theirs):
+        theirs = next(iter(copies.values()), ours)
+        if len(copies) == 1 and theirs is not ours and _without_options(ours) == _without_options(theirs):
+            if _options(ours) is None:
+                _set_options(ours, _options(theirs))
+            for each in holders:
+                each.config = ours
             continue
-        if _options(ours) is None:
-            _set_options(ours, _options(theirs))
-        for each in holders:
-            each.config = ours
+        # A copy with other options was set by itself.
+        others = [each for each in copies.values() if each is not ours and _options(each) in (None, _options(ours))]
+        if others:
+            vars(ours)[_COPIES] = others
+        for each in others if _options(ours) is not None else ():
+            _set_options(each, _options(ours))
+
+
+def _without_copies(to_dict: Callable[..., dict[str, Any]]) -> Callable[..., dict[str, Any]]:
+    """The attributes of a configuration that transformers saves and compares, without its list of copies."""
+
+    @wraps(to_dict)
+    def saved(self: PreTrainedConfig) -> dict[str, Any]:
+        return {name: value for name, value in to_dict(self).items() if name != _COPIES}
+
+    return saved
 
 
 def _without_options(config: PreTrainedConfig) -> dict[str, Any]:
@@ -181,11 +200,10 @@ def _options(config: PreTrainedConfig) -> dict[str, Any] | None:
 
 
 def _set_options(config: PreTrainedConfig, options: dict[str, Any] | None) -> None:
-    """Set the options of a configuration and its parts; while it is still being read, its parts keep their own."""
+    """Set the options of a configuration, its parts and copies; while it is being read, its parts keep their own."""
     vars(config)["attention_options"] = options
     is_read = vars(config).get("_post_init_done", False)
-    for name in config.sub_configs:
-        part = getattr(config, name, None)
+    for part in (*(getattr(config, name, None) for name in config.sub_configs), *vars(config).get(_COPIES, ())):
         if isinstance(part, PreTrainedConfig) and (is_read or _options(part) is None):
             _set_options(part, options)
 

@@ -9,6 +9,7 @@ Decoders keep transformers' exact attention and bias, in their own layers and in
 """
 
 import inspect
+from dataclasses import replace
 from functools import wraps
 from typing import Any
 
@@ -50,6 +51,13 @@ def read_tables(model: nn.Module) -> None:
         _read_table(kind)
 
 
+def beside(bias: Any, query: Float[Tensor, "b h n d"]) -> Any:
+    """A bias that a layer hands to another, on the device of the other's queries; all else as it came."""
+    if not isinstance(bias, RelativeBuckets) or bias.table.device == query.device:
+        return bias
+    return replace(bias, table=bias.table.to(query.device))
+
+
 def pairs(bias: PositionBias, query: Float[Tensor, "b h n d"]) -> Float[Tensor, "one h n n"]:
     """The bias of all pairs of tokens, for a layer of exact attention."""
     places = bias.places(query)
@@ -67,9 +75,11 @@ def _read_table(kind: Any) -> None:
         method = self.config._attn_implementation
         if self.is_decoder or method not in (*METHODS, PLAN) or not takes_bias(method):
             return made(self, *lengths, **named)
-        # Checkpointing by re-entry runs this without a graph, and the layers that are handed it later with one.
-        with torch.enable_grad():
-            table = self.relative_attention_bias.weight.T
+        # Hooks that bring, gather or adapt the table are around the call of its module.
+        buckets = torch.arange(self.relative_attention_num_buckets, device=named.get("device"))
+        # In training, checkpointing by re-entry runs this without a graph, and the layers that get it later with one.
+        with torch.set_grad_enabled(self.training or torch.is_grad_enabled()):
+            table = self.relative_attention_bias(buckets).T
         return RelativeBuckets(table, self.relative_attention_max_distance)
 
     kind.compute_bias = compute_bias

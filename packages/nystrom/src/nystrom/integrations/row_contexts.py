@@ -29,8 +29,8 @@ class RowContexts:
     Args:
         from_rows: Keys from which a call goes through a context.
         from_queries: Queries of each head of keys from which a call does so, unless its keys are known to be kept: to
-            compress keys costs as much as exact attention for many queries. Fewer pay where the same keys are asked by
-            many calls.
+            compress keys costs as much as exact attention for many queries. Fewer pay where many calls share the same
+            keys.
         num_entries: Entries of a context: a sixth of them heavy keys, the others clusters.
         tolerance: Estimated relative error from which a head attends exactly in a call; None for never.
 
@@ -50,10 +50,10 @@ class RowContexts:
     def serve(self, queries: int, rows: int | None, dtype: torch.dtype, device: torch.device, *, kept: bool) -> bool:
         """Whether a call goes through a context, by its queries of each head of keys and its rows.
 
-        Calls whose gradient may be asked, and those that a compiler traces, do not.
+        Calls that may need a gradient, and those that a compiler traces, do not.
 
         Args:
-            kept: Whether the keys are known to be asked again.
+            kept: Whether later calls are known to use the keys again.
         """
         return (
             rows is not None

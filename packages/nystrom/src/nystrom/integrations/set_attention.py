@@ -33,6 +33,7 @@ from nystrom.integrations.first_checks import check_model, unchanged_if_refused
 from nystrom.integrations.layer_calls import watched
 from nystrom.integrations.layer_numbers import number_layers
 from nystrom.integrations.mask_interface import check_asks
+from nystrom.integrations.patches import share_configurations
 from nystrom.integrations.position_tables import watch_positions, watched_positions
 from nystrom.integrations.relative_positions import is_handed_positions, read_tables
 from nystrom.models.blocks import EncoderSelfAttention
@@ -96,6 +97,7 @@ def set_attention(part: nn.Module, method: str | AttentionPlan, options: Mapping
     with unchanged_if_refused(part):
         _write(part, method, options)
         check_model(part)
+    share_configurations(part)
     if method != "sdpa":
         watch_positions(part)
         read_tables(part)

@@ -68,7 +68,7 @@ def register(
     Args:
         from_rows: Training rows from which attention goes through a context.
         from_queries: Queries of each head of keys from which it does, unless tabpfn's cache is quantized, as it is by
-            default. With `kv_cache_precision="auto"` name fewer, such as 512: the same keys are asked by many calls.
+            default. With `kv_cache_precision="auto"` name fewer, such as 512: many calls share the same keys.
         num_entries: Entries of a context: a sixth are rows, the others means of clusters of rows.
         tolerance: Estimated relative error from which a head attends exactly in a call; None for never.
 

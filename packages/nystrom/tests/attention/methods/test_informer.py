@@ -103,7 +103,7 @@ def test_bad_options_raise(option):
 def test_where_no_query_stands_out_the_first_are_exact(case):
     q, k, v = draw(4, 40)
     if case == "equal keys":
-        # All but a few, which are in no sample: it takes evenly spread keys.
+        # All except a few, which are in no sample: it takes evenly spread keys.
         k[:, :, 1:] = k[:, :, 1:2]
     out = informer_attention(q, k, v, num_queries=5, num_samples=1 if case == "one sample" else 3)
     assert torch.equal(out[:, :, 5:], v.mean(dim=2, keepdim=True).expand(-1, -1, 35, -1))

@@ -45,7 +45,7 @@ def test_it_grows_with_the_number_of_near_keys():
 @pytest.mark.parametrize("size", [1e6, 1e12, 1e16])
 def test_huge_norms_stay_finite(size):
     q, _, v = (x.float().requires_grad_() for x in draw(2, 9, 9))
-    # |q|^2 - 2 q.k + |k|^2 is nothing but rounding here, and its exponential could be anything.
+    # |q|^2 - 2 q.k + |k|^2 is rounding alone here, and its exponential could be anything.
     out = kernelized_attention(size * q, size * q.flip(2), v)
     out.sum().backward()
     assert out.isfinite().all()

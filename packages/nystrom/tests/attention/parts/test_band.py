@@ -25,7 +25,7 @@ def test_windows_are_the_tokens_around_each_block(size, half):
         for slot in range(size + 2 * half):
             position = block * size - half + slot
             assert out[0, block, slot, 0] == (position + 1 if 0 <= position < 12 else 0)
-    # A view: nothing but the padding is copied.
+    # A view: only the padding is copied.
     assert out.untyped_storage().nbytes() == (12 + 2 * half) * x.element_size()
 
 

@@ -15,7 +15,7 @@ def test_heavy_keys_are_those_on_which_most_attention_falls():
     k[:, :, wanted, 0] = 5.0
     chosen = choose(q, k, None, None, NearFarOptions(num_heavy=3, num_clusters=4))
     assert sorted(chosen.heavy[0, 0].tolist()) == wanted
-    assert chosen.found.all()
+    assert chosen.exists.all()
     assert (chosen.cluster[0, 0, wanted] == 4).all()
 
 
@@ -58,6 +58,6 @@ def test_a_sequence_with_fewer_keys_than_heavy_ones_finds_those_it_has():
     keep = torch.arange(9)[None] < 2
     real = q * keep[:, None, :, None]
     chosen = choose(real, real, keep, keep, NearFarOptions(num_heavy=4, num_clusters=3))
-    assert chosen.found.sum() == 2
-    assert set(chosen.heavy[chosen.found].tolist()) == {0, 1}
+    assert chosen.exists.sum() == 2
+    assert set(chosen.heavy[chosen.exists].tolist()) == {0, 1}
     assert (chosen.cluster == 3).all()

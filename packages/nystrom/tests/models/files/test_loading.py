@@ -356,7 +356,7 @@ def test_published_weights_are_found_in_the_revision_that_holds_them(published, 
     ids = torch.arange(16)[None]
     # float32 rounding through two layers and six iterations of the inverse
     torch.testing.assert_close(model(ids).logits, theirs(ids).logits, rtol=1e-4, atol=1e-4)
-    # Whoever names a revision gets that one, and who names another model is told.
+    # Whoever names a revision gets that one, and another model raises.
     with pytest.raises(
         ValueError, match=r"holds no model.safetensors: only that format is read, since it cannot run code\.$"
     ):

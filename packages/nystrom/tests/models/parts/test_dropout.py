@@ -40,7 +40,7 @@ def test_what_is_kept_is_scaled_by_the_share_that_is_dropped_and_so_is_its_gradi
     torch.testing.assert_close(out, torch.where(kept, x * scale, 0), rtol=0, atol=0)
     (grad,) = torch.autograd.grad(out.sum(), x)
     torch.testing.assert_close(grad, torch.where(kept, scale, 0), rtol=0, atol=0)
-    # 2^-17 away from what was asked, divided by the share that is kept; and the rounding of the dtype.
+    # 2^-17 away from the rate of the caller, divided by the share that is kept; and the rounding of the dtype.
     torch.testing.assert_close(scale.double().item(), 1 / (1 - share), rtol=2**-16 + torch.finfo(dtype).eps, atol=0)
 
 

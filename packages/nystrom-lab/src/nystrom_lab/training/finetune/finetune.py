@@ -1,30 +1,23 @@
 """Fine-tune an encoder on a task of GLUE, on IMDB, or on a user's labelled texts, from the options to the results.
 
-Names, numbers, files and labels are checked first; then the model, its tokenizer and its attention, before anything is
-trained.
+Names, numbers, the folder of the run, files and labels are checked first; then the model, its tokenizer and its
+attention, before anything is trained.
 """
 
 from dataclasses import fields, replace
 from pathlib import Path
 
-import torch
-
 from nystrom.attention.plan import PLAN, read_plan
 from nystrom.checks import check_at_least
 from nystrom_lab.config import PAPER_GRID, FinetuneOptions, SearchGrid, words_of
-from nystrom_lab.training.finetune.classifier import (
-    find_classifier,
-)
 from nystrom_lab.training.finetune.finetune_settings import (
     check_extent,
     model_name,
 )
-from nystrom_lab.training.finetune.run import OWN, FinetuneRun, LabelledInputs, chosen_task, read_texts
+from nystrom_lab.training.finetune.inputs import OWN, chosen_task, read_texts
 from nystrom_lab.training.grid.slurm import Jobs
 from nystrom_lab.training.hardware import is_main, usable_device, usable_precision
-from nystrom_lab.training.life import execute, leaving_the_group
 from nystrom_lab.training.run_folder import RunFolder
-from nystrom_lab.training.run_progress import no_file_bars
 
 
 def finetune(options: FinetuneOptions) -> Path:
@@ -70,12 +63,17 @@ def finetune(options: FinetuneOptions) -> Path:
         cluster = Jobs(run.path, slurm, cpus=options.threads or 1, at_once=options.jobs)
     if planned is not None:
         options = replace(options, attention=PLAN, options=planned.options, plan=None)
+    options = replace(options, grid=grid, resume=run.is_resumed(options.resume))
+    if is_main() and not grid:
+        run.check_free(resume=options.resume)
     labelled = read_texts(options, words)
     if is_main():
         print(labelled.data.summary(), flush=True)
         for remark in labelled.data.remarks:
             print(f"notice: {remark}.", flush=True)
-    options = replace(options, grid=grid, resume=run.is_resumed(options.resume))
+
+    from nystrom_lab.training.finetune.finetune_model import finetune_model
+
     finetune_model(options, run, labelled, cluster)
     return run.path
 
@@ -103,27 +101,3 @@ def _check_jobs(options: FinetuneOptions, *, searches: bool) -> None:
     if options.on == "local" and options.jobs is not None:
         raise ValueError(f"jobs is {options.jobs} but on is 'local', where trials run one at a time: add --on slurm.")
     check_at_least("jobs", 1 if options.jobs is None else options.jobs, 1)
-
-
-@leaving_the_group
-def finetune_model(options: FinetuneOptions, run: RunFolder, labelled: LabelledInputs, cluster: Jobs | None) -> None:
-    """Fine-tune a model on loaded texts, or search; see `finetune`.
-
-    Args:
-        options: The user's options, with device and precision resolved from "auto".
-        run: The folder of the run, or of the search.
-        cluster: Cluster on which the trials of a search run as jobs; None for this machine.
-    """
-    if options.threads is not None and cluster is None:
-        torch.set_num_threads(options.threads)
-    with no_file_bars():
-        start = find_classifier(options.model, attention=options.attention, options=options.options)
-        if options.grid:
-            from nystrom_lab.training.finetune.search import search_here, search_in_jobs
-
-            if cluster is None:
-                search_here(options, start, labelled)
-            else:
-                search_in_jobs(options, start, labelled, cluster)
-            return
-        execute(FinetuneRun(options, run, start, labelled), resume=options.resume)

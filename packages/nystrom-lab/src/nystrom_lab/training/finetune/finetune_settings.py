@@ -39,13 +39,10 @@ def check_extent(options: FinetuneOptions) -> None:
     Raises:
         ValueError: An invalid number, or two that contradict.
     """
-    check_at_least("batch_size", options.batch_size, 1)
     if options.epochs is not None and options.steps is not None:
         raise ValueError(f"epochs is {options.epochs} and steps is {options.steps}: give one of the two.")
     if options.epochs is not None:
         check_positive("epochs", options.epochs)
-    if options.steps is not None:
-        check_at_least("steps", options.steps, 1)
 
 
 def in_steps(options: FinetuneOptions, texts: int) -> dict[str, int]:
@@ -74,7 +71,6 @@ def model_name(model: str) -> str:
 
 def _divisor(every: int) -> int:
     """Steps between points of the curve; a divisor of `every`, so that a resumed run logs the same means."""
-    check_at_least("evaluate_every", every, 1)
     wanted = max(1, every // _POINTS)
     near = max(step for step in range(1, wanted + 1) if every % step == 0)
     return near if 4 * near >= wanted else every

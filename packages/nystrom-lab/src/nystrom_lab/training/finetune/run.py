@@ -1,7 +1,6 @@
 """One fine-tuning: its texts, its settings, its trainer and its results; `finetune` runs one, `search` runs several."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,8 +14,7 @@ from nystrom.attention.backend import check_backend_device
 from nystrom.integrations.bert_names import more_positions, positions_of
 from nystrom.integrations.saving import save_with_attention
 from nystrom_lab.config import FinetuneOptions
-from nystrom_lab.data.language.labelled.glue import NUMBER_METRICS, LabelledTask, find_labelled, own_task
-from nystrom_lab.data.language.labelled.splits import LabelledData, read_labelled
+from nystrom_lab.data.language.labelled.glue import LabelledTask
 from nystrom_lab.measure.rows import Row
 from nystrom_lab.training.finetune.classifier import (
     StartClassifier,
@@ -33,6 +31,7 @@ from nystrom_lab.training.finetune.finetune_settings import (
     in_steps,
 )
 from nystrom_lab.training.finetune.inference import logits_of
+from nystrom_lab.training.finetune.inputs import LabelledInputs
 from nystrom_lab.training.finetune.results import ResultRows, shown, write_predictions, write_submission
 from nystrom_lab.training.finetune.results import scores as metrics_of
 from nystrom_lab.training.hardware import processes
@@ -41,57 +40,6 @@ from nystrom_lab.training.ranks import check_pieces
 from nystrom_lab.training.run_folder import RunFolder, written
 from nystrom_lab.training.run_progress import logged_with
 from nystrom_lab.training.run_trainer import RunResults, RunTrainer, training_arguments
-
-OWN = "own"
-
-
-@dataclass(frozen=True)
-class LabelledInputs:
-    """The loaded texts, and their source.
-
-    Attributes:
-        name: The task's name.
-        task: The task.
-        data: The texts.
-        folder: Their source folder.
-        words: The command of the run, after `nystrom`.
-    """
-
-    name: str
-    task: LabelledTask
-    data: LabelledData
-    folder: str
-    words: tuple[str, ...]
-
-
-def read_texts(options: FinetuneOptions, words: tuple[str, ...]) -> LabelledInputs:
-    """Read the texts of a fine-tuning.
-
-    Raises:
-        ValueError: Broken or missing texts or labels.
-    """
-    task = chosen_task(options)
-    data = read_labelled(options.data, task, own=options.task is None, kind=options.labels, val_share=options.val_share)
-    if options.task is None and data.classes is None:
-        task = replace(task, metrics=NUMBER_METRICS)
-    return LabelledInputs(
-        options.task or OWN, task, data, ", ".join(str(path.resolve()) for path in options.data), words
-    )
-
-
-def chosen_task(options: FinetuneOptions) -> LabelledTask:
-    """The task, with the columns that were given.
-
-    Raises:
-        ValueError: An unknown task, or columns or labels that the task already fixes.
-    """
-    if options.task is None:
-        return own_task(**options.columns())
-    task = find_labelled(options.task).with_fields(**options.columns())
-    if options.labels != "auto":
-        raise ValueError(f"labels is {options.labels!r}, but {options.task} has fixed labels: leave it out.")
-    return task
-
 
 # Test splits as they came; a labelled one may have been drawn from other texts.
 _UNLABELLED = ("submission", "submission_mismatched")

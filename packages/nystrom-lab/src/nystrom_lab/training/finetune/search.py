@@ -29,8 +29,9 @@ from nystrom_lab.config import FinetuneOptions, command_line
 from nystrom_lab.measure.rows import read_rows, write_rows
 from nystrom_lab.training.finetune.classifier import StartClassifier, find_classifier
 from nystrom_lab.training.finetune.finetune_settings import FinetuneSettings
+from nystrom_lab.training.finetune.inputs import LabelledInputs, read_texts
 from nystrom_lab.training.finetune.results import ResultRows
-from nystrom_lab.training.finetune.run import FinetuneRun, LabelledInputs, read_texts
+from nystrom_lab.training.finetune.run import FinetuneRun
 from nystrom_lab.training.grid.scheduler import Work
 from nystrom_lab.training.grid.slurm import Jobs, alive_jobs, check_no_jobs
 from nystrom_lab.training.hardware import processes, usable_device, usable_precision
@@ -172,9 +173,13 @@ class Search:
         write_whole(folder / TABLE, "".join("\t".join(line) + "\n" for line in lines))
 
     def print_results(self) -> None:
-        """Print the table of trials of a finished search, and where its results are."""
+        """Print the table of trials of a finished search, those that it lacks, and where its results are."""
         folder, table = self.folder, (self.folder / TABLE).read_text(encoding="utf-8")
-        print(f"{table.expandtabs(22)}* is the best on validation\nmodel  {folder / 'best'}")
+        print(f"{table.expandtabs(22)}* is the best on validation")
+        for name, trial in self.trials.items():
+            if (outcome := outcome_of(trial.run)) and outcome.value is None:
+                print(f"not in the table: {name}, {outcome}")
+        print(f"model  {folder / 'best'}")
         print(f"table  {folder / TABLE}\nrows   {folder / 'rows.csv'}")
 
 

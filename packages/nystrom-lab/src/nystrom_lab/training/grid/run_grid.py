@@ -138,11 +138,15 @@ def run_grid(options: GridOptions) -> list[Failure]:
 
         start = find_encoder(Path(model).resolve() if on == "slurm" else Path(model))
     named = options.preset or (start and start.preset) or "nystromformer"
+    bases = {task: find_preset(task, named) for task in options.tasks}
+    for method in options.methods:
+        if method != NO_ATTENTION:
+            read_method(method)
     cluster = Jobs(to, slurm, cpus=threads, at_once=jobs) if on == "slurm" else None
     usable = slurm.device(options.device, options.precision) if cluster else usable_device(options.device)
     plans: list[TaskPlan] = []
-    for task in options.tasks:
-        base = find_preset(task, named) if max_length is None else lengthened(find_preset(task, named), max_length)
+    for task, published in bases.items():
+        base = published if max_length is None else lengthened(published, max_length)
         folder = data / base.data.folder
         longest = data_positions(base, folder) if max_length is None else max_length
         planned = {}
@@ -239,6 +243,8 @@ def status_lines(to: Path) -> list[str]:
     Raises:
         ValueError: The folder holds no runs, or what this version does not read, or SLURM does not answer.
     """
+    if RunFolder(to).is_started:
+        raise ValueError(f"{to} is one run, whose curves.csv has its steps: name the folder of several runs.")
     read_search(to)
     jobs = queue(to)
     folders = [path for folder in (to, to / TRIALS) if folder.is_dir() for path in folder.iterdir()]

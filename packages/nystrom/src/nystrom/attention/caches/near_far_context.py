@@ -113,7 +113,7 @@ def near_far_context(
         ratio = 1.0 if scale is None else scale / score_scale(k, None)
         keys = torch.cat([far.keys, far.means], dim=2) * ratio
         values = torch.cat([far.values, far.sums / far.sizes.clamp(min=1)[..., None]], dim=2)
-        sizes = torch.cat([far.found.long(), far.sizes.long()], dim=2)
+        sizes = torch.cat([far.exists.long(), far.sizes.long()], dim=2)
         return NearFarContext(narrowed(keys, dtype), narrowed(values, dtype), sizes)
 
 

@@ -46,7 +46,6 @@ from nystrom.attention.entry import attend, picks_triton
 from nystrom.attention.exact_limit import exact_one_by_one, exact_where_short
 from nystrom.attention.fused import fused_softmax, unmask_empty_rows
 from nystrom.attention.loops_operator import loops_operator
-from nystrom.attention.onnx_operator import WRITES_LOOPS, near_far_operator
 from nystrom.attention.options import NearFarOptions, documented, refuse_tolerance
 from nystrom.attention.parts.band import MovedTokens, from_first_real, moved_tokens, pad_to_blocks, without_padding
 from nystrom.attention.parts.biased_blocks import attend_with_positions
@@ -144,7 +143,7 @@ def near_far_attention(
         _check_causal(q, masks, options, group)
         return attend(_causal, q, k, v, masks, options, same_tokens=_CAUSAL)
     same_tokens = _NEEDS_SAME_TOKENS if masks.is_self else None
-    how = {"same_tokens": same_tokens, "group": group}
+    how = {"same_tokens": same_tokens, "onnx": "near_far" if masks.is_self else None, "group": group}
     if tolerance is not None:
         core = within_tolerance(_near_far, tolerance, scale, group=group)
         return attend(core, q, k, v, masks, options, masks.is_self, **how)
@@ -241,9 +240,6 @@ def _near_far(
 ) -> Float[Tensor, "b h n e"]:
     if options.backend == "triton":
         check_backend_device(options.backend, q.device)
-    # First what a compiler traces.
-    if is_self and torch.compiler.is_exporting() and not torch.compiler.is_dynamo_compiling() and WRITES_LOOPS.get():
-        return near_far_operator(q, k, v, all_real(k) if keep is None else keep, options)
     s, exact_up_to = k.shape[2], options.exact_up_to if is_self else 0
     of_self = (options.block_size, options.num_selected, exact_up_to) if is_self else ()
     most = max(options.num_heavy, options.num_clusters, *of_self)
@@ -297,10 +293,10 @@ def _with_bias(
             choice, of_some = Chosen(*(x[:, some] for x in chosen)), bias.of_heads(some)
             tokens = moved_tokens(q[:, some], k[:, some], v[:, some], keep, choice, options)
             if isinstance(of_some, RelativeBuckets) and attend_heads is not None:
-                found = attend_heads(tokens, of_some, options)
+                part = attend_heads(tokens, of_some, options)
             else:
-                found = attend_with_positions(tokens, of_some, places, keep, options)
-            out.append(_put_back(found, tokens, q[:, some]))
+                part = attend_with_positions(tokens, of_some, places, keep, options)
+            out.append(_put_back(part, tokens, q[:, some]))
         return out[0] if len(out) == 1 else torch.cat(out, dim=1)
 
     if is_number(n) and n <= max(options.num_heavy, options.block_size, most):

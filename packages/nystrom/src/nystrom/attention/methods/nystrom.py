@@ -108,7 +108,7 @@ def nystrom_attention(
     if tolerance is not None:
         core, kernels = (within_tolerance(each, tolerance, scale, group=group) for each in (core, kernels))
     operator = _by_loops if tolerance is None and generator is None else None
-    how = {"same_tokens": same_tokens, "kernels": kernels, "operator": operator, "group": group}
+    how = {"same_tokens": same_tokens, "kernels": kernels, "operator": operator, "onnx": "nystrom", "group": group}
     return attend(core, q, k, v, masks, options, generator, skip, **how)
 
 

@@ -85,18 +85,18 @@ def moved_tokens(
 ) -> MovedTokens:
     """Move the tokens; queries, keys and values are zeros where they are not real."""
     (b, h, n), size, m = q.shape[:3], options.block_size, options.num_clusters
-    q, k, v, heavy, found, cluster = (x.flatten(0, 1) for x in (q, k, v, *chosen))
+    q, k, v, heavy, exists, cluster = (x.flatten(0, 1) for x in (q, k, v, *chosen))
     if keep is None:
         real = pad_to_blocks(torch.ones_like(cluster, dtype=torch.bool)[..., None], size)[..., 0]
         q, k, v = (pad_to_blocks(x, size) for x in (q, k, v))
         cluster = pad_to_blocks((cluster - m)[..., None], size)[..., 0] + m
-        return MovedTokens(q, k, v, real if options.num_selected else None, Chosen(heavy, found, cluster), None)
+        return MovedTokens(q, k, v, real if options.num_selected else None, Chosen(heavy, exists, cluster), None)
     row = torch.arange(b * h, device=q.device) // h
     positions, real, first, _ = (x[row] for x in from_first_real(keep, size))
     q, k, v = (torch.where(real[..., None], take_rows(x, positions), 0.0) for x in (q, k, v))
     cluster = torch.where(real, cluster.gather(1, positions), m)
     heavy = (heavy - first[:, None]).clamp(min=0, max=n - 1)
-    return MovedTokens(q, k, v, real, Chosen(heavy, found, cluster), first)
+    return MovedTokens(q, k, v, real, Chosen(heavy, exists, cluster), first)
 
 
 def windows(x: Shaped[Tensor, "b t d"], size: int, half: int) -> Shaped[Tensor, "b l k d"]:

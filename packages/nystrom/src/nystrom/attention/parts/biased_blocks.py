@@ -85,7 +85,7 @@ def attend_head(
     v: Float[Tensor, "b t e"],
     weight: Float[Tensor, " w"],
     heavy: Int[Tensor, "b g"],
-    found: Bool[Tensor, "b g"],
+    exists: Bool[Tensor, "b g"],
     cluster: Int[Tensor, "b t"],
     real: Bool[Tensor, "#b t"],
     places: Shaped[Tensor, "#b t p"],
@@ -97,7 +97,7 @@ def attend_head(
     shape = (-1, blocks.shape[1], -1, -1)
     near = [windows(x, size, reach) for x in (k, v)]
     inside = windows((cluster - m)[..., None], size, reach)[..., 0] < 0
-    far = far_keys_of_blocks(settings, k, v, weight[None], found, cluster, real, places)
+    far = far_keys_of_blocks(settings, k, v, weight[None], exists, cluster, real, places)
     means, logs, values = (x[:, 0] for x in far)
     heavies = [take_rows(x, heavy)[:, None].expand(shape) for x in (k, v)]
     at = cut_blocks(places, size)
@@ -113,7 +113,7 @@ def attend_head(
         of_window = bias.at_distance(weight, around if around.shape[1] == 1 else around[:, some])
         scores = [
             of_window + bias_of(inside[:, some], q.dtype)[:, :, None],
-            bias.at_distance(weight, of_heavy[:, some]) + bias_of(found, q.dtype)[:, None, None],
+            bias.at_distance(weight, of_heavy[:, some]) + bias_of(exists, q.dtype)[:, None, None],
             logs[:, some, None].expand(-1, -1, size, -1),
         ]
         scores = [x.expand(len(k), -1, -1, -1).to(q.dtype) for x in scores]
@@ -143,7 +143,7 @@ def far_keys_of_blocks(
     k: Float[Tensor, "r t d"],
     v: Float[Tensor, "r t e"],
     weight: Float[Tensor, "h w"],
-    found: Bool[Tensor, "r g"],
+    exists: Bool[Tensor, "r g"],
     cluster: Int[Tensor, "r t"],
     real: Bool[Tensor, "#r t"],
     places: Shaped[Tensor, "#r t p"],
@@ -151,7 +151,7 @@ def far_keys_of_blocks(
     """Mean keys of the clusters, and for each block the logarithms of their weights, and mean values; of h heads."""
     bias, options, e, heads = settings.bias, settings.options, v.shape[-1], len(weight)
     size, m = options.block_size, options.num_clusters
-    numbers = open_where_empty(counted := cluster_sizes(k, cluster, m), found)
+    numbers = open_where_empty(counted := cluster_sizes(k, cluster, m), exists)
     means = cluster_sums(k, cluster, m) / numbers.clamp(min=1)[..., None]
     starts = _starts(size, options.reach)
     piece, none = piece_of_each_place(options, v.device), len(starts) * m

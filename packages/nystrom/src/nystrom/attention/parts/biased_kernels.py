@@ -31,7 +31,7 @@ def _attend(
     v: Float[Tensor, "r t e"],
     weight: Float[Tensor, "h w"],
     heavy: Int[Tensor, "r g"],
-    found: Bool[Tensor, "r g"],
+    exists: Bool[Tensor, "r g"],
     cluster: Int[Tensor, "r t"],
 ) -> Float[Tensor, "r t e"]:
     from nystrom.gpu.near_far.near_far_positions import near_far_with_positions
@@ -42,9 +42,9 @@ def _attend(
     place = torch.arange(q.shape[1], device=q.device)[None, :, None]
     real = torch.ones_like(place[..., 0], dtype=torch.bool)
     wide = at_least_float32(k), at_least_float32(v)
-    means, logs, values = far_keys_of_blocks(settings, *wide, weight, found, cluster, real, place)
+    means, logs, values = far_keys_of_blocks(settings, *wide, weight, exists, cluster, real, place)
     furthest = max(bias.max_distance, size + reach - 1)
     strip = bias.at_distance(weight, torch.arange(-furthest, furthest + 1, device=q.device))
-    q, k, v, *chosen = (x.unflatten(0, (-1, heads)) for x in (q, k, v, heavy, found, cluster))
+    q, k, v, *chosen = (x.unflatten(0, (-1, heads)) for x in (q, k, v, heavy, exists, cluster))
     given = means, values, logs, *chosen
     return near_far_with_positions(q, k, v, strip, given, block_size=size, reach=reach, scale=scale)

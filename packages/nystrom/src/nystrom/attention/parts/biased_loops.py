@@ -58,8 +58,8 @@ def _attend(
     of_head = [x.unflatten(0, (-1, heads)).unbind(1) for x in (q, k, v, *chosen)]
     real = torch.ones_like(place[..., 0], dtype=torch.bool)
     out = [
-        attend_head(settings, q, k, v, weight[head], heavy, found, cluster, real, place)
-        for head, (q, k, v, heavy, found, cluster) in enumerate(zip(*of_head, strict=True))
+        attend_head(settings, q, k, v, weight[head], heavy, exists, cluster, real, place)
+        for head, (q, k, v, heavy, exists, cluster) in enumerate(zip(*of_head, strict=True))
     ]
     return torch.stack(out, dim=1).flatten(0, 1)
 
@@ -73,11 +73,11 @@ class _Loops(torch.autograd.Function):
         v: Tensor,
         weight: Tensor,
         heavy: Tensor,
-        found: Tensor,
+        exists: Tensor,
         cluster: Tensor,
     ) -> Tensor:
         out = room_like(q) if q.shape[-1] == v.shape[-1] else v.new_empty(*q.shape[:2], v.shape[-1])
-        positions, chosen = _positions(settings, weight), Chosen(heavy, found, cluster)
+        positions, chosen = _positions(settings, weight), Chosen(heavy, exists, cluster)
         sizes = sizes_of(q, settings.options)
         run_blocks("blocks_forward", chosen, *sizes, positions=positions, q=q, k=k, v=v, out=out)
         return out

@@ -97,7 +97,7 @@ class _Stretches:
             self.keys[: len(inside), :, self.heavy : self.far, :d] = take_rows(self.k[rows], heavy)[:, None]
             self.keys[: len(inside), :, self.far :, :d] = self.means[rows, None]
             self.values[: len(inside), :, self.heavy : self.far, :e] = take_rows(self.v[rows], heavy)[:, None]
-            self.bias[: len(inside), :, self.heavy : self.far] = bias_of(self.chosen.found[rows], bias.dtype)[:, None]
+            self.bias[: len(inside), :, self.heavy : self.far] = bias_of(self.chosen.exists[rows], bias.dtype)[:, None]
         keys[:, :, : self.heavy, :d] = self.near(self.k, rows, start, stop)
         values[:, :, : self.heavy, :e] = self.near(self.v, rows, start, stop)
         shape, place = torch.Size([*inside.shape[:2], self.m + 1]), in_one_matrix(inside, self.m + 1)
@@ -122,7 +122,7 @@ class _Blocks(torch.autograd.Function):
         k: Tensor,
         v: Tensor,
         heavy: Tensor,
-        found: Tensor,
+        exists: Tensor,
         cluster: Tensor,
         selected: Tensor | None,
         options: NearFarOptions,
@@ -130,12 +130,12 @@ class _Blocks(torch.autograd.Function):
         # In the layout of the queries: a model puts the heads side by side again.
         out = room_like(q) if q.shape[-1] == v.shape[-1] else v.new_empty(*q.shape[:2], v.shape[-1])
         if runs_natively(q, k, v):
-            chosen = Chosen(heavy, found, cluster)
+            chosen = Chosen(heavy, exists, cluster)
             run_blocks("blocks_forward", chosen, *sizes_of(q, options), selected=selected, q=q, k=k, v=v, out=out)
             return out
 
         def attend(rows: slice) -> None:
-            chosen = Chosen(heavy[rows], found[rows], cluster[rows])
+            chosen = Chosen(heavy[rows], exists[rows], cluster[rows])
             if selected is None:
                 _attend_rows(out[rows], q[rows], k[rows], v[rows], chosen, options)
                 return
@@ -153,8 +153,8 @@ class _Blocks(torch.autograd.Function):
     @staticmethod
     @for_one_gradient
     def backward(ctx, *grads: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
-        (grad,), (q, k, v, heavy, found, cluster, selected, out), options = grads, ctx.saved_tensors, ctx.options
-        chosen, nothing = Chosen(heavy, found, cluster), (None,) * 5
+        (grad,), (q, k, v, heavy, exists, cluster, selected, out), options = grads, ctx.saved_tensors, ctx.options
+        chosen, nothing = Chosen(heavy, exists, cluster), (None,) * 5
         if needs_graph(grad):
             gradients = pull_back(lambda q, k, v: attend_blocks(q, k, v, chosen, options, selected), (q, k, v), grad)
             return *gradients, *nothing
@@ -165,7 +165,7 @@ class _Blocks(torch.autograd.Function):
             return of_q, of_k, of_v, *nothing
 
         def differentiate(rows: slice) -> None:
-            chosen = Chosen(heavy[rows], found[rows], cluster[rows])
+            chosen = Chosen(heavy[rows], exists[rows], cluster[rows])
             if selected is not None:
                 of_k[rows], of_v[rows] = 0, 0
                 for place, some in _selecting(q[rows], k[rows], v[rows], chosen, selected[rows], options):
@@ -185,8 +185,8 @@ class _Blocks(torch.autograd.Function):
     def vmap(info, in_dims, *inputs):  # pyright: ignore[reportIncompatibleMethodOverride]
         *tensors, options = inputs
 
-        def plain(q, k, v, heavy, found, cluster, selected):
-            return attend_blocks(q, k, v, Chosen(heavy, found, cluster), options, selected)
+        def plain(q, k, v, heavy, exists, cluster, selected):
+            return attend_blocks(q, k, v, Chosen(heavy, exists, cluster), options, selected)
 
         return torch.vmap(plain, in_dims[:-1])(*tensors), 0
 

@@ -44,7 +44,7 @@ class Chosen(NamedTuple):
     """Which keys are heavy, and which cluster holds each of the others."""
 
     heavy: Int[Tensor, "b h g"]  # Positions of the heavy keys
-    found: Bool[Tensor, "b h g"]  # Which of them exist: a sequence may have fewer real keys
+    exists: Bool[Tensor, "b h g"]  # Which of them exist: a sequence may have fewer real keys
     cluster: Int[Tensor, "b h s"]  # The cluster of each key, 0 ... m - 1; m for heavy keys and keys that are not real.
 
 
@@ -104,9 +104,9 @@ def _choose(
     all_free = real[:, None].expand(k.shape[:3])
     weight = _distances(k, clusters_of(all_free), m) if q is None else _attended(q, k, keep, query_keep, options)
     place = torch.arange(k.shape[2], device=k.device)
-    heavy, found = first_in_order(in_order(weight, place, None if keep is None else keep[:, None]), options.num_heavy)
-    taken = torch.zeros_like(k[..., 0], dtype=torch.long).scatter_add(2, heavy, found.long())
-    return Chosen(heavy, found, clusters_of(all_free & (taken == 0)))
+    heavy, exists = first_in_order(in_order(weight, place, None if keep is None else keep[:, None]), options.num_heavy)
+    taken = torch.zeros_like(k[..., 0], dtype=torch.long).scatter_add(2, heavy, exists.long())
+    return Chosen(heavy, exists, clusters_of(all_free & (taken == 0)))
 
 
 def cluster_sums(x: Float[Tensor, "*b s d"], cluster: Int[Tensor, "*b s"], m: int) -> Float[Tensor, "*b m d"]:
@@ -144,12 +144,12 @@ def cluster_sizes(x: Float[Tensor, "*b s d"], cluster: Int[Tensor, "*b s"], m: i
 
 def open_sizes(x: Float[Tensor, "*b s d"], chosen: Chosen, m: int) -> Float[Tensor, "*b m"]:
     """`cluster_sizes`, but one token (of zeros) for a sequence without real keys: softmax over nothing may be NaN."""
-    return open_where_empty(cluster_sizes(x, chosen.cluster, m), chosen.found)
+    return open_where_empty(cluster_sizes(x, chosen.cluster, m), chosen.exists)
 
 
-def open_where_empty(sizes: Float[Tensor, "*b m"], found: Bool[Tensor, "*b g"]) -> Float[Tensor, "*b m"]:
+def open_where_empty(sizes: Float[Tensor, "*b m"], exists: Bool[Tensor, "*b g"]) -> Float[Tensor, "*b m"]:
     """Sizes with one token in the first cluster for a sequence without any key, heavy or in a cluster."""
-    nothing = (sizes.sum(dim=-1) == 0) & ~found.any(dim=-1)
+    nothing = (sizes.sum(dim=-1) == 0) & ~exists.any(dim=-1)
     return sizes + F.pad(nothing[..., None].to(sizes), (0, sizes.shape[-1] - 1))
 
 
@@ -195,8 +195,8 @@ def _centres(
         positions = positions[:, None].expand(*k.shape[:2], -1)
         sample, counts = take_rows(k, positions), free.gather(2, positions) & counted[:, None]
         cluster = torch.where(counts, nearest_cluster(sample, centres, filled), m)
-        found = cluster_sizes(sample, cluster, m)[..., None]
-        centres = torch.where(found > 0, cluster_sums(sample, cluster, m) / found.clamp(min=1), centres)
+        sizes = cluster_sizes(sample, cluster, m)[..., None]
+        centres = torch.where(sizes > 0, cluster_sums(sample, cluster, m) / sizes.clamp(min=1), centres)
     return centres
 
 

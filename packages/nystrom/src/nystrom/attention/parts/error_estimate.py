@@ -70,8 +70,8 @@ def within_tolerance(
             return out
         of_sequence = None if keep is None else keep[exact.nonzero()[:, 0]]
         heads = (x[exact][:, None] for x in (q, k, v))
-        found = fused_softmax(*heads, keep=of_sequence, scale=scale)[:, 0]
-        return zero_masked(out.index_put((exact,), found.to(out.dtype)), query_keep)
+        outputs = fused_softmax(*heads, keep=of_sequence, scale=scale)[:, 0]
+        return zero_masked(out.index_put((exact,), outputs.to(out.dtype)), query_keep)
 
     return attend_within
 
@@ -130,8 +130,8 @@ def _draw_queries(
 ) -> tuple[Int[Tensor, "b h r"], Float[Tensor, "b h r"]]:
     """Positions of the drawn queries, and how many queries each counts for; 0 for a place without a query."""
     here = torch.arange(loss.shape[2], device=loss.device)
-    top, found = first_in_order(in_order(loss, here, real[:, None]), _DRAWN)
-    taken = torch.zeros_like(loss, dtype=torch.long).scatter_add(2, top, found.long())
+    top, exists = first_in_order(in_order(loss, here, real[:, None]), _DRAWN)
+    taken = torch.zeros_like(loss, dtype=torch.long).scatter_add(2, top, exists.long())
     left = (real[:, None] & (taken == 0)).flatten(0, 1)
     running = left.cumsum(dim=-1)
     count, slot = running[:, -1:], torch.arange(_DRAWN, device=loss.device)
@@ -139,7 +139,7 @@ def _draw_queries(
     places = insertion_points(running - 1, wanted).clamp(max=loss.shape[2] - 1)
     counts = torch.where(slot < count, count / count.clamp(min=1, max=_DRAWN), 0.0)
     places, counts = (x.unflatten(0, loss.shape[:2]) for x in (places, counts))
-    return torch.cat([top, places], dim=2), torch.cat([found.to(loss), counts.to(loss)], dim=2)
+    return torch.cat([top, places], dim=2), torch.cat([exists.to(loss), counts.to(loss)], dim=2)
 
 
 def _expected_loss(
@@ -156,11 +156,11 @@ def _expected_loss(
     real_keys = all_real(k) if keep is None else keep
     far = [(x - middle_of(x, keep)).abs_().amax(dim=-1).clamp_(min=tiny) for x in (k, v)]
     order = in_order(far[0].log() + far[1].log(), here, real_keys[:, None])
-    apart, found = first_in_order(order, _KEYS)
+    apart, exists = first_in_order(order, _KEYS)
     even = uniform_positions(real_keys, _KEYS, even_draws(_KEYS, k.device))[:, None].expand(b, h, -1)
     each = (real_keys.sum(dim=-1).clamp(min=1) / _KEYS).to(k)[:, None, None].expand(b, h, _KEYS)
     places, weights = torch.cat([apart, even], dim=2), torch.cat([torch.ones_like(each), each], dim=2)
-    bias = weights.log() + torch.cat([bias_of(found, k.dtype), torch.zeros_like(each)], dim=2)
+    bias = weights.log() + torch.cat([bias_of(exists, k.dtype), torch.zeros_like(each)], dim=2)
     p = (q @ (scale * _take(k, places)).mT).add_(bias[:, :, None]).softmax(dim=-1)
     counted = all_real(q) if query_keep is None else query_keep
     mean = zero_masked(p, query_keep).sum(dim=2) / counted.sum(dim=-1).clamp(min=1)[:, None, None]

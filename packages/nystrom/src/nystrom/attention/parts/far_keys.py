@@ -34,7 +34,7 @@ class FarKeys(NamedTuple):
 
     keys: Float[Tensor, "*b g d"]  # Heavy keys
     values: Float[Tensor, "*b g e"]  # Their values
-    found: Bool[Tensor, "*b g"]  # Which of them exist
+    exists: Bool[Tensor, "*b g"]  # Which of them exist
     sizes: Float[Tensor, "*b m"]  # Tokens of each cluster; a row without any token has one in its first cluster
     means: Float[Tensor, "*b m d"]  # Mean key of each cluster
     sums: Float[Tensor, "*b m e"]  # Sum of the values of each cluster
@@ -85,14 +85,14 @@ def far_keys(
     m, sizes = options.num_clusters, open_sizes(k, chosen, options.num_clusters)
     means = cluster_sums(k, chosen.cluster, m) / sizes.clamp(min=1)[..., None]
     heavy, values = (take_rows(x, chosen.heavy) for x in (k, v))
-    return FarKeys(heavy, values, chosen.found, sizes, means, cluster_sums(v, chosen.cluster, m))
+    return FarKeys(heavy, values, chosen.exists, sizes, means, cluster_sums(v, chosen.cluster, m))
 
 
 def attend_far(q: Float[Tensor, "b h n d"], far: FarKeys, options: NearFarOptions) -> Float[Tensor, "b h n e"]:
     """Attention to heavy keys and clusters only."""
     keys = torch.cat([far.keys, far.means], dim=2)
     values = torch.cat([far.values, far.sums / far.sizes.clamp(min=1)[..., None]], dim=2)
-    bias = torch.cat([bias_of(far.found, q.dtype), far.sizes.log()], dim=2)
+    bias = torch.cat([bias_of(far.exists, q.dtype), far.sizes.log()], dim=2)
     return attend_with_bias(q, SeenKeys(keys, values, bias), score_scale(q, options.scale))
 
 
@@ -162,7 +162,7 @@ def _with_far(
     blocks = (-1, keys.shape[1], -1, -1)
     shared = torch.cat([far.keys, far.means], dim=1)[:, None].expand(blocks)
     heavy, means = far.values[:, None].expand(blocks), sums / left.clamp(min=1)[..., None]
-    bias, heavy_bias = bias_of(counts, keys.dtype), bias_of(far.found, keys.dtype)[:, None].expand(blocks[:3])
+    bias, heavy_bias = bias_of(counts, keys.dtype), bias_of(far.exists, keys.dtype)[:, None].expand(blocks[:3])
     return SeenKeys(
         torch.cat([keys, shared], dim=2),
         torch.cat([values, heavy, means], dim=2),

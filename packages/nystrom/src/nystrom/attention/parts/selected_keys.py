@@ -109,7 +109,7 @@ def _select(
     """The keys that some blocks select, the first of which is block `first`."""
     far, number, size, m = keys.far, CANDIDATES * options.num_selected, options.block_size, options.num_clusters
     of_clusters = means @ far.means[:, None].mT
-    of_heavy = means @ far.keys[:, None].mT + bias_of(far.found, k.dtype)[:, None, None]
+    of_heavy = means @ far.keys[:, None].mT + bias_of(far.exists, k.dtype)[:, None, None]
     total = torch.cat([of_clusters + far.sizes.log()[:, None, None], of_heavy], dim=-1).logsumexp(dim=-1, keepdim=True)
     # A stretch without a real query asks for nothing.
     total = torch.where(counted[..., None], total, torch.inf)
@@ -132,5 +132,5 @@ def _select(
     scores = scores + cut_blocks(keys.distance.gather(1, flat), number)
     begin = (first + torch.arange(place.shape[1], device=k.device))[:, None] * size
     near = (place >= begin - options.reach) & (place < begin + size + options.reach)
-    found, exists = first_in_order(in_order(scores, place, exists & ~near), options.num_selected)
-    return torch.where(exists, found, -1)
+    selected, exists = first_in_order(in_order(scores, place, exists & ~near), options.num_selected)
+    return torch.where(exists, selected, -1)

@@ -82,8 +82,8 @@ def _choose(
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """Positions of the heavy keys, which of them exist, and the cluster of each key."""
     inputs = (q, k, keep, query_keep)
-    heavy, found, cluster = program_of(key_of(*inputs), target_of(q.device), means, g, m, iterations, scale)(*inputs)
-    return heavy, found, cluster
+    heavy, exists, cluster = program_of(key_of(*inputs), target_of(q.device), means, g, m, iterations, scale)(*inputs)
+    return heavy, exists, cluster
 
 
 _choice = torch.library.custom_op("nystrom::near_far_choice", _choose, mutates_args=())
@@ -138,7 +138,7 @@ def add_choice(
     """Add the launches; returns their results, which are those of `choose_by_kernels`."""
     means, g, m, iterations, scale = options
     (b, h, n, d), s, acc = q.shape, k.shape[2], accumulator(k.dtype)
-    heavy, found = program.result((b, h, g), torch.long), program.result((b, h, g), torch.bool)
+    heavy, exists = program.result((b, h, g), torch.long), program.result((b, h, g), torch.bool)
     cluster = program.result((b, h, s), torch.int32)
     # The sample of a step has MOST keys at most.
     sizes = ChoiceSizes(h, b * h, n, s, g, m, MOST=min(s, max(m, min(8 * m, -(-s // 4)))), MOVES=iterations - 1)
@@ -158,7 +158,7 @@ def add_choice(
         num_warps=4,
     )
     with program.reused():
-        _take_heavy(program, k, keep, centre, table, (heavy, found, cluster), sizes, replace(constants, SCALE=scale))
+        _take_heavy(program, k, keep, centre, table, (heavy, exists, cluster), sizes, replace(constants, SCALE=scale))
     sampled = program.scratch((b, h, sizes.MOST), torch.int32)
     block_n, block_m, stages = _blocks(k, m, program.device)
     launching, nearest = {"num_warps": 8, "num_stages": stages}, replace(constants, BLOCK_N=block_n, BLOCK_M=block_m)
@@ -171,7 +171,7 @@ def add_choice(
         program.launch(kernels.near_far_moved, clusters * b * h, *sums, moved, **launching)
     tiles = -(-s // block_n) * b * h
     program.launch(kernels.near_far_nearest, tiles, *of_keys, None, sizes.MOVES, sizes, nearest, **launching)
-    return heavy, found, cluster
+    return heavy, exists, cluster
 
 
 def _blocks(k: Slot, m: int, device: torch.device) -> tuple[int, int, int]:

@@ -240,7 +240,7 @@ def near_far_groups(largest, groups, GROUPS, sizes, C: tl.constexpr):
 
 
 @triton.jit
-def near_far_taken(order, groups, heavy, found, cluster, COUNT, sizes, C: tl.constexpr):
+def near_far_taken(order, groups, heavy, exists, cluster, COUNT, sizes, C: tl.constexpr):
     """The heavy keys: those of the G largest orders among COUNT candidates. They leave the clusters."""
     tiles, wide = (tl.maximum(COUNT, sizes.G) + C.BLOCK_N - 1) // C.BLOCK_N, tl.full((), 0, tl.int64)
     bh, i = tl.program_id(0) // tiles, tl.program_id(0) % tiles * C.BLOCK_N + tl.arange(0, C.BLOCK_N)
@@ -250,7 +250,7 @@ def near_far_taken(order, groups, heavy, found, cluster, COUNT, sizes, C: tl.con
     rank = tl.where(i < COUNT, _rank_of(own, order, groups, bh, COUNT, sizes.S, sizes, C), i)
     listed, there, row = rank < sizes.G, own >= NOT_REAL + PLACES, bh * (sizes.G + wide)
     tl.store(heavy + row + rank, tl.where(there, position, 0), mask=listed)
-    tl.store(found + row + rank, there, mask=listed)
+    tl.store(exists + row + rank, there, mask=listed)
     none = tl.full((C.BLOCK_N,), 0, tl.int32) + sizes.M
     tl.store(cluster + bh * (sizes.S + wide) + position, none, mask=listed & there)
 

@@ -33,7 +33,7 @@ LARGEST_WIDTH = 128
 
 
 def near_far(
-    q: Tensor, k: Tensor, v: Tensor, heavy: Tensor, found: Tensor, cluster: Tensor, *, num_clusters: int,
+    q: Tensor, k: Tensor, v: Tensor, heavy: Tensor, exists: Tensor, cluster: Tensor, *, num_clusters: int,
     block_size: int, reach: int, keep: Tensor | None, scale: float
 ) -> Tensor:  # fmt: skip
     """Attend to near tokens, heavy keys and clusters.
@@ -41,7 +41,7 @@ def near_far(
     Args:
         k: Keys; zeros where they are not real, as for values.
         heavy: (b, h, g) Positions of the heavy keys.
-        found: (b, h, g) Which of them exist.
+        exists: (b, h, g) Which of them exist.
         cluster: (b, h, s) The cluster of each key; `num_clusters` for heavy keys and keys that are not real.
         block_size: Queries of a block; 0 for cross-attention, where no tokens are near.
         reach: Tokens on either side of its block that a query sees.
@@ -53,8 +53,8 @@ def near_far(
     """
     q, k, v = (x if x.stride(-1) == 1 else x.contiguous() for x in (q, k, v))
     keep = None if keep is None else keep.contiguous()
-    cluster, heavy, found = cluster.to(torch.int32).contiguous(), heavy.contiguous(), found.contiguous()
-    return _attend(q, k, v, heavy, found, cluster, keep, num_clusters, block_size, reach, scale)
+    cluster, heavy, exists = cluster.to(torch.int32).contiguous(), heavy.contiguous(), exists.contiguous()
+    return _attend(q, k, v, heavy, exists, cluster, keep, num_clusters, block_size, reach, scale)
 
 
 def can_choose_and_attend() -> bool:
@@ -101,11 +101,11 @@ def whole_program(
 
 
 def _forward(
-    q: Tensor, k: Tensor, v: Tensor, heavy: Tensor, found: Tensor, cluster: Tensor, keep: Tensor | None, m: int,
+    q: Tensor, k: Tensor, v: Tensor, heavy: Tensor, exists: Tensor, cluster: Tensor, keep: Tensor | None, m: int,
     block: int, reach: int, scale: float
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """The output, and what the backward pass needs."""
-    inputs = (q, k, v, heavy, found, cluster, keep)
+    inputs = (q, k, v, heavy, exists, cluster, keep)
     kept, out = forward_program(key_of(*inputs), target_of(q.device), m, block, reach, scale)(*inputs)
     return out, kept
 
@@ -149,18 +149,18 @@ def _shapes(q: Any, v: Any, m: int, block: int) -> tuple[tuple[int, ...], ...]:
     return (b, h, m, d), (b, h, m, e), (b, h, m), (b, h, n, 2), (b, h, stages.rows_of_left(n, block), m)
 
 
-def _fake(q, k, v, heavy, found, cluster, keep, m, block, reach, scale):
+def _fake(q, k, v, heavy, exists, cluster, keep, m, block, reach, scale):
     size = packed_size(_shapes(q, v, m, block))
     return empty_like(q, v.shape[-1]), q.new_empty(size, dtype=accumulator(q.dtype))
 
 
 def _backward_pass(
-    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, heavy: Tensor, found: Tensor, cluster: Tensor, keep: Tensor | None,
+    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, heavy: Tensor, exists: Tensor, cluster: Tensor, keep: Tensor | None,
     out: Tensor, kept: Tensor, m: int, block: int, reach: int, scale: float
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """Gradients of q, k and v."""
     grad = grad if grad.stride(-1) == 1 else grad.contiguous()
-    inputs = (grad, kept, out, q, k, v, heavy, found, cluster, keep)
+    inputs = (grad, kept, out, q, k, v, heavy, exists, cluster, keep)
     program = backward_program(key_of(*inputs), target_of(q.device), m, block, reach, scale)
     q_grad, k_grad, v_grad = program(*inputs)
     return q_grad, k_grad, v_grad
@@ -187,7 +187,7 @@ def backward_program(
     return program
 
 
-def _fake_backward(grad, q, k, v, heavy, found, cluster, keep, out, kept, m, block, reach, scale):
+def _fake_backward(grad, q, k, v, heavy, exists, cluster, keep, out, kept, m, block, reach, scale):
     return empty_like(q), empty_like(k), empty_like(v)
 
 
@@ -210,6 +210,6 @@ def _stage_inputs(
     program: Program, inputs: Sequence[Any], m: int, block: int, reach: int, scale: float
 ) -> NearFarInputs:
     """The inputs that all stages share."""
-    q, k, v, heavy, found, cluster, keep = inputs
+    q, k, v, heavy, exists, cluster, keep = inputs
     first = None if keep is None else stages.first_real(program, keep)
-    return NearFarInputs(program, q, k, v, m, scale, heavy, found, cluster, first, block, reach)
+    return NearFarInputs(program, q, k, v, m, scale, heavy, exists, cluster, first, block, reach)

@@ -21,7 +21,7 @@ class NearFarInputs(ProgramInputs):
     """Tensors and sizes that all stages share; keys and values are zeros where they are not real."""
 
     heavy: Slot  # (b, h, g) Positions of the heavy keys
-    found: Slot  # (b, h, g) Whether each of them exists, as bytes
+    exists: Slot  # (b, h, g) Whether each of them exists, as bytes
     cluster: Slot  # (b, h, s) The cluster of each key as int32; m for heavy keys and keys that are not real
     first: Slot | None  # (b,) Position of the first real token as int32; None if it is always 0
     block: int  # Queries of a block; 0 if no tokens are near

@@ -50,17 +50,17 @@ def near_far_with_positions(
 
 def _inputs(program: Program, tensors: list, block: int, reach: int, scale: float) -> tuple[NearFarInputs, Totals]:
     """The inputs that all stages share, and those of the clusters."""
-    q, k, v, strip, means, values, weights, heavy, found, cluster = tensors
-    x = NearFarInputs(program, q, k, v, means.shape[2], scale, heavy, found, cluster, None, block, reach, strip)
+    q, k, v, strip, means, values, weights, heavy, exists, cluster = tensors
+    x = NearFarInputs(program, q, k, v, means.shape[2], scale, heavy, exists, cluster, None, block, reach, strip)
     return x, Totals(means, values, weights)
 
 
 def _forward(
     q: Tensor, k: Tensor, v: Tensor, strip: Tensor, means: Tensor, values: Tensor, weights: Tensor, heavy: Tensor,
-    found: Tensor, cluster: Tensor, block: int, reach: int, scale: float
+    exists: Tensor, cluster: Tensor, block: int, reach: int, scale: float
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """The output, and the normalisers of the queries."""
-    inputs = (q, k, v, strip, means, values, weights, heavy, found, cluster)
+    inputs = (q, k, v, strip, means, values, weights, heavy, exists, cluster)
     logs, out = forward_program(key_of(*inputs), target_of(q.device), block, reach, scale)(*inputs)
     return out.flatten(0, 1), logs
 
@@ -80,11 +80,11 @@ def forward_program(
 
 def _backward_pass(
     grad: Tensor, q: Tensor, k: Tensor, v: Tensor, strip: Tensor, means: Tensor, values: Tensor, weights: Tensor,
-    heavy: Tensor, found: Tensor, cluster: Tensor, out: Tensor, logs: Tensor, block: int, reach: int, scale: float
+    heavy: Tensor, exists: Tensor, cluster: Tensor, out: Tensor, logs: Tensor, block: int, reach: int, scale: float
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     """Gradients of q, k, v, strip, means, values and weights."""
     grad, out = (x.contiguous().unflatten(0, q.shape[:2]) for x in (grad, out))
-    inputs = (grad, logs, out, q, k, v, strip, means, values, weights, heavy, found, cluster)
+    inputs = (grad, logs, out, q, k, v, strip, means, values, weights, heavy, exists, cluster)
     program = backward_program(key_of(*inputs), target_of(q.device), block, reach, scale)
     of_heavy, q_grad, of_means, of_values, of_weights, near, k_grad, v_grad = program(*inputs)
     of_strip = _of_window(near.sum(dim=(0, 1)), reach, strip.shape[1] // 2)
@@ -130,12 +130,12 @@ def _of_heavy(scores: Tensor, heavy: Tensor, furthest: int) -> Tensor:
     between = torch.arange(1 - furthest, furthest, device=scores.device)[:, None]
     queries = heavy[:, :, None] - between
     exists = (queries >= 0) & (queries < scores.shape[2])
-    found = scores.gather(2, torch.where(exists, queries, 0))
-    near = torch.where(exists, found, 0.0).sum(dim=(0, 3))
+    near = scores.gather(2, torch.where(exists, queries, 0))
+    near = torch.where(exists, near, 0.0).sum(dim=(0, 3))
     return torch.cat([sides[0][:, None], near, sides[1][:, None]], dim=1)
 
 
-def _fake(q, k, v, strip, means, values, weights, heavy, found, cluster, block, reach, scale):
+def _fake(q, k, v, strip, means, values, weights, heavy, exists, cluster, block, reach, scale):
     return v.new_empty((v.shape[0] * v.shape[1], *v.shape[2:])), q.new_empty(
         (*q.shape[:3], 2), dtype=accumulator(q.dtype)
     )

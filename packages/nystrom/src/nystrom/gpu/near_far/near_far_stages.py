@@ -63,7 +63,7 @@ def store_heavy(x: NearFarInputs, sums: tuple[Slot, Slot], k_grad: Slot, v_grad:
     x.program.launch(
         near_far_heavy,
         -(-x.heavy.shape[2] // JOINED_ROWS) * x.sizes.BH,
-        *(*sums, x.heavy, x.found, k_grad.tokens, v_grad.tokens, sums[0].shape[0], x.sizes, _joining(x)),
+        *(*sums, x.heavy, x.exists, k_grad.tokens, v_grad.tokens, sums[0].shape[0], x.sizes, _joining(x)),
     )
 
 
@@ -85,7 +85,7 @@ def attend(x: NearFarInputs, out: Slot, of: Totals, logs: Slot, left: Slot | Non
     x.program.launch(
         near_far_forward,
         x.sizes.BH * x.blocks * x.parts,
-        *(x.q.tokens, x.k.tokens, x.v.tokens, x.heavy, x.found, x.cluster, x.first, *of),
+        *(x.q.tokens, x.k.tokens, x.v.tokens, x.heavy, x.exists, x.cluster, x.first, *of),
         *(out.tokens, logs, left if x.block else None, x.strip, x.sizes, x.constants(walk=True)),
         **x.options(walk=True),
     )
@@ -97,7 +97,7 @@ def queries(x: NearFarInputs, of: Totals, out: Slot, logs: Slot, grad: Slot, of_
     x.program.launch(
         near_far_queries,
         x.sizes.BH * x.blocks * x.parts,
-        *(x.q.tokens, x.k.tokens, x.v.tokens, x.heavy, x.found, x.cluster, x.first, *of),
+        *(x.q.tokens, x.k.tokens, x.v.tokens, x.heavy, x.exists, x.cluster, x.first, *of),
         *(out.tokens, logs, grad.tokens, q_grad.tokens, deltas, x.strip, of_heavy, x.sizes, x.constants(walk=True)),
         **x.options(walk=True),
     )
@@ -109,7 +109,7 @@ def shared(x: NearFarInputs, of: Totals | None, logs: Slot, deltas: Slot, grad: 
 
     They are clusters, or the heavy keys if `of` is None; see `nystrom.gpu.near_far.keys`.
     """
-    heavy, keys, values, number = (x.heavy, x.k, x.v, x.found) if of is None else (None, *of)
+    heavy, keys, values, number = (x.heavy, x.k, x.v, x.exists) if of is None else (None, *of)
     (b, h, rows), d, e, constants = number.shape, x.k.shape[-1], x.v.shape[-1], x.constants(near=of is not None)
     row_blocks, tile = -(-rows // x.tiles().block_m), x.block_n
     spans, span = splits(x.blocks * x.parts * tile, b * h * row_blocks, rows, tile, x.device)

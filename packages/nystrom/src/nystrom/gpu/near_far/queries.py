@@ -46,7 +46,7 @@ def _attend(s, values, top, total, total_v, LOW: tl.constexpr, LOW_PRECISION: tl
 
 @triton.jit
 def near_far_forward(
-    q, k, v, heavy, found, cluster, first, means, sums, count, out, logs, left, strip, sizes, C: tl.constexpr
+    q, k, v, heavy, exists, cluster, first, means, sums, count, out, logs, left, strip, sizes, C: tl.constexpr
 ):
     """Outputs, normalisers, and how many far tokens each cluster has for each block."""
     parts = (sizes.SIZE + C.BLOCK_N - 1) // C.BLOCK_N
@@ -74,7 +74,7 @@ def near_far_forward(
     for g in range(0, sizes.G, C.BLOCK_M):
         y = heavy_rows(k, heavy, bh, b, h, g, sizes.G, C.D, C.BLOCK_M, C.BLOCK_D)
         values = heavy_rows(v, heavy, bh, b, h, g, sizes.G, C.E, C.BLOCK_M, C.BLOCK_E).to(C.LOW)
-        number = tl.load(found + bh * sizes.G + g + rows, mask=g + rows < sizes.G, other=0).to(C.ACC)
+        number = tl.load(exists + bh * sizes.G + g + rows, mask=g + rows < sizes.G, other=0).to(C.ACC)
         s = scores_with_bias(x, y, logarithm(number), C)
         place = tl.load(heavy + bh * sizes.G + g + rows, mask=g + rows < sizes.G, other=0)
         s = at_distance(s, strip, h, place[None, :] - positions[:, None], sizes.FURTHEST)
@@ -109,7 +109,7 @@ def _gradient(s, top, log, delta, grads, y, values, LOW: tl.constexpr, LOW_PRECI
 
 @triton.jit
 def near_far_queries(
-    q, k, v, heavy, found, cluster, first, means, sums, count, out, logs, grad, q_grad, deltas, strip, of_heavy, sizes,
+    q, k, v, heavy, exists, cluster, first, means, sums, count, out, logs, grad, q_grad, deltas, strip, of_heavy, sizes,
     C: tl.constexpr
 ):  # fmt: skip
     """Gradients of the queries, and their deltas, which the kernels for keys and values read; if `of_heavy` is
@@ -146,7 +146,7 @@ def near_far_queries(
     for g in range(0, sizes.G, C.BLOCK_M):
         y = heavy_rows(k, heavy, bh, b, h, g, sizes.G, C.D, C.BLOCK_M, C.BLOCK_D)
         values = heavy_rows(v, heavy, bh, b, h, g, sizes.G, C.E, C.BLOCK_M, C.BLOCK_E).to(C.LOW)
-        number = tl.load(found + bh * sizes.G + g + rows, mask=g + rows < sizes.G, other=0).to(C.ACC)
+        number = tl.load(exists + bh * sizes.G + g + rows, mask=g + rows < sizes.G, other=0).to(C.ACC)
         s = scores_with_bias(x, y, logarithm(number), C)
         place = tl.load(heavy + bh * sizes.G + g + rows, mask=g + rows < sizes.G, other=0)
         s = at_distance(s, strip, h, place[None, :] - positions[:, None], sizes.FURTHEST)

@@ -64,13 +64,13 @@ def near_far_joined(key_sums, value_sums, counts, keys, values, number, ROWS, SP
 
 
 @triton.jit
-def near_far_heavy(key_sums, value_sums, heavy, found, k_grad, v_grad, SPANS, sizes, C: tl.constexpr):
+def near_far_heavy(key_sums, value_sums, heavy, exists, k_grad, v_grad, SPANS, sizes, C: tl.constexpr):
     """Write the gradients of a block of heavy keys, and of their values, to their positions."""
     blocks = (sizes.G + C.BLOCK_M - 1) // C.BLOCK_M
     bh, g = tl.program_id(0) // blocks, tl.program_id(0) % blocks * C.BLOCK_M
     rows = g + tl.arange(0, C.BLOCK_M)
     positions = tl.load(heavy + bh * sizes.G + rows, mask=rows < sizes.G, other=0)
-    there = tl.load(found + bh * sizes.G + rows, mask=rows < sizes.G, other=0) != 0
+    there = tl.load(exists + bh * sizes.G + rows, mask=rows < sizes.G, other=0) != 0
     total = _added(key_sums, bh * sizes.G + g, sizes.G - g, sizes.BH * sizes.G, SPANS, C.D, C.ACC, C.BLOCK_M, C.BLOCK_D)
     store_rows(k_grad, bh // sizes.H, bh % sizes.H, positions, total, there, C.D, C.BLOCK_M, C.BLOCK_D)
     total = _added(

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -9,7 +10,7 @@ from transformers import PreTrainedModel
 
 from nystrom.attention.heads import AttentionHeads
 from nystrom.attention.method_names import NO_ATTENTION
-from nystrom.attention.options import NearFarOptions
+from nystrom.attention.plan import PLAN, plan_of_options
 from nystrom.attention.registry import METHODS
 from nystrom.evaluation import evaluating
 from nystrom.models.encoder import EncoderPreTrainedModel
@@ -74,10 +75,7 @@ def compare(
 
 def _exact_up_to(model: PreTrainedModel) -> int:
     """The most tokens of which some layer's attention is exact by its option `exact_up_to`."""
-    if not isinstance(model, EncoderPreTrainedModel):
-        return NearFarOptions().exact_up_to if method_of(model) == "near_far" else 0
-    options = [module.options for module in model.modules() if isinstance(module, AttentionHeads)]
-    return max((getattr(each, "exact_up_to", 0) for each in options), default=0)
+    return max((getattr(options, "exact_up_to", 0) for _, options in methods_of(model)), default=0)
 
 
 def _of_real_tokens(x: Tensor, mask: Tensor, model: PreTrainedModel) -> Tensor:
@@ -117,6 +115,17 @@ def method_of(model: PreTrainedModel) -> str:
     if isinstance(model, EncoderPreTrainedModel):
         return model.config.attention
     return str(model.config._attn_implementation)
+
+
+def methods_of(model: PreTrainedModel) -> list[tuple[str, Any]]:
+    """The methods of a model's layers, with their options; for a model of transformers as its configuration says."""
+    if heads := [module for module in model.modules() if isinstance(module, AttentionHeads)]:
+        return [(module.method, module.options) for module in heads]
+    method, options = method_of(model), dict(getattr(model.config, "attention_options", None) or {})
+    layers = plan_of_options(options).layers if method == PLAN else [(method, options)]
+    kinds = [(METHODS[name].options, name, options) for name, options in layers if name in METHODS]
+    # Which layers are exact is no option of a method.
+    return [(name, kind(**{x: options[x] for x in options if x != "exact_layers"})) for kind, name, options in kinds]
 
 
 def longest(model: PreTrainedModel) -> int | None:

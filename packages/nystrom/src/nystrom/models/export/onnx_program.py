@@ -25,12 +25,13 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
-from nystrom.attention.heads import AttentionHeads
-from nystrom.attention.onnx_operator import DOMAIN, onnx_loops
+from nystrom.attention.onnx_operator import DOMAIN, OPERATORS, check_operator, onnx_loops
+from nystrom.attention.shared_graph import shared_graphs
 from nystrom.evaluation import evaluating
 from nystrom.landmarks import for_onnx
-from nystrom.models.export.comparison import OutputEntries, compare, example, longest, method_of
-from nystrom.models.export.words import IN_WORDS_OF_ONNX
+from nystrom.models.export.comparison import OutputEntries, compare, example, longest, method_of, methods_of
+from nystrom.models.export.shared_graphs import put_in
+from nystrom.models.export.words import put_into_words
 from nystrom.models.heads.pairs import EncoderForPairClassification
 from nystrom.progress import Progress
 from nystrom.temporary import temporary_folder
@@ -105,8 +106,9 @@ def export_onnx(
         to: The file, which must not exist yet.
         opset: ONNX opset version, 18 to 22; None uses torch's default.
         token_type_ids: Add token_type_ids as an input; otherwise all tokens belong to the first segment.
-        loops: Write near_far as one operator for each layer, which onnxruntime runs as fast as torch does by the loops
-            of `nystrom.native`. Only a session that has registered `nystrom.native.onnx_library()` can load the file.
+        loops: Write near_far and nystrom as one operator for each layer, which onnxruntime runs as fast as torch does
+            by the loops of `nystrom.native`. Only a session that has registered `nystrom.native.onnx_library()` can
+            load the file.
         check: Run the file with onnxruntime, and compare it with the model.
 
     Raises:
@@ -123,11 +125,18 @@ def export_onnx(
         Progress("export", 3 + check, unit="steps") as progress,
         temporary_folder(to) as around,
     ):
-        with progress.doing("tracing the model"), for_onnx(), onnx_loops() if loops else nullcontext():
-            program = export_program(model, token_type_ids=token_type_ids)
-        written = _in_onnx(program, model, progress, opset_version=opset, input_names=inputs, output_names=outputs)
+
+        def write(program: torch.export.ExportedProgram, **names: Any) -> torch.onnx.ONNXProgram:
+            return _in_onnx(program, model, opset_version=opset, **names)
+
+        with for_onnx(), onnx_loops() if loops else nullcontext():
+            with progress.doing("tracing the model"), shared_graphs() as computations:
+                program = export_program(model, token_type_ids=token_type_ids)
+            with progress.doing("translating it to ONNX"), _quiet():
+                written = write(program, input_names=inputs, output_names=outputs)
+                put_in(written, computations, write)
         if loops and all(node.domain != DOMAIN for node in written.model.graph):
-            raise ValueError("loops is True, but no layer of the model has near_far self-attention: leave it out.")
+            _refuse_loops()
         partial = around / to.name
         with progress.doing("writing the file"):
             _name_axes(written)
@@ -152,16 +161,11 @@ def export_onnx(
     return Exported(to, inputs, outputs, megabytes, runs, difference)
 
 
-def _in_onnx(
-    program: torch.export.ExportedProgram, model: PreTrainedModel, progress: Progress, **options: Any
-) -> torch.onnx.ONNXProgram:
+def _in_onnx(program: torch.export.ExportedProgram, model: PreTrainedModel, **options: Any) -> torch.onnx.ONNXProgram:
     """The program in the words of ONNX; ValueError if it has none for some operation."""
     try:
-        with _quiet(), progress.doing("translating it to ONNX"):
-            if _lacks_words(program):
-                # Another trace, as long as the first.
-                program = program.run_decompositions(IN_WORDS_OF_ONNX)
-            written = torch.onnx.export(program, (), dynamo=True, verbose=False, **options)
+        put_into_words(program)
+        written = torch.onnx.export(program, (), dynamo=True, verbose=False, **options)
     except torch.onnx.OnnxExporterError as error:
         raise ValueError(
             f"attention {method_of(model)!r} with {_options_of(model)} cannot be written as ONNX "
@@ -169,12 +173,6 @@ def _in_onnx(
         ) from error
     assert written is not None, "torch.onnx.export gives a program where no file is named"
     return written
-
-
-def _lacks_words(program: torch.export.ExportedProgram) -> bool:
-    """Whether some operation has no ONNX form of its own, in the program or in what it calls."""
-    graphs = [module.graph for module in program.graph_module.modules() if isinstance(module, torch.fx.GraphModule)]
-    return any(node.target in IN_WORDS_OF_ONNX for graph in graphs for node in graph.nodes)
 
 
 def _options_of(model: PreTrainedModel) -> Mapping[str, Any]:
@@ -204,20 +202,24 @@ def _check_onnx(model: PreTrainedModel, opset: int | None, *, runs: bool, loops:
             raise ValueError(f"ONNX needs the package {package}, which is not installed: pip install 'nystrom[onnx]'.")
     if model.dtype != torch.float32:
         raise ValueError(f"the model is in {model.dtype}; expected torch.float32: call model.float() first.")
-    if not loops and method_of(model) == "near_far" and _options_of(model).get("num_selected"):
-        _refuse_selected(_options_of(model)["num_selected"])
-    # Read the modules rather than the config: each layer may have a method of its own.
-    for heads in (module for module in model.modules() if isinstance(module, AttentionHeads)):
-        options = heads.options
+    methods = methods_of(model)
+    if loops and not any(method in OPERATORS for method, _ in methods):
+        _refuse_loops()
+    for method, options in methods:
+        if loops and method in OPERATORS:
+            check_operator(method, options)
         if getattr(options, "pinv", "iterative") != "iterative":
             raise ValueError(
                 f"pinv is {options.pinv!r}, but ONNX has neither a solver nor singular values: use 'iterative', or "
                 "export_program."
             )
-        if loops or heads.method != "near_far":
+        if loops or method != "near_far":
             continue
         if options.num_selected:
-            _refuse_selected(options.num_selected)
+            raise ValueError(
+                f"num_selected is {options.num_selected}, whose choice is not in ONNX: use 0, loops=True (--loops), or "
+                "export_program."
+            )
         if not options.num_heavy:
             raise ValueError(
                 "num_heavy is 0, but onnxruntime cannot reshape near_far's empty set of heavy keys: use 1 or "
@@ -225,9 +227,9 @@ def _check_onnx(model: PreTrainedModel, opset: int | None, *, runs: bool, loops:
             )
 
 
-def _refuse_selected(count: int) -> NoReturn:
+def _refuse_loops() -> NoReturn:
     raise ValueError(
-        f"num_selected is {count}, whose choice is not in ONNX: use 0, loops=True (--loops), or export_program."
+        f"loops is True, but no layer of the model has self-attention by {' or '.join(OPERATORS)}: leave it out."
     )
 
 

@@ -8,8 +8,8 @@
 | distances (`cdist`) | the roots of sums over squared differences |
 | `>>` of signed numbers | a division that rounds down; ONNX shifts unsigned ones only |
 
-The table is for `ExportedProgram.run_decompositions`, applied to a program before it is written as ONNX. It traces
-again, so searches for the place of a token take their form in the first trace (`nystrom.landmarks.for_onnx`).
+A program is put into these words before it is written as ONNX. Searches for the place of a token take their form in its
+trace (`nystrom.landmarks.for_onnx`).
 """
 
 from collections.abc import Callable
@@ -17,6 +17,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.fx import GraphModule, Node, Proxy
+from torch.fx.node import map_arg
+from torch.fx.proxy import GraphAppendingTracer
 
 
 def _count_smaller(
@@ -35,7 +38,7 @@ def _sort(
 
 
 def _remainder(self: Tensor, other: int | float) -> Tensor:
-    return torch.remainder(self, torch.full((), other, dtype=self.dtype, device=self.device))
+    return torch.remainder(self, self.new_full((), other))
 
 
 def _shift(self: Tensor, other: int) -> Tensor:
@@ -55,3 +58,24 @@ IN_WORDS_OF_ONNX: dict[Any, Callable[..., Any]] = {
     _aten.cdist.default: _distances,
     _aten.__rshift__.Scalar: _shift,
 }
+
+
+def put_into_words(program: torch.export.ExportedProgram) -> None:
+    """Replace these operations in the graph of a program and in those that it calls, without another trace.
+
+    `torch.onnx.export` traces the program once more, and finds the shapes of what replaces them.
+    """
+    for module in program.graph_module.modules():
+        if not isinstance(module, GraphModule):
+            continue
+        as_proxy = _as_proxy(GraphAppendingTracer(module.graph))
+        for node in [node for node in module.graph.nodes if node.target in IN_WORDS_OF_ONNX]:
+            with module.graph.inserting_before(node):
+                given, named = map_arg(node.args, as_proxy), map_arg(node.kwargs, as_proxy)
+                node.replace_all_uses_with(IN_WORDS_OF_ONNX[node.target](*given, **named).node)
+            module.graph.erase_node(node)
+        module.recompile()
+
+
+def _as_proxy(tracer: GraphAppendingTracer) -> Callable[[Node], Any]:
+    return lambda node: Proxy(node, tracer)

@@ -17,7 +17,7 @@ from nystrom.json_files import read_json, read_json_array
 from nystrom.models.files.config_file import OWN_TYPE
 from nystrom.sums import CARD
 from nystrom.temporary import temporary_folder
-from nystrom.whole_files import check_folder, check_fresh, write_whole
+from nystrom.whole_files import check_folder, check_fresh, share_weights, write_whole
 
 _TOKENIZER_CONFIG = "tokenizer_config.json"
 _CARD_TEXT = """# A model with attention of nystrom
@@ -61,6 +61,7 @@ def fresh_folder(to: Path) -> Iterator[Path]:
     check_folder(to.parent)
     with temporary_folder(to) as partial:
         yield partial
+        share_weights(partial)
         check_fresh(to)
         if to.is_dir():
             to.rmdir()

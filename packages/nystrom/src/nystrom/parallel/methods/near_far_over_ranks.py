@@ -88,7 +88,7 @@ class _Mine(NamedTuple):
 
     heavy: Int[Tensor, "b h g"]  # Places of the heavy keys among the rank's own keys
     owned: Bool[Tensor, "b h g"]  # Which of them the rank holds
-    found: Bool[Tensor, "b h g"]  # Which of them exist
+    exists: Bool[Tensor, "b h g"]  # Which of them exist
     # The cluster of each of its keys, 0 ... m - 1; m for heavy keys and keys that are not real.
     cluster: Int[Tensor, "b h s"]
 
@@ -104,9 +104,9 @@ def _choose(
     """Heavy keys and clusters, see `nystrom.attention.parts.clusters`."""
     m, real = options.num_clusters, keys.keep[:, None]
     k = k - middle_of_some(take(ranks, keys, k, places_of_middle(keys.count)))
-    positions, found = _heaviest(ranks, keys, segment_means(ranks, queries, q, QUERY_MEANS), k, options)
+    positions, exists = _heaviest(ranks, keys, segment_means(ranks, queries, q, QUERY_MEANS), k, options)
     place = (positions - keys.start).clamp(0, k.shape[2] - 1)
-    owned = found & (place == positions - keys.start) & real.expand(-1, k.shape[1], -1).gather(2, place)
+    owned = exists & (place == positions - keys.start) & real.expand(-1, k.shape[1], -1).gather(2, place)
     free = real & (torch.zeros_like(k[..., 0], dtype=torch.long).scatter_add(2, place, owned.long()) == 0)
     centres = segment_means(ranks, keys, k, m)
     filled = torch.arange(m, device=k.device) < keys.count[:, None]
@@ -119,7 +119,7 @@ def _choose(
         sizes = cluster_sizes(sample, cluster, m)[..., None]
         sums = ranks.sum(torch.cat([cluster_sums(sample, cluster, m), sizes], dim=-1))
         centres = torch.where(sums[..., -1:] > 0, sums[..., :-1] / sums[..., -1:].clamp(min=1), centres)
-    return _Mine(place, owned, found, torch.where(free, nearest_cluster(k, centres, filled), m))
+    return _Mine(place, owned, exists, torch.where(free, nearest_cluster(k, centres, filled), m))
 
 
 def _heaviest(
@@ -149,9 +149,9 @@ def _far_keys(
     heavy, sums = both.split((options.num_heavy, m), dim=2)
     heavy_keys, heavy_values, _ = heavy.split((k.shape[-1], v.shape[-1], 1), dim=-1)
     keys, values, sizes = sums.split((k.shape[-1], v.shape[-1], 1), dim=-1)
-    count = open_where_empty(sizes[..., 0].detach(), mine.found)
+    count = open_where_empty(sizes[..., 0].detach(), mine.exists)
     means = keys / count.clamp(min=1)[..., None]
-    return FarKeys(heavy_keys, heavy_values, mine.found, count, means, values)
+    return FarKeys(heavy_keys, heavy_values, mine.exists, count, means, values)
 
 
 def _blocks(
