@@ -51,7 +51,8 @@ class _Once(nn.Module):
 def _program_of(computation: Computation) -> torch.export.ExportedProgram:
     examples, axes = [], []
     for dtype, sizes in computation.inputs:
-        examples.append(torch.ones([x.size if isinstance(x, DynamicAxis) else x for x in sizes], dtype=dtype))
+        shape = [x.size if isinstance(x, DynamicAxis) else x for x in sizes]
+        examples.append(torch.ones(shape, dtype=dtype, device="cpu"))
         axes.append({place: _dynamic(x) for place, x in enumerate(sizes) if isinstance(x, DynamicAxis)})
     return torch.export.export(_Once(computation).eval(), tuple(examples), dynamic_shapes=(tuple(axes),))
 
