@@ -287,6 +287,12 @@ def test_loops_without_a_method_that_has_an_operator_are_refused(tmp_path, no_tr
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.parametrize("loops", [True, False])
+def test_an_option_that_a_method_does_not_have_is_refused(loops, tmp_path, no_trace):
+    with pytest.raises(ValueError, match=r"in config.attention_options 'num_heavie' is unknown.*'num_heavy'"):
+        export_onnx(make_bert("near_far", num_heavie=3), tmp_path / "model.onnx", loops=loops)
+
+
 @pytest.mark.parametrize("make", [make_ours, make_bert])
 @pytest.mark.parametrize(
     ("method", "option", "value"),

@@ -182,7 +182,7 @@ def _of_rows(file: Path, most: int) -> str:
                 break
     except ValueError as error:
         # Commands that read prose have no option for the name of the field.
-        problem = str(error).rpartition(":")[0]
+        problem = str(error).rpartition(":")[0] or error
         raise ValueError(f"{problem}: write the texts to a text file, a blank line between them.") from error
     return text
 

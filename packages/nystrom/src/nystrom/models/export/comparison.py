@@ -1,6 +1,7 @@
 """Comparison of an ONNX file with the model that it was exported from, on inputs other than those of the export."""
 
 from collections.abc import Sequence
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from nystrom.attention.heads import AttentionHeads
 from nystrom.attention.method_names import NO_ATTENTION
 from nystrom.attention.plan import PLAN, plan_of_options
 from nystrom.attention.registry import METHODS
+from nystrom.checks import check_names
 from nystrom.evaluation import evaluating
 from nystrom.models.encoder import EncoderPreTrainedModel
 from nystrom.models.heads.pairs import EncoderForPairClassification
@@ -118,14 +120,25 @@ def method_of(model: PreTrainedModel) -> str:
 
 
 def methods_of(model: PreTrainedModel) -> list[tuple[str, Any]]:
-    """The methods of a model's layers, with their options; for a model of transformers as its configuration says."""
+    """The methods of a model's layers, with their options; for a model of transformers as its configuration says.
+
+    Raises:
+        ValueError: An option of the configuration that its method does not have.
+    """
     if heads := [module for module in model.modules() if isinstance(module, AttentionHeads)]:
         return [(module.method, module.options) for module in heads]
     method, options = method_of(model), dict(getattr(model.config, "attention_options", None) or {})
     layers = plan_of_options(options).layers if method == PLAN else [(method, options)]
-    kinds = [(METHODS[name].options, name, options) for name, options in layers if name in METHODS]
     # Which layers are exact is no option of a method.
-    return [(name, kind(**{x: options[x] for x in options if x != "exact_layers"})) for kind, name, options in kinds]
+    chosen = [
+        (name, {x: value for x, value in given.items() if x != "exact_layers"})
+        for name, given in layers
+        if name in METHODS
+    ]
+    for name, given in chosen:
+        known = {entry.name for entry in fields(METHODS[name].options)}
+        check_names(f"option of {name} in config.attention_options", given, known)
+    return [(name, METHODS[name].options(**given)) for name, given in chosen]
 
 
 def longest(model: PreTrainedModel) -> int | None:
